@@ -1,0 +1,21 @@
+"""Reinforce-Ada for TRL: GRPO that keeps sampling the prompts that would have taught nothing."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_config import AdaGRPOConfig
+    from .ada_grpo_trainer import AdaGRPOTrainer
+
+__version__ = "0.1.0"
+__all__ = ["AdaGRPOConfig", "AdaGRPOTrainer"]
+
+_MODULES = {"AdaGRPOConfig": ".ada_grpo_config", "AdaGRPOTrainer": ".ada_grpo_trainer"}
+
+
+def __getattr__(name: str):
+    # Loaded on first use, so that `ada_trl.core` can be imported without TRL.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ada_trl' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

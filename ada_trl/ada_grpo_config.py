@@ -1,0 +1,236 @@
+"""Configuration of the AdaGRPOTrainer."""
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from .core import ExitCondition
+
+
+_CHOICES = {
+    "adaptive_sampling": ("seq-balance", "seq-pos", "uniform"),
+    "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
+    "unresolved": ("keep", "mask"),
+}
+
+
+@dataclass
+class AdaGRPOConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`AdaGRPOTrainer`].
+
+    This class includes only the parameters that are specific to
+    [Reinforce-Ada](https://huggingface.co/papers/2510.04996). For everything else please refer to the
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`] documentation. Note that default values in this class
+    may differ from those in [`~trl.GRPOConfig`].
+
+    Parameters:
+        > Parameters that control the sampling
+
+        adaptive_sampling (`str`, *optional*, defaults to `"seq-balance"`):
+            Which rollouts to draw. Possible values are:
+
+                - `"seq-balance"`: rounds of `samples_per_round` rollouts until a prompt has `min_positives` positives
+                  and `min_negatives` negatives.
+                - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
+                - `"uniform"`: exactly `num_generations` per prompt and GRPO's advantages: the same weights as
+                  [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything then, except that
+                  `positive_threshold` and `exit_reward` are used for the `ada/` metrics.
+
+        samples_per_round (`int`, *optional*):
+            M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
+            `None`, twice `num_generations`, the paper's ratio.
+        max_rounds (`int`, *optional*, defaults to `4`):
+            N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
+            `samples_per_round * max_rounds` rollouts.
+        min_positives (`int`, *optional*):
+            K_pos, the positives that resolve a prompt. If `None`, 1 for `"seq-pos"` and `num_generations // 2` for
+            `"seq-balance"`.
+        min_negatives (`int`, *optional*):
+            K_neg, the negatives that resolve a prompt, for `"seq-balance"` only. If `None`, `num_generations` minus
+            `num_generations // 2`.
+        positive_threshold (`float`, *optional*, defaults to `0.7`):
+            A rollout is positive when its signal is strictly greater.
+        exit_reward (`str`, *optional*):
+            Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
+            diversity. If `None`, the signal is the weighted total reward.
+
+        > Parameters that control the advantages
+
+        prompt_weighting (`str`, *optional*, defaults to `"inverse_sqrt"`):
+            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂) or
+            `"none"` (1). The pass rate is clamped below at 1 / pool size.
+        selection_correction (`bool`, *optional*, defaults to `False`):
+            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the expected
+            gradient is the weight times ∇p. The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the
+            weight.
+        unresolved (`str`, *optional*, defaults to `"keep"`):
+            What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
+            the batch as GRPO does, where it dilutes a token-mean loss; `"mask"` takes it out of the loss and out of
+            its token count.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
+    > - `num_generations`: Defaults to `4` instead of `8`.
+    > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. `"group"` divides by the standard deviation of the
+    >   prompt's whole pool, `"batch"` by that of all pools.
+    > - `epsilon_high`: Defaults to `0.28` instead of `None`.
+    """
+
+    # Parameters whose default values are overridden from GRPOConfig
+    num_generations: int | None = field(
+        default=4,
+        metadata={"help": "Number of rollouts per prompt that are trained on (n)."},
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={
+            "help": "Scaling of the advantages: `'none'`, `'group'` (standard deviation of the prompt's whole pool) or "
+            "`'batch'` (standard deviation over all pools). With `adaptive_sampling='uniform'`, as in GRPO."
+        },
+    )
+    epsilon_high: float | None = field(
+        default=0.28,
+        metadata={"help": "Upper-bound epsilon of the clipped ratio; the lower bound is `epsilon`."},
+    )
+
+    # Parameters that control the sampling
+    adaptive_sampling: str = field(
+        default="seq-balance",
+        metadata={
+            "help": "Which rollouts to draw: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
+            "`'seq-pos'` (rounds until it has positives) or `'uniform'` (plain GRPO, bit for bit).",
+            "choices": list(_CHOICES["adaptive_sampling"]),
+        },
+    )
+    samples_per_round: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rollouts drawn per round for every prompt still active (M), at least `num_generations`. If "
+            "`None`, twice `num_generations`."
+        },
+    )
+    max_rounds: int = field(
+        default=4,
+        metadata={"help": "Rounds after which a prompt is unresolved (N)."},
+    )
+    min_positives: int | None = field(
+        default=None,
+        metadata={
+            "help": "Positives that resolve a prompt. If `None`, 1 for `'seq-pos'`, `num_generations // 2` for "
+            "`'seq-balance'`."
+        },
+    )
+    min_negatives: int | None = field(
+        default=None,
+        metadata={
+            "help": "Negatives that resolve a prompt, for `'seq-balance'` only. If `None`, `num_generations` minus "
+            "`num_generations // 2`."
+        },
+    )
+    positive_threshold: float = field(
+        default=0.7,
+        metadata={"help": "A rollout is positive when its signal is strictly greater."},
+    )
+    exit_reward: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name of the reward function whose unweighted value is the signal. If `None`, the weighted total "
+            "reward."
+        },
+    )
+
+    # Parameters that control the advantages
+    prompt_weighting: str = field(
+        default="inverse_sqrt",
+        metadata={
+            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate) "
+            "or `'none'`.",
+            "choices": list(_CHOICES["prompt_weighting"]),
+        },
+    )
+    selection_correction: bool = field(
+        default=False,
+        metadata={"help": "Whether to correct the advantages for the balanced selection of the group."},
+    )
+    unresolved: str = field(
+        default="keep",
+        metadata={
+            "help": "Unresolved prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the "
+            "loss and its token count (`'mask'`).",
+            "choices": list(_CHOICES["unresolved"]),
+        },
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, choices))}.")
+        if self.scale_rewards not in ("none", "group", "batch"):
+            raise ValueError(f"scale_rewards ({self.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+        if self.adaptive_sampling == "uniform":
+            return
+        self._refuse_unsupported()
+        if self.samples_per_round is None:
+            self.samples_per_round = 2 * self.num_generations
+        if self.samples_per_round < self.num_generations:
+            raise ValueError(
+                f"samples_per_round ({self.samples_per_round}) must be at least num_generations "
+                f"({self.num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
+                "lower num_generations, or leave samples_per_round unset for twice num_generations."
+            )
+        if self.max_rounds < 1:
+            raise ValueError(f"max_rounds ({self.max_rounds}) must be at least 1.")
+        self._check_quotas()
+
+    def _check_quotas(self):
+        if self.adaptive_sampling == "seq-pos" and self.min_negatives is not None:
+            raise ValueError(
+                f"min_negatives ({self.min_negatives}) has no effect with adaptive_sampling='seq-pos', which counts "
+                "positives only. Use adaptive_sampling='seq-balance' or leave min_negatives unset."
+            )
+        for name in ("min_positives", "min_negatives"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1.")
+        exit_condition = self.exit_condition
+        quota, cap = exit_condition.min_positives + exit_condition.min_negatives, self.max_samples_per_prompt
+        if quota > cap:
+            raise ValueError(
+                f"min_positives ({exit_condition.min_positives}) + min_negatives ({exit_condition.min_negatives}) can "
+                f"never be reached within samples_per_round ({self.samples_per_round}) * max_rounds "
+                f"({self.max_rounds}) = {cap} rollouts. Lower the quotas or raise max_rounds."
+            )
+
+    def _refuse_unsupported(self):
+        if self.use_vllm:
+            raise ValueError(
+                f"use_vllm=True is not supported with adaptive_sampling={self.adaptive_sampling!r} yet. Set "
+                "use_vllm=False (generation runs through transformers; use_transformers_continuous_batching=True is "
+                "supported), or adaptive_sampling='uniform' for plain GRPO with vLLM."
+            )
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} is not supported with "
+                f"adaptive_sampling={self.adaptive_sampling!r} yet. Use 'sum_then_normalize', or "
+                "adaptive_sampling='uniform'."
+            )
+
+    @property
+    def exit_condition(self) -> ExitCondition:
+        """What resolves a prompt. For `"uniform"`: one positive and one negative (used for metrics only)."""
+        half = self.num_generations // 2
+        if self.adaptive_sampling == "uniform":
+            return ExitCondition(1, 1)
+        if self.adaptive_sampling == "seq-pos":
+            return ExitCondition(1 if self.min_positives is None else self.min_positives)
+        return ExitCondition(
+            half if self.min_positives is None else self.min_positives,
+            self.num_generations - half if self.min_negatives is None else self.min_negatives,
+        )
+
+    @property
+    def max_samples_per_prompt(self) -> int:
+        """Hard cap on the rollouts of a prompt in one step."""
+        return self.samples_per_round * self.max_rounds

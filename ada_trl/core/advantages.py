@@ -1,0 +1,83 @@
+"""What advantage each selected rollout gets."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from .pool import Pool, Rollout
+
+
+PromptWeighting = Literal["inverse_sqrt", "inverse", "none"]
+
+STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
+
+
+def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) -> float:
+    """
+    The prompt's weight f'(p̂): the part of a non-linear objective J_f = E[f(p(x))] that is paid in the gradient
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v3).
+
+    | `weighting` | f'(p) | |
+    |---|---|---|
+    | `"none"` | 1 | Algorithm 2; f(p) = p |
+    | `"inverse_sqrt"` | p^(−1/2) | the hybrid: the other half of 1/p is paid in samples |
+    | `"inverse"` | 1/p | f(p) = log p |
+
+    The pass rate is clamped below at 1 / `pool_size`, so the weight is at most √`pool_size` or `pool_size`. A NaN
+    pass rate (nothing was scored) weighs 1; all advantages are 0 then.
+    """
+    if weighting == "none" or math.isnan(pass_rate):
+        return 1.0
+    clamped = max(pass_rate, 1 / pool_size)
+    return clamped**-0.5 if weighting == "inverse_sqrt" else 1 / clamped
+
+
+def group_advantages(
+    pool: Pool,
+    group: Sequence[Rollout],
+    *,
+    weighting: PromptWeighting = "inverse_sqrt",
+    std: float | None = None,
+    selection_correction: bool = False,
+) -> list[float]:
+    """
+    A_i = c_i · w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of the **whole pool** and r_i the real reward.
+
+    With n/2 positives and n/2 negatives selected, the paper's form (c_i = 1) follows [(1−p)² + p²] / (2p(1−p)) · ∇p
+    instead of ∇p. `selection_correction` multiplies the k₊ selected positives by p̂·n/k₊ and the k₋ negatives by
+    (1−p̂)·n/k₋, which restores ∇p. A side that is absent from the group cannot be corrected for.
+
+    Args:
+        pool (`Pool`):
+            Everything the prompt drew.
+        group (`Sequence[Rollout]`):
+            The n selected rollouts.
+        weighting (`str`, *optional*, defaults to `"inverse_sqrt"`):
+            See [`prompt_weight`].
+        std (`float`, *optional*):
+            σ to divide by; `None` does not divide.
+        selection_correction (`bool`, *optional*, defaults to `False`):
+            Whether to correct for the balanced selection.
+
+    Returns:
+        `list[float]`: one advantage per selected rollout; exactly 0 for unscored rollouts and for a pool whose scored
+        rewards are all equal.
+    """
+    if pool.is_uniform:
+        return [0.0] * len(group)
+    baseline = pool.mean
+    scale = prompt_weight(pool.pass_rate, pool.scored, weighting)
+    if std is not None:
+        scale /= std + STD_EPSILON
+    positive_factor = negative_factor = 1.0
+    if selection_correction:
+        kept_positives = sum(pool.is_positive(rollout) for rollout in group)
+        kept_negatives = sum(pool.is_scored(rollout) for rollout in group) - kept_positives
+        positive_factor = pool.pass_rate * len(group) / max(kept_positives, 1)
+        negative_factor = (1 - pool.pass_rate) * len(group) / max(kept_negatives, 1)
+    return [
+        scale * (positive_factor if pool.is_positive(rollout) else negative_factor) * (rollout.reward - baseline)
+        if pool.is_scored(rollout)
+        else 0.0
+        for rollout in group
+    ]

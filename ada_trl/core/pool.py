@@ -1,0 +1,108 @@
+"""What one prompt has drawn in one step, with its real rewards."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Rollout(NamedTuple):
+    """
+    A completion and its reward. The completion itself stays with whoever generated it.
+
+    Args:
+        draw (`int`):
+            Position in the prompt's sampling schedule, from 0: round × samples per round + index within the round. It
+            identifies the rollout inside its pool, whatever order rollouts arrived in.
+        reward (`float`):
+            Weighted total reward; NaN if no reward function scored the completion.
+        signal (`float`):
+            What decides between positive and negative: the total reward, or one named reward function.
+        rewards (`tuple[float, ...]`):
+            One reward per reward function, unweighted; NaN where a function returned `None`.
+        source (`Any`, *optional*):
+            Where the completion can be fetched from; opaque here.
+    """
+
+    draw: int
+    reward: float
+    signal: float
+    rewards: tuple[float, ...] = ()
+    source: Any = None
+
+
+class Pool:
+    """
+    All rollouts of one prompt in one step, and the statistics that the advantages are computed from.
+
+    Statistics use the real rewards, ignore NaN, and are summed exactly (`math.fsum`), so they do not depend on the
+    order of arrival. A rollout whose signal or reward is NaN is *unscored*: neither positive nor negative, but it
+    counts towards the size.
+
+    Args:
+        positive_threshold (`float`):
+            A rollout is positive when its signal is strictly greater.
+    """
+
+    def __init__(self, positive_threshold: float, rollouts: Iterable[Rollout] = ()):
+        self.positive_threshold = positive_threshold
+        self.rollouts: list[Rollout] = []
+        self.positives = 0
+        self.negatives = 0
+        for rollout in rollouts:
+            self.add(rollout)
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def add(self, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
+        if self.is_positive(rollout):
+            self.positives += 1
+        elif self.is_scored(rollout):
+            self.negatives += 1
+
+    def is_scored(self, rollout: Rollout) -> bool:
+        return not (math.isnan(rollout.signal) or math.isnan(rollout.reward))
+
+    def is_positive(self, rollout: Rollout) -> bool:
+        return self.is_scored(rollout) and rollout.signal > self.positive_threshold
+
+    @property
+    def scored(self) -> int:
+        """Number of rollouts that are positive or negative."""
+        return self.positives + self.negatives
+
+    @property
+    def scored_rewards(self) -> list[float]:
+        return [rollout.reward for rollout in self.rollouts if self.is_scored(rollout)]
+
+    @property
+    def pass_rate(self) -> float:
+        """p̂ = positives / scored rollouts; NaN if nothing was scored."""
+        return self.positives / self.scored if self.scored else math.nan
+
+    @property
+    def mean(self) -> float:
+        """r̄, the mean reward of the whole pool (the baseline); NaN if nothing was scored."""
+        rewards = self.scored_rewards
+        return math.fsum(rewards) / len(rewards) if rewards else math.nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the rewards with Bessel's correction, as in TRL; 0 for fewer than two."""
+        rewards = self.scored_rewards
+        return sample_std(rewards)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all scored rewards are equal, so that no rollout can carry an advantage (signal collapse)."""
+        rewards = self.scored_rewards
+        return not rewards or min(rewards) == max(rewards)
+
+
+def sample_std(values: list[float]) -> float:
+    """Standard deviation with Bessel's correction, summed exactly; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,49 @@
+"""Which rollouts of a pool the update sees."""
+
+import numpy as np
+
+from .pool import Pool, Rollout
+
+
+def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> list[Rollout]:
+    """
+    Downsample a pool to the balanced group that is trained on (Algorithm 2 of
+    [Reinforce-Ada](https://huggingface.co/papers/2510.04996), "oversample – downsample").
+
+    `num_generations // 2` positives and the rest negatives, each drawn uniformly without replacement; a side that is
+    short is topped up from the other, and unscored rollouts are taken only when nothing else is left. The choice
+    depends on the seed and on the set of rollouts, never on the order in which they arrived: picking the first
+    finished would favour short completions.
+
+    Args:
+        pool (`Pool`):
+            At least `num_generations` rollouts.
+        num_generations (`int`):
+            n, the size of the group.
+        seed (`tuple[int, ...]`):
+            Non-negative integers, for example (run seed, step, prompt).
+
+    Returns:
+        `list[Rollout]`: `num_generations` rollouts in order of draw.
+
+    Raises:
+        `ValueError`: if the pool is smaller than the group.
+    """
+    if len(pool) < num_generations:
+        raise ValueError(
+            f"A pool of {len(pool)} rollouts cannot fill a group of num_generations ({num_generations}). Draw at least "
+            "num_generations rollouts per prompt."
+        )
+    rollouts = sorted(pool.rollouts, key=lambda rollout: rollout.draw)
+    order = np.random.default_rng(seed).permutation(len(rollouts))
+    shuffled = [rollouts[i] for i in order]
+    positives = [rollout for rollout in shuffled if pool.is_positive(rollout)]
+    negatives = [rollout for rollout in shuffled if pool.is_scored(rollout) and not pool.is_positive(rollout)]
+    unscored = [rollout for rollout in shuffled if not pool.is_scored(rollout)]
+
+    half = num_generations // 2
+    num_positives = min(len(positives), max(half, num_generations - len(negatives)))
+    num_negatives = min(len(negatives), num_generations - num_positives)
+    group = positives[:num_positives] + negatives[:num_negatives]
+    group += unscored[: num_generations - len(group)]
+    return sorted(group, key=lambda rollout: rollout.draw)

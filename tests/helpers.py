@@ -1,0 +1,65 @@
+"""Tiny models, data and rewards that need no download."""
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+from recipes.arithmetic.task import build_tokenizer
+
+
+PROMPTS = ["1+2=", "31+4=", "5+55=", "7+8="]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer()
+
+
+def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
+    """A randomly initialised Qwen2 of a few thousand parameters."""
+    set_seed(seed)
+    tokenizer = tiny_tokenizer()
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def prompt_dataset(repeats: int = 4) -> Dataset:
+    return Dataset.from_dict({"prompt": PROMPTS * repeats})
+
+
+def even_reward(completions: list[str], **kwargs) -> list[float]:
+    """Deterministic, and about half of random completions earn it."""
+    return [float(sum(map(ord, completion)) % 2 == 0) for completion in completions]
+
+
+def length_reward(completions: list[str], **kwargs) -> list[float]:
+    return [len(completion) / 10 for completion in completions]
+
+
+# Arguments of every training run in the tests: CPU, quiet, quick.
+QUICK = {
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 5,
+    "max_steps": 2,
+    "learning_rate": 0.01,
+    "logging_steps": 1,
+    "report_to": "none",
+    "save_strategy": "no",
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "seed": 3,
+}
