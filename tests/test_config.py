@@ -1,0 +1,144 @@
+"""Bad input gets an error that names both values and the remedy, at construction."""
+
+import pytest
+from datasets import Dataset, IterableDataset
+from trl import GRPOConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.core import ExitCondition
+
+from .helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+def config(**overrides):
+    return AdaGRPOConfig("unused", **QUICK | overrides)
+
+
+def test_defaults_follow_the_paper():
+    args = config()
+    assert (args.adaptive_sampling, args.num_generations, args.samples_per_round, args.max_rounds) == (
+        "seq-balance",
+        4,
+        8,
+        4,
+    )
+    assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
+    assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
+    assert args.max_samples_per_prompt == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, ExitCondition(2, 2)),
+        ({"num_generations": 8}, ExitCondition(4, 4)),
+        ({"num_generations": 5, "per_device_train_batch_size": 10}, ExitCondition(2, 3)),
+        ({"min_positives": 1, "min_negatives": 3}, ExitCondition(1, 3)),
+        ({"adaptive_sampling": "seq-pos"}, ExitCondition(1, 0)),
+        ({"adaptive_sampling": "seq-pos", "min_positives": 3}, ExitCondition(3, 0)),
+    ],
+)
+def test_exit_conditions(overrides, expected):
+    assert config(**overrides).exit_condition == expected
+
+
+def test_samples_per_round_grows_with_the_group():
+    assert config(num_generations=8, per_device_train_batch_size=16).samples_per_round == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"adaptive_sampling": "est"}, r"adaptive_sampling \('est'\) must be one of 'seq-balance'"),
+        ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
+        ({"unresolved": "drop"}, r"unresolved \('drop'\) must be one of 'keep', 'mask'"),
+        ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),
+        ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
+        ({"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
+        ({"min_positives": 0}, r"min_positives \(0\) must be at least 1"),
+        ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
+        ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
+        ({"adaptive_sampling": "seq-pos", "min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
+        ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
+        ({"use_vllm": True}, r"use_vllm=True is not supported .*adaptive_sampling='uniform'"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, r"multi_objective_aggregation=.*sum_then_normalize"),
+    ],
+)
+def test_invalid_fields(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        config(**overrides)
+
+
+def test_uniform_refuses_nothing_that_grpo_accepts():
+    config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
+
+
+def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
+    return AdaGRPOTrainer(
+        tiny_model(),
+        reward_funcs,
+        config() if args is None else args,
+        prompt_dataset() if dataset is None else dataset,
+        processing_class=tiny_tokenizer(),
+        **kwargs,
+    )
+
+
+def test_unknown_exit_reward():
+    with pytest.raises(ValueError, match=r"exit_reward \('accuracy'\) .* has 'even_reward', 'length_reward'"):
+        build(config(exit_reward="accuracy"), [even_reward, length_reward])
+
+
+def test_ambiguous_exit_reward():
+    with pytest.raises(ValueError, match="exactly one reward function"):
+        build(config(exit_reward="even_reward"), [even_reward, even_reward])
+
+
+def test_plain_grpo_config_is_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"needs an AdaGRPOConfig .* got GRPOConfig. Replace GRPOConfig\(…\)"):
+        build(GRPOConfig("unused", **QUICK))
+
+
+def test_data_set_without_prompts():
+    with pytest.raises(ValueError, match="no column 'prompt' .*'question', 'answer'.*rename_column"):
+        build(dataset=Dataset.from_dict({"question": ["1+1="] * 8, "answer": ["2"] * 8}))
+
+
+def test_streaming_data_set_without_known_columns_is_not_refused():
+    def rows():
+        yield from ({"prompt": prompt} for prompt in prompt_dataset()["prompt"])
+
+    trainer = build(dataset=IterableDataset.from_generator(rows))
+    trainer.train()
+    assert trainer.state.global_step == QUICK["max_steps"]
+
+
+def test_no_reward_function():
+    with pytest.raises(ValueError, match="at least one function in `reward_funcs`"):
+        build(reward_funcs=[])
+
+
+def test_rollout_func_is_refused_but_not_in_uniform_mode():
+    def rollout(prompts, trainer):
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="rollout_func is not supported with adaptive_sampling='seq-balance'"):
+        build(rollout_func=rollout)
+    assert build(config(adaptive_sampling="uniform"), rollout_func=rollout).rollout_func is rollout
+
+
+def test_reward_function_that_returns_the_wrong_count():
+    trainer = build(reward_funcs=lambda completions, **kwargs: [1.0])
+    with pytest.raises(ValueError, match="returned 1 rewards, but 16 were expected"):
+        trainer.train()
+
+
+def test_default_args_are_adaptive(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = tiny_model()
+    model.config._name_or_path = "org/tiny"
+    trainer = AdaGRPOTrainer(
+        model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer()
+    )
+    assert isinstance(trainer.args, AdaGRPOConfig)
+    assert trainer.args.output_dir.endswith("tiny-AdaGRPO")

@@ -1,0 +1,379 @@
+"""The trainer end to end on a tiny model: what reaches the loss, what is logged, resume, cards."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from peft import LoraConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from .helpers import PROMPTS, QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+
+
+class ScriptedRewards:
+    """Deals out rewards per prompt in order of sampling: a draw's reward does not depend on its completion."""
+
+    __name__ = "scripted"
+
+    def __init__(self, **scripts):
+        self.scripts = {prompt: list(rewards) for prompt, rewards in scripts.items()}
+        self.calls = []
+
+    def __call__(self, prompts, completions, **kwargs):
+        self.calls.append(list(prompts))
+        return [self.scripts[prompt].pop(0) for prompt in prompts]
+
+
+class Recorder(AdaGRPOTrainer):
+    """Keeps what reaches the loss."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.batches = [*getattr(self, "batches", []), output]
+        return output
+
+
+def build(tmp_path, reward_funcs=even_reward, dataset=None, model=None, peft_config=None, eval_dataset=None, **overrides):
+    return Recorder(
+        model or tiny_model(),
+        reward_funcs,
+        AdaGRPOConfig(str(tmp_path), **QUICK | overrides),
+        prompt_dataset() if dataset is None else dataset,
+        eval_dataset,
+        tiny_tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def prompts_of(batch):
+    return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+
+
+def logs_of(trainer):
+    return [logs for logs in trainer.state.log_history if "reward" in logs]
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_type_moves_every_parameter(loss_type, tmp_path):
+    trainer = build(tmp_path, loss_type=loss_type, epsilon_high=5.0 if loss_type == "cispo" else 0.28)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+        assert parameter.isfinite().all(), name
+    for logs in trainer.state.log_history:
+        # A minimum over completions that ended is 0/0 in TRL too when none did; everything else must be finite.
+        assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
+
+
+def test_every_loss_type_is_covered():
+    from trl import GRPOConfig
+
+    listed = GRPOConfig.__doc__.split("loss_type (`str`")[1].split("mask_truncated_completions")[0]
+    assert {name for name in LOSS_TYPES if f'`"{name}"`' in listed} == set(LOSS_TYPES)
+    assert listed.count('\n                - `"') == len(LOSS_TYPES)
+
+
+def test_lora_trains_the_adapter_only(tmp_path):
+    trainer = build(tmp_path, peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), max_steps=3)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, before[name]) != ("lora_" in name), name
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"steps_per_generation": 2},
+        {"num_iterations": 2},
+        {"num_generations": 3, "per_device_train_batch_size": 6},
+        {"beta": 0.1},
+        {"use_transformers_continuous_batching": True},
+    ],
+    ids=lambda overrides: "-".join(overrides) or "plain",
+)
+def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
+    trainer = build(tmp_path, max_steps=3, **overrides)
+    trainer.train()
+    n = trainer.num_generations
+    for batch in trainer.batches:
+        prompts = prompts_of(batch)
+        assert len(prompts) == trainer.args.generation_batch_size
+        for i in range(0, len(prompts), n):
+            assert len(set(prompts[i : i + n])) == 1
+        assert batch["advantages"].shape == (len(prompts),)
+        assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
+def test_a_step_line_by_line(tmp_path):
+    """One prompt resolves at once, one in round 2, the others never; rewards are ±1 so that the baseline matters."""
+    scripts = {
+        "1+2=": [1, -1, 1, -1],
+        "31+4=": [-1, -1, -1, -1, 1, 1, -1, -1],
+        "5+55=": [1] * 12,
+        "7+8=": [-1] * 12,
+    }
+    rewards = ScriptedRewards(**scripts)
+    trainer = build(
+        tmp_path,
+        rewards,
+        prompt_dataset(1),
+        per_device_train_batch_size=16,
+        max_steps=1,
+        samples_per_round=4,
+        max_rounds=3,
+    )
+    trainer.train()
+
+    rounds = [sorted(set(call), key=PROMPTS.index) for call in rewards.calls]
+    assert rounds == [PROMPTS, PROMPTS[1:], PROMPTS[2:]]
+    assert all(call.count(prompt) == 4 for call in rewards.calls for prompt in set(call))
+
+    (batch,) = trainer.batches
+    advantages = dict.fromkeys(PROMPTS, ())
+    for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
+        advantages[prompt] += (round(advantage, 4),)
+    assert sorted(advantages["1+2="]) == pytest.approx([-(2**0.5)] * 2 + [2**0.5] * 2, abs=1e-3)
+    assert sorted(advantages["31+4="]) == [-1, -1, 3, 3]  # mean −1/2, pass rate 1/4: ×2
+    assert advantages["5+55="] == advantages["7+8="] == (0, 0, 0, 0)
+
+    (logs,) = logs_of(trainer)
+    first_round = torch.tensor([1, -1, 1, -1] + [-1] * 4 + [1] * 4 + [-1] * 4, dtype=torch.float32)
+    assert logs["reward"] == logs["rewards/scripted/mean"] == pytest.approx(first_round.mean().item())
+    assert logs["reward_std"] == logs["rewards/scripted/std"] == pytest.approx(first_round.std().item())
+    assert logs["frac_reward_zero_std"] == logs["ada/zero_signal/first_round"] == 0.75
+    assert logs["ada/zero_signal/final"] == 0.5
+    assert logs["ada/samples_per_prompt/mean"] == (4 + 8 + 12 + 12) / 4
+    assert [logs[f"ada/active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 2]
+
+
+def test_tokens_are_counted_once(tmp_path):
+    class Counting(ScriptedRewards):
+        tokens = prompt_tokens = 0
+
+        def __call__(self, prompts, completions, completion_ids, **kwargs):
+            self.tokens += sum(map(len, completion_ids))
+            self.prompt_tokens += sum(map(len, prompts))
+            return super().__call__(prompts, completions)
+
+    rewards = Counting(**{prompt: [0] * 32 for prompt in PROMPTS})
+    trainer = build(tmp_path, rewards, prompt_dataset(1), per_device_train_batch_size=16, max_steps=1)
+    trainer.train()
+    (logs,) = logs_of(trainer)
+    assert len(rewards.calls) == 4 and len(rewards.calls[0]) == 32
+    assert logs["ada/tokens/generated"] == rewards.tokens
+    assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == rewards.tokens + rewards.prompt_tokens
+    trained = trainer.batches[0]["completion_mask"].sum().item()
+    assert logs["ada/tokens/discarded"] == rewards.tokens - trained
+
+
+def test_never_more_than_the_cap(tmp_path):
+    rewards = ScriptedRewards(**{prompt: [0] * 1000 for prompt in PROMPTS})
+    trainer = build(tmp_path, rewards, per_device_train_batch_size=4, max_steps=3, samples_per_round=5, max_rounds=2)
+    trainer.train()
+    assert [len(call) for call in rewards.calls] == [5, 5] * 3
+    assert all(logs["ada/samples_per_prompt/max"] == 10 for logs in logs_of(trainer))
+
+
+def test_duplicate_prompts_in_one_batch_have_separate_pools(tmp_path):
+    dataset = prompt_dataset(1).select([0, 0])
+    rewards = ScriptedRewards(**{"1+2=": [1, 1, 0, 0] + [0] * 4 + [1, 1, 0, 0]})
+    trainer = build(tmp_path, rewards, dataset, max_steps=1, samples_per_round=4)
+    trainer.train()
+    assert [len(call) for call in rewards.calls] == [8, 4]
+
+
+def test_none_rewards(tmp_path):
+    scripts = {"1+2=": [None] * 8, "31+4=": [1, None, 0, 0, 1, None, None, None], "5+55=": [1, 0] * 4}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        samples_per_round=4,
+        max_rounds=2,
+    )
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    (batch,) = trainer.batches
+    for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
+        assert (advantage == 0) == (prompt == "1+2=")
+    assert logs_of(trainer)[0]["ada/unresolved/unscored"] == pytest.approx(1 / 3)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
+    trainer = build(
+        tmp_path,
+        [even_reward, length_reward],
+        exit_reward="even_reward",
+        reward_weights=[1.0, 10.0],
+        max_steps=1,
+    )
+    seen = []
+    plan = trainer._plan_update
+    trainer._plan_update = lambda pools, *args: seen.extend(pools) or plan(pools, *args)
+    trainer.train()
+    for pool in seen:
+        for rollout in pool.rollouts:
+            even, length = rollout.rewards
+            assert rollout.signal == even
+            assert rollout.reward == pytest.approx(even + 10 * length)
+            assert pool.is_positive(rollout) == (even == 1.0)
+
+
+def test_columns_reach_the_reward_function_in_every_round(tmp_path):
+    dataset = prompt_dataset(1).add_column("answer", [f"answer to {prompt}" for prompt in PROMPTS])
+    calls = []
+
+    def reward(prompts, completions, answer, trainer_state, **kwargs):
+        calls.append(trainer_state.global_step)
+        assert answer == [f"answer to {prompt}" for prompt in prompts]
+        return [0.0] * len(prompts)
+
+    build(tmp_path, reward, dataset, max_steps=1).train()
+    assert len(calls) == 4
+
+
+def test_async_reward_functions(tmp_path):
+    async def asynchronous(completions, **kwargs):
+        return even_reward(completions)
+
+    trainer = build(tmp_path, [even_reward, asynchronous])
+    trainer.train()
+    for logs in logs_of(trainer):
+        assert logs["rewards/asynchronous/mean"] == logs["rewards/even_reward/mean"] == logs["reward"] / 2
+
+
+@pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
+def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
+    scripts = {"1+2=": [1, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1, 1, 0, 0]}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1]),
+        max_steps=1,
+        samples_per_round=4,
+        prompt_weighting="none",
+        scale_rewards=scale_rewards,
+    )
+    trainer.train()
+    (batch,) = trainer.batches
+    everything = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])
+    for prompt, mean in (("1+2=", 0.25), ("31+4=", 0.5)):
+        pool = torch.tensor(scripts_of(prompt))
+        std = {"none": 1.0, "group": pool.std() + 1e-4, "batch": everything.std() + 1e-4}[scale_rewards]
+        rows = [i for i, p in enumerate(prompts_of(batch)) if p == prompt]
+        expected = sorted([(1 - mean) / std] * 2 + [-mean / std] * 2)
+        assert sorted(batch["advantages"][rows].tolist()) == pytest.approx([float(e) for e in expected])
+
+
+def scripts_of(prompt):
+    return {"1+2=": [1.0, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1.0, 1, 0, 0]}[prompt]
+
+
+def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
+    def run(unresolved):
+        scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
+        trainer = build(
+            tmp_path,
+            ScriptedRewards(**scripts),
+            prompt_dataset(1).select([0, 1]),
+            max_steps=1,
+            unresolved=unresolved,
+            max_completion_length=5,
+        )
+        trainer.train()
+        return trainer.batches[0]
+
+    keep, mask = run("keep"), run("mask")
+    lengths = keep["completion_mask"].sum(dim=1)
+    resolved = torch.tensor([prompt == "1+2=" for prompt in prompts_of(keep)])
+    assert keep["num_items_in_batch"] == lengths.sum()
+    assert torch.equal(mask["completion_mask"].sum(dim=1), lengths * resolved)
+    assert mask["num_items_in_batch"] == lengths[resolved].sum()
+    assert 0 < mask["num_items_in_batch"] < keep["num_items_in_batch"]
+    assert torch.equal(keep["advantages"], mask["advantages"])
+
+
+def test_everything_masked_is_survived(tmp_path):
+    trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), unresolved="mask")
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
+    def reward(prompts, completions, log_extra, log_metric, **kwargs):
+        log_extra("reversed", [completion[::-1] for completion in completions])
+        log_metric("rows", len(prompts))
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, log_completions=True, num_completions_to_print=1, max_steps=1)
+    trainer.train()
+    (batch,) = trainer.batches
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    decoded = tiny_tokenizer().batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    assert table["completion"].tolist() == decoded
+    assert table["prompt"].tolist() == prompts_of(batch)
+    assert table["advantage"].tolist() == pytest.approx(batch["advantages"].tolist())
+    assert table["reversed"].tolist() == [completion[::-1] for completion in decoded]
+    assert table["reward"].tolist() == even_reward(decoded)
+    assert logs_of(trainer)[0]["rows"] == 16  # of the first round
+
+
+def test_log_extra_of_the_wrong_length_is_refused(tmp_path):
+    def reward(completions, log_extra, **kwargs):
+        log_extra("column", [0])
+        return even_reward(completions)
+
+    with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 16 completions"):
+        build(tmp_path, reward).train()
+
+
+def test_evaluation_is_untouched(tmp_path):
+    calls = []
+
+    def reward(prompts, completions, **kwargs):
+        calls.append(len(prompts))
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, eval_dataset=prompt_dataset(1), num_generations_eval=2)
+    metrics = trainer.evaluate()
+    assert sum(calls) == len(PROMPTS) * 2
+    assert "eval_reward" in metrics
+    assert not any("ada/" in name for name in metrics)
+
+
+def test_resume_continues_as_if_never_stopped(tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    whole = build(tmp_path / "whole", **options)
+    whole.train()
+    resumed = build(tmp_path / "resumed", model=tiny_model(seed=9), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for (name, expected), actual in zip(
+        whole.model.named_parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(expected, actual), name
+    expected, actual = (
+        {k: v for k, v in logs_of(trainer)[-1].items() if "time" not in k} for trainer in (whole, resumed)
+    )
+    assert expected == actual
+
+
+def test_model_card_cites_reinforce_ada(tmp_path):
+    trainer = build(tmp_path)
+    trainer.create_model_card("tiny")
+    card = (tmp_path / "README.md").read_text()
+    assert "2510.04996" in card and "xiong2025reinforceada" in card and "reinforce-ada" in card
