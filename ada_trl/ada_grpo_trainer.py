@@ -245,7 +245,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
     def _plan_update(
-        self, pools: list[Pool], groups: list[list[Rollout]], first_round_rewards: torch.Tensor, stats: dict[str, float]
+        self,
+        pools: list[Pool],
+        groups: list[list[Rollout]],
+        first_round_rewards: torch.Tensor,
+        stats: dict[str, float],
     ) -> _Replay:
         args = self.args
         stds: list[float | None] = [None] * len(pools)

@@ -35,6 +35,12 @@ def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
     )
 
 
+def saved_tiny_model(directory) -> Qwen2ForCausalLM:
+    """The same from a checkpoint on disk, from which TRL can build a reference model."""
+    tiny_model().save_pretrained(directory)
+    return Qwen2ForCausalLM.from_pretrained(directory)
+
+
 def prompt_dataset(repeats: int = 4) -> Dataset:
     return Dataset.from_dict({"prompt": PROMPTS * repeats})
 

@@ -137,8 +137,6 @@ def test_default_args_are_adaptive(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = tiny_model()
     model.config._name_or_path = "org/tiny"
-    trainer = AdaGRPOTrainer(
-        model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer()
-    )
+    trainer = AdaGRPOTrainer(model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer())
     assert isinstance(trainer.args, AdaGRPOConfig)
     assert trainer.args.output_dir.endswith("tiny-AdaGRPO")

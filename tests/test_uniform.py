@@ -7,7 +7,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from .helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from .helpers import QUICK, even_reward, length_reward, prompt_dataset, saved_tiny_model, tiny_model, tiny_tokenizer
 
 
 TIMINGS = ("runtime", "per_second", "step_time")
@@ -18,7 +18,7 @@ def train(trainer_class, config_class, tmp_path, peft_config=None, **overrides):
         str(tmp_path), **QUICK | {"num_generations": 4, "scale_rewards": "group", "epsilon_high": 0.25} | overrides
     )
     trainer = trainer_class(
-        tiny_model(),
+        saved_tiny_model(tmp_path / "model"),
         [even_reward, length_reward],
         args,
         prompt_dataset(),
@@ -47,9 +47,7 @@ def test_uniform_is_grpo_bit_for_bit(overrides, tmp_path):
 
     initial = dict(tiny_model().named_parameters())
     moved = 0
-    for (name, expected), (_, actual) in zip(
-        grpo.model.named_parameters(), ada.model.named_parameters(), strict=True
-    ):
+    for (name, expected), (_, actual) in zip(grpo.model.named_parameters(), ada.model.named_parameters(), strict=True):
         assert torch.equal(expected, actual), name
         moved += name not in initial or not torch.equal(expected, initial[name])
     assert moved > 0

@@ -2,21 +2,24 @@
 Integer addition with mixed digit counts: a reinforcement learning task that needs no download.
 
 `python -m recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems) and
-`base/` (a Qwen2 model of about one million parameters, pretrained until it solves short sums and mostly fails long
-ones), which the configurations in this folder train on.
+`base/` (a Qwen2 model of 163 thousand parameters, pretrained until its pass rates spread from 0 to 1), which the
+configurations in this folder start from.
 """
 
 import argparse
 import random
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.utils.data import DataLoader, RandomSampler
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 
 CHARACTERS = "0123456789+="
-MAX_DIGITS = 5
+MAX_DIGITS = 4
 MAX_ANSWER_TOKENS = MAX_DIGITS + 2  # one carry and the end-of-sequence token
 
 
@@ -30,9 +33,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, hidden_size: int = 128, num_layers: int = 5, seed: int = 0
+    tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, num_layers: int = 3, seed: int = 0
 ) -> Qwen2ForCausalLM:
-    """A randomly initialised Qwen2 (1.0 million parameters with the default sizes)."""
+    """A randomly initialised Qwen2 (163 thousand parameters with the default sizes)."""
     set_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -70,56 +73,61 @@ def exact_match(completions: list[str], answer: list[str], **kwargs) -> list[flo
     return [float(completion == expected) for completion, expected in zip(completions, answer, strict=True)]
 
 
-def pretrain(output_dir: str, steps: int, seed: int = 0) -> None:
-    """Supervised learning on random sums (completion-only loss), saved to `output_dir`."""
-    from trl import SFTConfig, SFTTrainer
-
+def pretrain(output_dir: Path, steps: int, seed: int = 0, batch_size: int = 64, learning_rate: float = 4e-3) -> None:
+    """Supervised learning on random sums, loss on the answers only, saved to `output_dir`."""
     tokenizer = build_tokenizer()
-    batch_size = 256
-    dataset = problems(steps * batch_size // 4, seed=seed + 1)
-    trainer = SFTTrainer(
-        model=build_model(tokenizer, seed=seed),
-        args=SFTConfig(
-            output_dir=output_dir,
-            max_steps=steps,
-            per_device_train_batch_size=batch_size,
-            learning_rate=2e-3,
-            lr_scheduler_type="cosine",
-            warmup_steps=20,
-            adam_beta2=0.98,
-            logging_steps=50,
-            gradient_checkpointing=False,
-            bf16=False,
-            save_strategy="no",
-            report_to="none",
-            seed=seed,
-        ),
-        train_dataset=dataset.map(lambda row: {"completion": row["answer"]}, remove_columns=["answer", "digits"]),
-        processing_class=tokenizer,
+    model = build_model(tokenizer, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.05)
+    rows = problems(12_000, seed=seed + 1)
+    batches = DataLoader(
+        list(zip(rows["prompt"], rows["answer"], strict=True)),
+        batch_size=batch_size,
+        sampler=RandomSampler(rows, replacement=True, num_samples=steps * batch_size),
+        collate_fn=lambda pairs: collate(tokenizer, pairs),
     )
-    trainer.train()
-    trainer.save_model(output_dir)
+    for batch in tqdm(batches, desc="Pretraining the base model", unit="step"):
+        model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+
+
+def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> dict[str, torch.Tensor]:
+    """Prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    prompts, answers = zip(*pairs, strict=True)
+    texts = [prompt + answer + tokenizer.eos_token for prompt, answer in pairs]
+    batch = tokenizer(list(texts), padding=True, padding_side="right", return_tensors="pt")
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)  # one token per character
+    in_prompt = torch.arange(batch["input_ids"].size(1)) < prompt_lengths
+    labels = batch["input_ids"].masked_fill(in_prompt | (batch["attention_mask"] == 0), -100)
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
+
+
+def prepare(output_dir: Path, steps: int = 2000, num_train: int = 4096, num_test: int = 256, seed: int = 0) -> None:
+    """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
+    dataset = problems(num_train + num_test, seed=seed + 1000)
+    (output_dir / "data").mkdir(parents=True, exist_ok=True)
+    dataset.select(range(num_test)).to_json(output_dir / "data" / "test.jsonl")
+    dataset.select(range(num_test, len(dataset))).to_json(output_dir / "data" / "train.jsonl")
+    # The tokenizer is written last, so an interrupted pretraining is not taken for a finished one.
+    if (output_dir / "base" / "tokenizer.json").exists():
+        print(f"Using the base model in {output_dir / 'base'}.")
+    else:
+        pretrain(output_dir / "base", steps, seed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", default="outputs/arithmetic", help="Where to write data/ and base/.")
-    parser.add_argument("--steps", type=int, default=700, help="Pretraining steps of 256 sums.")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/arithmetic"), help="For data/ and base/.")
+    parser.add_argument("--steps", type=int, default=2000, help="Pretraining steps of 64 sums.")
     parser.add_argument("--num_train", type=int, default=4096, help="Training problems.")
     parser.add_argument("--num_test", type=int, default=256, help="Held-out problems.")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-
-    output_dir = Path(args.output_dir)
-    dataset = problems(args.num_train + args.num_test, seed=args.seed + 1000)
-    data_dir = output_dir / "data"
-    data_dir.mkdir(parents=True, exist_ok=True)
-    dataset.select(range(args.num_test)).to_json(data_dir / "test.jsonl")
-    dataset.select(range(args.num_test, len(dataset))).to_json(data_dir / "train.jsonl")
-    if (output_dir / "base" / "model.safetensors").exists():
-        print(f"Using the base model in {output_dir / 'base'}.")
-    else:
-        pretrain(str(output_dir / "base"), steps=args.steps, seed=args.seed)
+    prepare(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

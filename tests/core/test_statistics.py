@@ -10,8 +10,16 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
-from ada_trl.core import zero_signal_probability
+from ada_trl.core import (
+    ExitCondition,
+    Pool,
+    Rollout,
+    eliminate,
+    group_advantages,
+    prompt_weight,
+    select_group,
+    zero_signal_probability,
+)
 
 
 def close_to(samples, expected):
@@ -113,9 +121,7 @@ def test_paper_form_has_the_stated_effective_weight(p):
 
 def pool_expectation(p, size, value):
     """E over Binomial(size, p) of value(p̂), degenerate pools (no gradient) left out."""
-    return sum(
-        math.comb(size, k) * p**k * (1 - p) ** (size - k) * value(k / size) for k in range(1, size)
-    )
+    return sum(math.comb(size, k) * p**k * (1 - p) ** (size - k) * value(k / size) for k in range(1, size))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
@@ -138,7 +144,10 @@ def pool_expectation_normal(p, size, weighting):
     """The same expectation for a large pool, by sampling-free quadrature over p̂ ± 8 standard deviations."""
     k = np.arange(1, size)
     log_pmf = [
-        math.lgamma(size + 1) - math.lgamma(i + 1) - math.lgamma(size - i + 1) + i * math.log(p)
+        math.lgamma(size + 1)
+        - math.lgamma(i + 1)
+        - math.lgamma(size - i + 1)
+        + i * math.log(p)
         + (size - i) * math.log(1 - p)
         for i in k
     ]

@@ -1,0 +1,157 @@
+"""
+GRPO against Reinforce-Ada on the arithmetic task, from the same base model with the same seed.
+
+`python -m recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
+`report.md`, `curves.png` and `results.json` to `outputs/demo/`.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from transformers import ProgressCallback
+
+from ada_trl.train import build_trainer, parse_args
+
+from .task import prepare
+
+
+RECIPES = Path(__file__).parent
+LABELS = {
+    "grpo-n4": "GRPO n=4",
+    "grpo-n8": "GRPO n=8",
+    "grpo-n16": "GRPO n=16",
+    "seq-pos": "Seq-pos",
+    "seq-balance": "Seq-balance",
+}
+
+
+class CompactProgress(ProgressCallback):
+    """A progress bar with two figures instead of every metric on a line of its own."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
+            self.training_bar.set_postfix(
+                reward=f"{logs['reward']:.2f}", zero_signal=f"{logs['ada/zero_signal/final']:.2f}"
+            )
+
+
+def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
+    """Train one method; returns its summary and curves."""
+    print(f"\n{LABELS[method]}", flush=True)
+    paths = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]
+    paths += [f"--output_dir={task_dir / method}"]
+    trainer = build_trainer(*parse_args(["--config", str(RECIPES / f"{method}.yaml"), *paths, *overrides]))
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(CompactProgress)
+    started = time.perf_counter()
+    trainer.train()
+    return summarise(trainer.state.log_history, trainer.args.logging_steps) | {
+        "method": LABELS[method],
+        "wall_seconds": time.perf_counter() - started,
+    }
+
+
+def summarise(log_history: list[dict], logging_steps: int) -> dict:
+    """Curves and means of a run, all read from its logs. Logged metrics are means over `logging_steps` steps."""
+    train = [logs for logs in log_history if "ada/tokens/generated" in logs]
+    evaluations = [logs for logs in log_history if "eval_reward" in logs]
+
+    def mean(name):
+        return sum(logs[name] for logs in train) / len(train)
+
+    def tokens_until(step):
+        return sum(logs["ada/tokens/generated"] * logging_steps for logs in train if logs["step"] <= step)
+
+    return {
+        "steps": [logs["step"] for logs in evaluations],
+        "accuracy": [logs["eval_reward"] for logs in evaluations],
+        "tokens": [tokens_until(logs["step"]) for logs in evaluations],
+        "zero_signal": mean("ada/zero_signal/final"),
+        "rollouts_per_prompt": mean("ada/samples_per_prompt/mean"),
+        "step_seconds": mean("step_time") * logging_steps * len(train),
+    }
+
+
+def table(results: list[dict]) -> str:
+    header = [
+        "Method",
+        "Accuracy before",
+        "Accuracy after",
+        "Zero-gradient prompts",
+        "Rollouts per prompt",
+        "Generated tokens",
+        "Training seconds",
+    ]
+    rows = [
+        [
+            result["method"],
+            f"{result['accuracy'][0]:.3f}",
+            f"{result['accuracy'][-1]:.3f}",
+            f"{result['zero_signal']:.1%}",
+            f"{result['rollouts_per_prompt']:.1f}",
+            f"{result['tokens'][-1]:,.0f}",
+            f"{result['step_seconds']:.0f}",
+        ]
+        for result in results
+    ]
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def plot(results: list[dict], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axis, x, label in zip(axes, ("steps", "tokens"), ("Optimizer steps", "Generated tokens"), strict=True):
+        for result in results:
+            axis.plot(result[x], result["accuracy"], marker="o", markersize=3.5, label=result["method"])
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("Held-out accuracy (sampled)")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+REPORT = """\
+# Arithmetic demo
+
+Integer addition, 1 to 4 digits; every method starts from the same base model with the same seed and takes
+{steps} optimizer steps of 32 prompts. Accuracy is measured by sampling 4 completions for each of 256 held-out problems,
+which makes its standard error about 0.015. One seed: see it as a demonstration, not as evidence.
+
+{table}
+
+*Zero-gradient prompts*: share of the prompts in a step whose rollouts in the update all have advantage 0, mean over the
+run. *Training seconds* leave evaluation out.
+
+![Accuracy against steps and against generated tokens](curves.png)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=LABELS, default=["grpo-n4", "seq-balance"])
+    parser.add_argument(
+        "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Cached base model and data."
+    )
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
+    args, overrides = parser.parse_known_args()
+
+    prepare(args.task_dir)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    results = [run(method, args.task_dir, overrides) for method in args.methods]
+    report = table(results)
+    (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
+    (args.output_dir / "report.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
+    plot(results, args.output_dir / "curves.png")
+    print(f"\n{report}\n\nWrote {args.output_dir / 'report.md'} and {args.output_dir / 'curves.png'}.")
+
+
+if __name__ == "__main__":
+    main()
