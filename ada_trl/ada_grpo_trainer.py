@@ -55,8 +55,8 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
-        `ValueError`: for an option that adaptive sampling cannot honour, a data set without a `prompt` column, no
-            reward function, or an unknown `exit_reward`.
+        `ValueError`: for an option that adaptive sampling cannot honour, a data set without a `prompt` column, or
+            an unknown `exit_reward`.
 
     Example:
 
@@ -134,8 +134,6 @@ class AdaGRPOTrainer(GRPOTrainer):
                     f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}: {reason}. Use "
                     "adaptive_sampling='uniform' or trl.GRPOTrainer."
                 )
-        if not self.reward_funcs:
-            raise ValueError("Adaptive sampling decides by rewards: pass at least one function in `reward_funcs`.")
 
     # Collect, then replay through the parent: it calls `_generate` once and `_calculate_rewards` once.
 

@@ -1,0 +1,98 @@
+"""
+What the seam relies on in TRL. When a new TRL release breaks something, it should break here first, with a sentence.
+"""
+
+import inspect
+
+import pytest
+import torch
+import trl
+from packaging.version import Version
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import nanstd
+
+from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+def test_version_is_one_that_was_tested():
+    assert Version("1.16.0") <= Version(trl.__version__) < Version("1.17"), (
+        f"TRL {trl.__version__} was never tested. Run the whole suite, then widen the range in setup.cfg and here."
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("_generate_and_score_completions", ["self", "inputs"]),
+        ("_generate", ["self", "prompts"]),
+        ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+    ],
+)
+def test_overridden_methods_have_the_expected_parameters(method, parameters):
+    found = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
+    assert found == parameters, f"AdaGRPOTrainer overrides {method}, whose parameters changed."
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    class Recorder(GRPOTrainer):
+        calls = []
+
+        def _generate(self, prompts):
+            columns = super()._generate(prompts)
+            self.calls.append(("_generate", prompts, columns))
+            return columns
+
+        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            self.calls.append(("_calculate_rewards", inputs, rewards))
+            return rewards
+
+        def _generate_and_score_completions(self, inputs):
+            self.calls.append(("start", inputs))
+            output = super()._generate_and_score_completions(inputs)
+            self.calls.append(("end", output, {k: list(v) for k, v in self._metrics["train"].items()}))
+            return output
+
+    args = GRPOConfig(str(tmp_path_factory.mktemp("contract")), **QUICK | {"num_generations": 4, "max_steps": 1})
+    trainer = Recorder(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    trainer.train()
+    return trainer
+
+
+def test_generation_and_rewards_are_called_once_each_in_this_order(recorded):
+    assert [call[0] for call in recorded.calls] == ["start", "_generate", "_calculate_rewards", "end"]
+
+
+def test_rows_of_a_prompt_are_contiguous(recorded):
+    prompts = recorded.calls[1][1]
+    assert [prompt for prompt in prompts[::4] for _ in range(4)] == prompts
+    assert [row["prompt"] for row in recorded.calls[0][1]] == prompts
+
+
+def test_generation_returns_eight_columns(recorded):
+    columns = recorded.calls[1][2]
+    assert len(columns) == 8, (
+        "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, tool_images"
+    )
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images = columns
+    assert [len(column) for column in (prompt_ids, completion_ids, completions)] == [8, 8, 8]
+    assert (tool_mask, logprobs, extra_fields, images, tool_images) == (None, None, {}, None, [])
+
+
+def test_output_and_metrics_that_are_corrected_exist(recorded):
+    _, output, metrics = recorded.calls[3]
+    assert output["advantages"].shape == (8,)
+    assert output["num_items_in_batch"] == output["completion_mask"].sum()
+    for name in ("reward", "reward_std", "frac_reward_zero_std", "rewards/even_reward/mean", "num_tokens"):
+        assert len(metrics[name]) == 1, f"{name} is no longer logged once per generation."
+    assert len(recorded._logs["advantages"]) == 8
+
+
+def test_private_state_exists(recorded):
+    for name in ("_pending_extra_logs", "_pending_metrics", "_step", "reward_weights", "reward_func_names", "_is_vlm"):
+        assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
+
+
+def test_standard_deviation_has_bessels_correction():
+    torch.testing.assert_close(nanstd(torch.tensor([1.0, 2.0, torch.nan, 4.0])), torch.tensor([1.0, 2.0, 4.0]).std())
