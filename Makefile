@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
+# The models of the demo and the tests are so small that a second thread only waits.
+ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
 .PHONY: demo test lint benchmark clean
 
@@ -15,17 +16,17 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=fa
 	touch $@
 
 demo: .venv/installed
-	$(OFFLINE) $(BIN)/python -m recipes.arithmetic.demo
+	$(ENVIRONMENT) $(BIN)/python -m recipes.arithmetic.demo
 
 test: .venv/installed
-	$(OFFLINE) $(BIN)/python -m pytest
+	$(ENVIRONMENT) $(BIN)/python -m pytest
 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 benchmark: .venv/installed
-	$(OFFLINE) $(BIN)/python benchmarks/overhead.py
+	$(ENVIRONMENT) $(BIN)/python benchmarks/overhead.py
 
 clean:
 	rm -rf .venv outputs

@@ -10,6 +10,7 @@ import pytest
 
 from ada_trl.train import load_reward_funcs, main, parse_args
 from recipes.arithmetic.demo import LABELS, plot, summarise, table
+from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
 
 from .helpers import even_reward
@@ -175,3 +176,18 @@ def test_demo_report(tmp_path):
     assert "| Seq-balance | 0.250 | 0.500 | 37.5% | 10.0 | 2,000 | 30 |" in table(results)
     plot(results, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path / "task", steps=3)
+    options = ["--methods", "grpo-n4", "seq-balance", "--task_dir", str(tmp_path / "task")]
+    options += ["--output_dir", str(tmp_path / "demo"), "--max_steps=2", "--eval_steps=2", "--logging_steps=1"]
+    monkeypatch.setattr(sys, "argv", ["demo", *options, "--use_cpu"])
+    demo()
+    assert "Using the base model" in capsys.readouterr().out
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [result["method"] for result in results] == ["GRPO n=4", "Seq-balance"]
+    assert [result["rollouts_per_prompt"] >= 8 for result in results] == [False, True]
+    report = (tmp_path / "demo" / "report.md").read_text()
+    assert "| Seq-balance |" in report and "2 optimizer steps" in report.replace("\n", " ")
+    assert (tmp_path / "demo" / "curves.png").exists()
