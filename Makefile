@@ -16,7 +16,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 	touch $@
 
 demo: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python -m recipes.arithmetic.demo
+	$(ENVIRONMENT) $(BIN)/python -W ignore::FutureWarning -m recipes.arithmetic.demo
 
 test: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m pytest

@@ -107,7 +107,7 @@ def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) ->
     return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
 
 
-def prepare(output_dir: Path, steps: int = 2000, num_train: int = 4096, num_test: int = 256, seed: int = 0) -> None:
+def prepare(output_dir: Path, steps: int = 1200, num_train: int = 4096, num_test: int = 256, seed: int = 0) -> None:
     """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
     dataset = problems(num_train + num_test, seed=seed + 1000)
     (output_dir / "data").mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def prepare(output_dir: Path, steps: int = 2000, num_train: int = 4096, num_test
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/arithmetic"), help="For data/ and base/.")
-    parser.add_argument("--steps", type=int, default=2000, help="Pretraining steps of 64 sums.")
+    parser.add_argument("--steps", type=int, default=1200, help="Pretraining steps of 64 sums.")
     parser.add_argument("--num_train", type=int, default=4096, help="Training problems.")
     parser.add_argument("--num_test", type=int, default=256, help="Held-out problems.")
     parser.add_argument("--seed", type=int, default=0)
