@@ -70,7 +70,8 @@ def test_invalid_fields(overrides, message):
 
 
 def test_uniform_refuses_nothing_that_grpo_accepts():
-    config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
+    args = config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
+    assert args.use_vllm and args.multi_objective_aggregation == "normalize_then_sum"
 
 
 def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
