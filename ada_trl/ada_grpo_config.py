@@ -1,5 +1,6 @@
 """Configuration of the AdaGRPOTrainer."""
 
+import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -11,6 +12,7 @@ _CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "uniform"),
     "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
     "unresolved": ("keep", "mask"),
+    "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
 
@@ -68,6 +70,27 @@ class AdaGRPOConfig(GRPOConfig):
             What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
             the batch as GRPO does, where it dilutes a token-mean loss; `"mask"` takes it out of the loss and out of
             its token count.
+
+        > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
+
+        vllm_weight_sync (`str`, *optional*, defaults to `"nccl"`):
+            How the server gets the weights. Possible values are:
+
+                - `"nccl"`: as in TRL, through an NCCL group; the server needs other GPUs than the trainer.
+                - `"lora"`: only the adapter, which the server hot-loads; needs a `peft_config`. Trainer and server may
+                  share a GPU, or have none.
+                - `"disk"`: all weights through `vllm_weight_sync_dir`; works wherever both see the same directory.
+        vllm_weight_sync_dir (`str`, *optional*):
+            Directory for `"lora"` and `"disk"`, under the same path for trainer and server. If `None`,
+            `vllm_weight_sync` in `output_dir`. Old versions are removed.
+        vllm_request_timeout (`float`, *optional*, defaults to `300.0`):
+            Deadline in seconds of each request, retries included. Must leave room for the longest completion. When it
+            passes, every process raises the same error.
+        vllm_max_concurrent_requests (`int`, *optional*, defaults to `64`):
+            Requests that one process has under way at once; each asks for `samples_per_round` completions.
+        vllm_round_barrier (`bool`, *optional*, defaults to `False`):
+            Whether to complete each round for all of a process's prompts before the next begins. Slower; gives the
+            same distribution of pools. For comparison.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
@@ -162,6 +185,35 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
+    # Parameters that control a vLLM server
+    vllm_weight_sync: str = field(
+        default="nccl",
+        metadata={
+            "help": "How a vLLM server gets the weights: `'nccl'` (as in TRL), `'lora'` (hot-loads the adapter) or "
+            "`'disk'` (reloads from a shared directory).",
+            "choices": list(_CHOICES["vllm_weight_sync"]),
+        },
+    )
+    vllm_weight_sync_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Directory for `vllm_weight_sync='lora'` and `'disk'`, under the same path for trainer and server. "
+            "If `None`, `vllm_weight_sync` in `output_dir`."
+        },
+    )
+    vllm_request_timeout: float = field(
+        default=300.0,
+        metadata={"help": "Deadline in seconds of each request to a vLLM server, retries included."},
+    )
+    vllm_max_concurrent_requests: int = field(
+        default=64,
+        metadata={"help": "Requests to a vLLM server that one process has under way at once."},
+    )
+    vllm_round_barrier: bool = field(
+        default=False,
+        metadata={"help": "Whether to complete each round on a vLLM server before the next, for comparison."},
+    )
+
     def __post_init__(self):
         super().__post_init__()
         for name, choices in _CHOICES.items():
@@ -169,6 +221,7 @@ class AdaGRPOConfig(GRPOConfig):
                 raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, choices))}.")
         if self.scale_rewards not in ("none", "group", "batch"):
             raise ValueError(f"scale_rewards ({self.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+        self._check_vllm()
         if self.adaptive_sampling == "uniform":
             return
         self._refuse_unsupported()
@@ -203,13 +256,21 @@ class AdaGRPOConfig(GRPOConfig):
                 f"({self.max_rounds}) = {cap} rollouts. Lower the quotas or raise max_rounds."
             )
 
+    def _check_vllm(self):
+        if self.vllm_weight_sync_dir is None:
+            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
+        for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive.")
+        if not (self.use_vllm and self.vllm_mode == "server"):
+            for name, default in (("vllm_weight_sync", "nccl"), ("vllm_round_barrier", False)):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} is for a vLLM server, but use_vllm={self.use_vllm} and "
+                        f"vllm_mode={self.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave {name} unset."
+                    )
+
     def _refuse_unsupported(self):
-        if self.use_vllm:
-            raise ValueError(
-                f"use_vllm=True is not supported with adaptive_sampling={self.adaptive_sampling!r} yet. Set "
-                "use_vllm=False (generation runs through transformers; use_transformers_continuous_batching=True is "
-                "supported), or adaptive_sampling='uniform' for plain GRPO with vLLM."
-            )
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} is not supported with "

@@ -3,20 +3,27 @@
 import textwrap
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import get_config_model_id, nanstd
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, eliminate, group_advantages, sampling_metrics, select_group
+from .core import Pool, Rollout, completion_metrics, group_advantages, sampling_metrics, select_group
 from .core.pool import sample_std
-from .generation.local import Completions, LocalSampler
+from .generation.local import LocalSampler
+from .generation.progress import StepProgress
+from .generation.sampler import Completions, Sampler
+from .generation.server import ServerSampler
+from .generation.vllm import vllm_generation_with
 
 
 logger = get_logger(__name__)
@@ -32,6 +39,18 @@ class _Replay:
     zero_signal_unresolved: list[bool]  # per prompt
     first_round_rewards: torch.Tensor  # (prompts * samples_per_round, num_reward_funcs)
     metrics: dict[str, float]
+
+
+class _Answers(NamedTuple):
+    """Completions that a server has generated, handed to the parent to be decoded and scored."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+
+
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class AdaGRPOTrainer(GRPOTrainer):
@@ -105,8 +124,16 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"The training data set has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the "
                 "column that holds the prompts with `dataset.rename_column(..., 'prompt')`."
             )
-        super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        with vllm_generation_with(
+            weight_sync=args.vllm_weight_sync,
+            weight_sync_dir=args.vllm_weight_sync_dir,
+            request_timeout=args.vllm_request_timeout,
+            max_concurrent_requests=args.vllm_max_concurrent_requests,
+        ):
+            super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         self.adaptive_sampling = args.adaptive_sampling
+        self._answers: _Answers | None = None
+        self._first_round: list[tuple[int, bool]] = []  # length of a server's completions, and whether truncated
         self._step_inputs: list[dict] | None = None  # this process's rows of the step being generated
         self._replay: _Replay | None = None
         self._check_exit_reward()
@@ -152,29 +179,74 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list) -> tuple:
         if self._step_inputs is None or self.adaptive_sampling == "uniform":
             return super()._generate(prompts)
-        sampler = LocalSampler(
-            self._completer(*self._gather_prompts(prompts)),
-            self._total_and_signal,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
-        pools = eliminate(
-            len(prompts) * self.accelerator.num_processes // self.num_generations,
-            sampler.draw,
-            self.args.exit_condition,
-            samples_per_round=self.args.samples_per_round,
-            max_rounds=self.args.max_rounds,
-            positive_threshold=self.args.positive_threshold,
-        )
+        args, tokens_seen = self.args, self.state.num_input_tokens_seen
+        sampler, num_shown = self._build_sampler(prompts)
+        hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
+        with self._engine_ready(), StepProgress(num_shown, self.state.global_step + 1, hidden) as progress:
+            pools = sampler.sample(
+                exit_condition=args.exit_condition,
+                samples_per_round=args.samples_per_round,
+                max_rounds=args.max_rounds,
+                positive_threshold=args.positive_threshold,
+                progress=progress,
+            )
         # Seeded by the position of this generation in the run, which a resumed run shares.
-        seed = (self.args.seed, self.state.global_step, self._step % self.args.gradient_accumulation_steps)
+        seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
         groups = [select_group(pool, self.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
+        if self._samples_from_server:  # each process has seen its own prompts only
+            sampler.stats["tokens/seen"] = self.state.num_input_tokens_seen - tokens_seen
+            self._log_first_round()
         columns, extras, stats = sampler.fetch([rollout for group in groups for rollout in group])
+        if self._samples_from_server:
+            self.state.num_input_tokens_seen = tokens_seen + int(stats.pop("tokens/seen"))
         for name in {name for row in extras for name in row}:
             self._pending_extra_logs[name] = [row.get(name) for row in extras]
-        self._replay = self._plan_update(pools, groups, sampler.first_round_rewards, stats)
+        self._replay = self._plan_update(pools, groups, stats)
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]  # later rounds count too
         return columns
+
+    @property
+    def _samples_from_server(self) -> bool:
+        return self.use_vllm and self.vllm_mode == "server"
+
+    def _build_sampler(self, prompts: list) -> tuple[Sampler, int]:
+        """The source of rollouts, and the number of prompts whose progress this process sees."""
+        shared = (self._total_and_signal, self.accelerator)
+        own_prompts, own_inputs = self._own_prompts(prompts)
+        if self._samples_from_server:
+            prompt_ids = super()._tokenize_prompts(own_prompts)[0] if own_prompts else []
+            score = self._scorer(own_prompts, own_inputs, prompt_ids)
+            barrier = self.args.vllm_round_barrier
+            return ServerSampler(self.vllm_generation, prompt_ids, score, barrier, *shared), len(own_prompts)
+        pairs = gather_object(list(zip(own_prompts, own_inputs, strict=True)))
+        complete = self._completer([prompt for prompt, _ in pairs], [row for _, row in pairs])
+        return LocalSampler(len(pairs), complete, *shared), len(pairs)
+
+    @contextmanager
+    def _engine_ready(self):
+        """Push new weights to a server; keep a colocated engine awake over the rounds."""
+        if not self.use_vllm:
+            yield
+            return
+        if self._samples_from_server and self.state.global_step != self._last_loaded_step:
+            self._push_weights()
+        with self.vllm_generation.awake(self._push_weights):
+            yield
+
+    def _push_weights(self) -> None:
+        with profiling_context(self, "sync_weights"):
+            self.vllm_generation.sync_weights()
+        self._last_loaded_step = self.state.global_step
+
+    # A server's completions are decoded and scored by the parent as if it had generated them.
+
+    def _tokenize_prompts(self, prompts: list) -> tuple:
+        return super()._tokenize_prompts(prompts) if self._answers is None else (self._answers.prompt_ids, None, {})
+
+    def _generate_single_turn(self, *args, **kwargs) -> tuple:
+        if self._answers is None:
+            return super()._generate_single_turn(*args, **kwargs)
+        return self._answers.completion_ids, self._answers.logprobs
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         if self._replay is not None:
@@ -184,14 +256,13 @@ class AdaGRPOTrainer(GRPOTrainer):
             self._log_uniform_metrics(rewards, completion_ids_list)
         return rewards
 
-    def _gather_prompts(self, prompts: list) -> tuple[list, list[dict]]:
-        """The prompts and data set rows of all processes, one per group of `num_generations` equal rows."""
+    def _own_prompts(self, prompts: list) -> tuple[list, list[dict]]:
+        """The prompts whose first of `num_generations` equal rows is on this process, with their data set rows."""
         start = self.accelerator.process_index * len(prompts)
         firsts = [i for i in range(len(prompts)) if (start + i) % self.num_generations == 0]
-        pairs = gather_object([(prompts[i], self._step_inputs[i]) for i in firsts])
-        return [prompt for prompt, _ in pairs], [row for _, row in pairs]
+        return [prompts[i] for i in firsts], [self._step_inputs[i] for i in firsts]
 
-    def _completer(self, prompts: list, inputs: list[dict]):
+    def _completer(self, prompts: list, inputs: list[dict]) -> Callable[[list[int], bool], Completions]:
         """A function that generates and scores one completion per given prompt position, through the parent."""
         generate, calculate_rewards = super()._generate, super()._calculate_rewards
 
@@ -204,9 +275,41 @@ class AdaGRPOTrainer(GRPOTrainer):
                 rewards = calculate_rewards([inputs[i] for i in positions], row_prompts, completions, completion_ids)
                 reward_seconds = time.perf_counter() - started
                 extras = self._take_extra_logs(len(positions))
-            return Completions(columns, [len(ids) for ids in completion_ids], rewards, extras, reward_seconds)
+            return Completions(columns, rewards, extras, reward_seconds)
 
         return complete
+
+    def _scorer(self, prompts: list, inputs: list[dict], prompt_ids: list[list[int]]) -> Callable[..., Completions]:
+        """A function that decodes and scores what a server has generated for this process's own prompts."""
+        complete = self._completer(prompts, inputs)
+
+        self._first_round = []
+        final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+
+        def score(positions: list[int], completion_ids: list, logprobs: list, first_round: bool) -> Completions:
+            if first_round:
+                self._first_round += [(len(ids), ids[-1] not in final_ids) for ids in completion_ids]
+            answers = _Answers([prompt_ids[i] for i in positions], completion_ids, logprobs)
+            with self._alone(answers):
+                return complete(positions, first_round)
+
+        return score
+
+    @contextmanager
+    def _alone(self, answers: _Answers):
+        """
+        Let the parent work on this process only: other processes score other prompts at other times, so its gathers,
+        which are collective, must return what they are given. The metrics made of them are not those of the step.
+        """
+        metrics, gather = self._metrics["train"], grpo_trainer.gather
+        self._answers, self._metrics["train"] = answers, defaultdict(list)
+        self.accelerator.gather = grpo_trainer.gather = _identity
+        try:
+            yield
+        finally:
+            del self.accelerator.gather
+            grpo_trainer.gather = gather
+            self._answers, self._metrics["train"] = None, metrics
 
     @contextmanager
     def _side_effects(self, keep: bool):
@@ -246,10 +349,10 @@ class AdaGRPOTrainer(GRPOTrainer):
         self,
         pools: list[Pool],
         groups: list[list[Rollout]],
-        first_round_rewards: torch.Tensor,
         stats: dict[str, float],
     ) -> _Replay:
         args = self.args
+        first_round = [r.rewards for pool in pools for r in pool.rollouts if r.draw < args.samples_per_round]
         stds: list[float | None] = [None] * len(pools)
         if args.scale_rewards == "group":
             stds = [pool.std for pool in pools]
@@ -276,14 +379,17 @@ class AdaGRPOTrainer(GRPOTrainer):
         return _Replay(
             groups=groups,
             advantages=advantages,
-            rewards=first_round_rewards.new_tensor([rollout.rewards for group in groups for rollout in group]),
+            rewards=self._tensor([rollout.rewards for group in groups for rollout in group]),
             zero_signal_unresolved=[
                 not args.exit_condition(pool) and not any(values)
                 for pool, values in zip(pools, advantages, strict=True)
             ],
-            first_round_rewards=first_round_rewards,
+            first_round_rewards=self._tensor(first_round),
             metrics=metrics | stats,
         )
+
+    def _tensor(self, values: list) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.accelerator.device)
 
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
@@ -320,6 +426,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         for i, name in enumerate(self.reward_func_names):
             metrics[f"rewards/{name}/mean"][-1] = rewards[:, i].nanmean().item()
             metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, i]).item()
+
+    def _log_first_round(self) -> None:
+        """`completions/*` of a server's first round, which the parent logs itself where it generates."""
+        lengths, truncated = zip(*gather_object(self._first_round), strict=True)
+        for name, value in completion_metrics(lengths, truncated).items():
+            self._metrics["train"][name].append(value)
 
     def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""

@@ -2,9 +2,9 @@
 
 from .advantages import group_advantages, prompt_weight
 from .exit_conditions import ExitCondition
-from .metrics import sampling_metrics, zero_signal_probability
+from .metrics import completion_metrics, sampling_metrics, zero_signal_probability
 from .pool import Pool, Rollout
-from .scheduler import Draw, eliminate
+from .scheduler import Draw, eliminate, eliminate_per_prompt
 from .selection import select_group
 
 
@@ -13,7 +13,9 @@ __all__ = [
     "ExitCondition",
     "Pool",
     "Rollout",
+    "completion_metrics",
     "eliminate",
+    "eliminate_per_prompt",
     "group_advantages",
     "prompt_weight",
     "sampling_metrics",

@@ -90,6 +90,20 @@ def sampling_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
+def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
+    """
+    What GRPO logs of its completions, of tokens per completion and whether the cap cut it off.
+
+    Lengths of terminated completions are 0 if there are none, as in TRL.
+    """
+    lengths, truncated = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
+    terminated = lengths[~truncated] if not truncated.all() else np.zeros(1)
+    metrics = {"clipped_ratio": truncated.mean()}
+    for name, values in (("length", lengths), ("terminated_length", terminated)):
+        metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
+    return {f"completions/{name}": float(value) for name, value in metrics.items()}
+
+
 def _nanmean(values: Sequence[float]) -> float:
     scored = [value for value in values if not math.isnan(value)]
     return math.fsum(scored) / len(scored) if scored else math.nan

@@ -1,5 +1,6 @@
-"""The elimination loop over an injected draw function."""
+"""The elimination loop over injected sampling: in rounds, or prompt by prompt without a barrier."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from .exit_conditions import ExitCondition
@@ -8,6 +9,15 @@ from .pool import Pool, Rollout
 
 Draw = Callable[[Sequence[tuple[int, int]]], Sequence[Rollout]]
 """Takes rows `(prompt, draw)`, returns one rollout per row, in the same order."""
+
+Submit = Callable[[int, int], None]
+"""Takes a prompt and the number of its first draw, asks for its next `samples_per_round` rollouts and returns at once."""
+
+Collect = Callable[[], Sequence[tuple[int, Sequence[Rollout] | None]]]
+"""Waits for at least one request; returns `(prompt, rollouts)` pairs, `None` for a prompt that can get no more."""
+
+Progress = Callable[[int, int], None]
+"""Takes the number of prompts still active and of rollouts drawn so far."""
 
 
 def eliminate(
@@ -18,6 +28,7 @@ def eliminate(
     samples_per_round: int,
     max_rounds: int,
     positive_threshold: float,
+    progress: Progress | None = None,
 ) -> list[Pool]:
     """
     Successive elimination in rounds ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
@@ -38,6 +49,61 @@ def eliminate(
         for (prompt, _), rollout in zip(rows, draw(rows), strict=True):
             pools[prompt].add(rollout)
         active = [prompt for prompt in active if not exit_condition(pools[prompt])]
+        if progress is not None:
+            progress(len(active), sum(map(len, pools)))
         if not active:
             break
+    return pools
+
+
+def eliminate_per_prompt(
+    num_prompts: int,
+    submit: Submit,
+    collect: Collect,
+    exit_condition: ExitCondition,
+    *,
+    samples_per_round: int,
+    max_rounds: int,
+    positive_threshold: float,
+    max_in_flight: int,
+    barrier: bool = False,
+    progress: Progress | None = None,
+) -> list[Pool]:
+    """
+    The same algorithm where no prompt waits for another: each has one request in flight until it is retired.
+
+    A prompt's M rollouts are awaited together and its exit condition is looked at between its own rounds only, so the
+    pools have the same distribution as those of [`eliminate`], whatever the requests' speed.
+
+    Args:
+        submit (`Submit`), collect (`Collect`):
+            Start a request; wait for answers. A prompt answered with `None` is retired with the pool it has.
+        max_in_flight (`int`):
+            Requests under way at once. Prompts that wait are served first come, first served.
+        barrier (`bool`, *optional*, defaults to `False`):
+            Start a round only when the round before is complete, for comparison.
+
+    Returns:
+        `list[Pool]`: one pool per prompt, in order.
+    """
+    pools = [Pool(positive_threshold) for _ in range(num_prompts)]
+    waiting, held = deque(range(num_prompts)), deque()
+    rounds = [0] * num_prompts
+    in_flight = 0
+    while waiting or in_flight:
+        while waiting and in_flight < max_in_flight:
+            prompt = waiting.popleft()
+            submit(prompt, rounds[prompt] * samples_per_round)
+            in_flight += 1
+        for prompt, rollouts in collect():
+            in_flight -= 1
+            rounds[prompt] += 1
+            for rollout in rollouts or ():
+                pools[prompt].add(rollout)
+            if rollouts is not None and rounds[prompt] < max_rounds and not exit_condition(pools[prompt]):
+                (held if barrier else waiting).append(prompt)
+        if not waiting and not in_flight:
+            waiting, held = held, waiting
+        if progress is not None:
+            progress(len(waiting) + len(held) + in_flight, sum(map(len, pools)))
     return pools
