@@ -1,32 +1,30 @@
 """GRPO that keeps sampling the prompts that would have taught nothing."""
 
 import textwrap
-import time
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
-from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
-from trl.trainer import grpo_trainer
 from trl.trainer.utils import get_config_model_id, nanstd
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, completion_metrics, group_advantages, sampling_metrics, select_group
+from .core import Pool, Rollout, group_advantages, sampling_metrics, select_group
 from .core.pool import sample_std
 from .generation.local import LocalSampler
 from .generation.progress import StepProgress
-from .generation.sampler import Completions, Sampler
+from .generation.sampler import Sampler
 from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
+from .through_parent import ThroughParent
 
 
 logger = get_logger(__name__)
+
+SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
 
 
 @dataclass
@@ -41,19 +39,7 @@ class _Replay:
     metrics: dict[str, float]
 
 
-class _Answers(NamedTuple):
-    """Completions that a server has generated, handed to the parent to be decoded and scored."""
-
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    logprobs: list[list[float]]
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-class AdaGRPOTrainer(GRPOTrainer):
+class AdaGRPOTrainer(ThroughParent):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
@@ -132,10 +118,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         self.adaptive_sampling = args.adaptive_sampling
-        self._answers: _Answers | None = None
-        self._first_round: list[tuple[int, bool]] = []  # length of a server's completions, and whether truncated
         self._step_inputs: list[dict] | None = None  # this process's rows of the step being generated
         self._replay: _Replay | None = None
+        self._warned_of_other_weights = False
         self._check_exit_reward()
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
@@ -162,6 +147,14 @@ class AdaGRPOTrainer(GRPOTrainer):
                     "adaptive_sampling='uniform' or trl.GRPOTrainer."
                 )
 
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._samples_from_server:
+                self.vllm_generation.close()
+                self._last_loaded_step = -1
+
     # Collect, then replay through the parent: it calls `_generate` once and `_calculate_rewards` once.
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -172,6 +165,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             if self.adaptive_sampling != "uniform":
                 self._apply_replay(output)
+            if self._samples_from_server:
+                self._warn_of_other_weights()
         finally:
             self._step_inputs = self._replay = None
         return output
@@ -238,15 +233,18 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.vllm_generation.sync_weights()
         self._last_loaded_step = self.state.global_step
 
-    # A server's completions are decoded and scored by the parent as if it had generated them.
-
-    def _tokenize_prompts(self, prompts: list) -> tuple:
-        return super()._tokenize_prompts(prompts) if self._answers is None else (self._answers.prompt_ids, None, {})
-
-    def _generate_single_turn(self, *args, **kwargs) -> tuple:
-        if self._answers is None:
-            return super()._generate_single_turn(*args, **kwargs)
-        return self._answers.completion_ids, self._answers.logprobs
+    def _warn_of_other_weights(self) -> None:
+        """A server that was started from other weights answers as readily as the right one."""
+        differences = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
+        if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
+            self._warned_of_other_weights = True
+            logger.warning(
+                f"The vLLM server's log-probabilities differ from the trainer's by {differences[-1]:.2f} per token on "
+                f"average (step {self.state.global_step + 1}); rounding explains a few hundredths. Its weights are "
+                "probably others than those being trained: check that it was started from the same model (with "
+                "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
+                "dtype, and with --logprobs-mode processed_logprobs."
+            )
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         if self._replay is not None:
@@ -261,78 +259,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * len(prompts)
         firsts = [i for i in range(len(prompts)) if (start + i) % self.num_generations == 0]
         return [prompts[i] for i in firsts], [self._step_inputs[i] for i in firsts]
-
-    def _completer(self, prompts: list, inputs: list[dict]) -> Callable[[list[int], bool], Completions]:
-        """A function that generates and scores one completion per given prompt position, through the parent."""
-        generate, calculate_rewards = super()._generate, super()._calculate_rewards
-
-        def complete(positions: list[int], first_round: bool) -> Completions:
-            row_prompts = [prompts[i] for i in positions]
-            with self._side_effects(keep=first_round):
-                columns = generate(row_prompts)
-                _, completion_ids, _, completions, *_ = columns
-                started = time.perf_counter()
-                rewards = calculate_rewards([inputs[i] for i in positions], row_prompts, completions, completion_ids)
-                reward_seconds = time.perf_counter() - started
-                extras = self._take_extra_logs(len(positions))
-            return Completions(columns, rewards, extras, reward_seconds)
-
-        return complete
-
-    def _scorer(self, prompts: list, inputs: list[dict], prompt_ids: list[list[int]]) -> Callable[..., Completions]:
-        """A function that decodes and scores what a server has generated for this process's own prompts."""
-        complete = self._completer(prompts, inputs)
-
-        self._first_round = []
-        final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-
-        def score(positions: list[int], completion_ids: list, logprobs: list, first_round: bool) -> Completions:
-            if first_round:
-                self._first_round += [(len(ids), ids[-1] not in final_ids) for ids in completion_ids]
-            answers = _Answers([prompt_ids[i] for i in positions], completion_ids, logprobs)
-            with self._alone(answers):
-                return complete(positions, first_round)
-
-        return score
-
-    @contextmanager
-    def _alone(self, answers: _Answers):
-        """
-        Let the parent work on this process only: other processes score other prompts at other times, so its gathers,
-        which are collective, must return what they are given. The metrics made of them are not those of the step.
-        """
-        metrics, gather = self._metrics["train"], grpo_trainer.gather
-        self._answers, self._metrics["train"] = answers, defaultdict(list)
-        self.accelerator.gather = grpo_trainer.gather = _identity
-        try:
-            yield
-        finally:
-            del self.accelerator.gather
-            grpo_trainer.gather = gather
-            self._answers, self._metrics["train"] = None, metrics
-
-    @contextmanager
-    def _side_effects(self, keep: bool):
-        """Metrics that the parent and the reward functions log describe the first round only."""
-        metrics, pending = self._metrics["train"], self._pending_metrics
-        if not keep:
-            self._metrics["train"], self._pending_metrics = defaultdict(list), defaultdict(list)
-        try:
-            yield
-        finally:
-            self._metrics["train"], self._pending_metrics = metrics, pending
-
-    def _take_extra_logs(self, rows: int) -> dict[str, list]:
-        extras = {}
-        for name, values in self._pending_extra_logs.items():
-            if len(values) != rows:
-                raise ValueError(
-                    f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
-                    "value per completion."
-                )
-            extras[name] = list(values)
-        self._pending_extra_logs.clear()
-        return extras
 
     def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         total = self._total_rewards(rewards).tolist()
@@ -426,12 +352,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         for i, name in enumerate(self.reward_func_names):
             metrics[f"rewards/{name}/mean"][-1] = rewards[:, i].nanmean().item()
             metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, i]).item()
-
-    def _log_first_round(self) -> None:
-        """`completions/*` of a server's first round, which the parent logs itself where it generates."""
-        lengths, truncated = zip(*gather_object(self._first_round), strict=True)
-        for name, value in completion_metrics(lengths, truncated).items():
-            self._metrics["train"][name].append(value)
 
     def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""

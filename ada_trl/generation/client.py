@@ -139,6 +139,7 @@ class DeadlineClient(VLLMClient):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await session.close()
+        await asyncio.get_running_loop().shutdown_default_executor()  # threads that looked up host names
 
     def _started(self):
         with self._lock:
@@ -177,8 +178,8 @@ class DeadlineClient(VLLMClient):
             try:
                 async with session.request(method, url, **kwargs) as response:
                     body = await response.text()
-                    if response.status == 200:
-                        return json.loads(body) if body else {}
+                    if response.status == 200:  # some endpoints answer with a sentence, or with nothing
+                        return json.loads(body) if response.content_type == "application/json" and body else {}
                     failure = f"{method} {url} was answered with {response.status}: {body.strip()[:500]}"
                     if response.status < 500:
                         raise VLLMServerError(failure)
@@ -196,4 +197,4 @@ async def _open_session() -> Any:
     # vLLM closes idle connections after 5 s; letting go of them earlier avoids sending into a closed one.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout)

@@ -52,6 +52,7 @@ class ServerSampler(Sampler):
         self.prompt_ids = prompt_ids
         self.score = score
         self.barrier = barrier
+        self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
         self._in_flight = 0
         self._idle_since: float | None = None

@@ -1,8 +1,6 @@
 """vLLM behind the trainer: one client per process, three ways of getting the weights across, no engine left asleep."""
 
 import atexit
-import os
-import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,22 +8,21 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 
-import torch
-from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
-from safetensors.torch import save_file
+from accelerate.utils import broadcast_object_list, gather_object
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from .client import DeadlineClient, VLLMServerError
+from .client import DeadlineClient, VLLMServerError, VLLMServerUnavailable
+from .weight_sync import WeightSync
 
-
-WEIGHT_SYNCS = ("nccl", "lora", "disk")
 
 CLOSE_SECONDS = 10
 
 NOTHING_LOST = (
-    "Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
-    "checkpoint is good."
+    " Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
+    "checkpoint is good. Check the server's log, restart it with the same flags, and resume with "
+    "trainer.train(resume_from_checkpoint=True). If requests merely take longer than vllm_request_timeout, raise it or "
+    "lower vllm_max_concurrent_requests."
 )
 
 
@@ -62,11 +59,9 @@ class AdaVLLMGeneration(VLLMGeneration):
         max_concurrent_requests: int = 64,
         **kwargs,
     ):
-        self.weight_sync = weight_sync
-        self.weight_sync_dir = os.path.abspath(weight_sync_dir)
+        self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
         self.max_concurrent_requests = max_concurrent_requests
-        self._version = 0
         super().__init__(*args, **kwargs)
 
     # Start-up
@@ -74,98 +69,49 @@ class AdaVLLMGeneration(VLLMGeneration):
     def _init_vllm(self):
         if self.mode != "server":
             return super()._init_vllm()
-        self._check_model()
-        run_id = [uuid.uuid4().hex[:8]]
-        broadcast_object_list(run_id, from_process=0)
-        self._run_name = f"ada-{run_id[0]}"
-        self.base_url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
-        with self.same_on_all_processes("the client could not be set up"):
+        run_id = broadcast_object_list([uuid.uuid4().hex[:8]], from_process=0)[0]
+        self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
+        self.weight_sync.check_model()
+        self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
+        with self.same_on_all_processes("this server cannot be used", consequence=""):
             self.vllm_client = DeadlineClient(
                 self.base_url,
                 group_port=self.group_port,
                 connection_timeout=self.server_timeout,
                 request_timeout=self.request_timeout,
             )
-            self._base_model = self.vllm_client.model
+            self.base_model = self.vllm_client.model
             info = self.vllm_client.full_server_info()
-            self._check_server(info)
+            self.weight_sync.check_server(info)
             self._instance = info["vllm_config"].get("instance_id")
-            if self.weight_sync == "nccl" and self.accelerator.is_main_process:
+            if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
                 self.vllm_client.init_communicator(device=self.accelerator.device)
-        atexit.register(self.close)
-
-    def _check_model(self):
-        if self.weight_sync == "nccl" and self.accelerator.device.type != "cuda":
-            raise ValueError(
-                f"vllm_weight_sync='nccl' needs a CUDA device, this trainer runs on {self.accelerator.device.type!r}. Set "
-                "vllm_weight_sync='lora' (with a peft_config) or vllm_weight_sync='disk'."
-            )
-        if self.weight_sync != "lora":
-            return
-        if not is_peft_model(self.model):
-            raise ValueError(
-                "vllm_weight_sync='lora' hot-loads a LoRA adapter, but the model has none. Pass a peft_config, or set "
-                "vllm_weight_sync='disk' or 'nccl'."
-            )
-        config = self.model.active_peft_config
-        unsupported = {
-            f"peft_type={config.peft_type.value!r}": config.peft_type.value != "LORA",
-            "use_dora=True": getattr(config, "use_dora", False),
-            "modules_to_save": bool(getattr(config, "modules_to_save", None)),
-            f"bias={getattr(config, 'bias', 'none')!r}": getattr(config, "bias", "none") != "none",
-        }
-        for name, given in unsupported.items():
-            if given:
-                raise ValueError(
-                    f"vllm_weight_sync='lora' does not support adapters with {name}, because vLLM cannot serve them. "
-                    "Set vllm_weight_sync='disk' or 'nccl', which merge the adapter."
-                )
-
-    def _check_server(self, info: dict):
-        config, environment = info["vllm_config"], info.get("vllm_env", {})
-        missing = []
-        max_length = config["model_config"]["max_model_len"]
-        if max_length <= self.max_completion_length:
-            missing.append(
-                f"--max-model-len greater than max_completion_length ({self.max_completion_length}) by the longest prompt, "
-                f"it is {max_length}"
-            )
-        if self.weight_sync == "nccl" and config["weight_transfer_config"] is None:
-            missing.append("""--weight-transfer-config '{"backend": "nccl"}'""")
-        if self.weight_sync == "lora":
-            rank = max([self.model.active_peft_config.r, *self.model.active_peft_config.rank_pattern.values()])
-            lora = config["lora_config"]
-            if lora is None:
-                missing.append(f"--enable-lora --max-lora-rank {rank}")
-            elif lora["max_lora_rank"] < rank:
-                missing.append(f"--max-lora-rank {rank} (the adapter's rank), it is {lora['max_lora_rank']}")
-            if environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") is False:
-                missing.append("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
-            if config["parallel_config"].get("_api_process_count", 1) > 1:
-                missing.append("--api-server-count 1, since each API server keeps its own list of adapters")
-        if missing:
-            raise VLLMServerError(
-                f"The vLLM server at {self.vllm_client.base_url} was started without what "
-                f"vllm_weight_sync={self.weight_sync!r} needs. Restart it with {'; and '.join(missing)}."
-            )
+        if self.accelerator.is_main_process:
+            atexit.register(self.weight_sync.clean_up)
 
     # Failures
 
     @contextmanager
-    def same_on_all_processes(self, what: str):
+    def same_on_all_processes(self, what: str, consequence: str = NOTHING_LOST):
         """Raise on every process if the body raised on any. Collective, so the body must make no unequal calls."""
         error = None
         try:
             yield
         except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
             error = caught
-        self.raise_first(gather_object([self.report(error)]), error, what)
+        self.raise_first(gather_object([self.report(error)]), error, what, consequence)
 
     def report(self, error: Exception | None) -> tuple[bool, str] | None:
         """What the other processes are told: whether it was the server, and the error."""
         return error and (isinstance(error, (VLLMServerError, ConnectionError)), f"{type(error).__name__}: {error}")
 
-    def raise_first(self, reports: Sequence[tuple[bool, str] | None], error: Exception | None, what: str) -> None:
+    def raise_first(
+        self,
+        reports: Sequence[tuple[bool, str] | None],
+        error: Exception | None,
+        what: str,
+        consequence: str = NOTHING_LOST,
+    ) -> None:
         """
         Raise what went wrong on the first process that failed, if any did: a failure of the server in the same words
         everywhere, the user's own exception (of a reward function, say) as it is where it happened.
@@ -180,17 +126,20 @@ class AdaVLLMGeneration(VLLMGeneration):
         if not by_server:
             raise RuntimeError(f"Process {process} failed: {text}") from error
         raise VLLMServerError(
-            f"vLLM server at {self.base_url}: {what} (process {process}: {text}). {NOTHING_LOST} Check the server's log, "
-            "restart it with the same flags, and resume with trainer.train(resume_from_checkpoint=True). If requests "
-            "merely take longer than vllm_request_timeout, raise it or lower vllm_max_concurrent_requests."
+            f"vLLM server at {self.base_url}: {what} (process {process}: {text}).{consequence}"
         ) from error
 
     def check_same_server(self) -> None:
         """
+        A server that has died since is left to the next weight sync: what it did answer came from the right weights.
+
         Raises:
             [`VLLMServerError`]: if the server is not the one that the weights were sent to.
         """
-        found = self.vllm_client.get_server_info().get("instance_id")
+        try:
+            found = self.vllm_client.get_server_info().get("instance_id")
+        except VLLMServerUnavailable:
+            return
         if found != self._instance:
             raise VLLMServerError(
                 f"the server was restarted during the step (instance {self._instance} became {found}), so rollouts may "
@@ -220,7 +169,10 @@ class AdaVLLMGeneration(VLLMGeneration):
         Returns:
             `tuple`: completion ids, and log-probabilities of shape `(num_generations, completion length, 1)`.
         """
-        output = self.vllm_client.generate([prompt_ids], **self.sampling_params(num_generations))
+        try:
+            output = self.vllm_client.generate([prompt_ids], **self.sampling_params(num_generations))
+        except (LookupError, TypeError, ValueError) as error:
+            raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
         completion_ids = output["completion_ids"]
         if len(completion_ids) != num_generations or not all(completion_ids):
             raise VLLMServerError(
@@ -290,85 +242,36 @@ class AdaVLLMGeneration(VLLMGeneration):
         with self.same_on_all_processes(what):
             self._meet_server_again()
         with self.same_on_all_processes(what):
-            {"nccl": super().sync_weights, "lora": self._sync_lora, "disk": self._sync_disk}[self.weight_sync]()
+            {
+                "nccl": super().sync_weights,
+                "lora": self.weight_sync.sync_lora,
+                "disk": self.weight_sync.sync_disk,
+            }[self.weight_sync.method]()
 
     def _meet_server_again(self):
         """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
         info = self.vllm_client.full_server_info()
         instance = info["vllm_config"].get("instance_id")
         if instance != self._instance:
-            if self.weight_sync == "nccl":
+            if self.weight_sync.method == "nccl":
                 raise VLLMServerError("the server was restarted, which breaks the NCCL group: restart the run too")
-            self._check_server(info)
+            self.weight_sync.check_server(info)
             self._instance = instance
-            self.vllm_client.model = self._base_model
-
-    def _sync_disk(self):
-        # Gathering a sharded parameter is collective, so every process walks over all of them.
-        state = {}
-        for name, parameter in self._iter_named_params():
-            if self.accelerator.is_main_process:
-                state[name] = parameter.detach().to("cpu", copy=True).contiguous()
-        if not self.accelerator.is_main_process:
-            return
-        with self._new_version() as directory:
-            save_file(state, os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
-            self.vllm_client._post(
-                f"{self.vllm_client.base_url}/collective_rpc",
-                json={"method": "reload_weights", "kwargs": {"weights_path": directory}},
-            )
-        self.vllm_client.reset_prefix_cache()
-
-    def _sync_lora(self):
-        from peft import get_peft_model_state_dict
-
-        model = self.accelerator.unwrap_model(self.model)
-        parameters = {name: p for name, p in model.named_parameters() if model.prefix in name}
-        with self._dist.gather_params(list(parameters.values())):
-            state = {name: _full(parameter.detach()).to("cpu", copy=True) for name, parameter in parameters.items()}
-        if self.accelerator.is_main_process:
-            with self._new_version() as directory:
-                adapter = get_peft_model_state_dict(model, state_dict=state)
-                save_file(adapter, os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
-                model.active_peft_config.save_pretrained(directory)
-                self._lora("load", lora_name=self._version_name, lora_path=directory)
-                self._unload_lora()
-        else:
-            self._version += 1
-        self.vllm_client.model = self._version_name
-
-    def _lora(self, action: str, **kwargs) -> None:
-        self.vllm_client._post(f"{self.base_url}/v1/{action}_lora_adapter", json=kwargs)
-
-    def _unload_lora(self) -> None:
-        if self.vllm_client.model != self._base_model:
-            self._lora("unload", lora_name=self.vllm_client.model)
-
-    @property
-    def _version_name(self) -> str:
-        return f"{self._run_name}-{self._version}"
-
-    @contextmanager
-    def _new_version(self):
-        """A new directory to write weights to; the one before is removed once the body has succeeded."""
-        previous = os.path.join(self.weight_sync_dir, self._version_name)
-        self._version += 1
-        directory = os.path.join(self.weight_sync_dir, self._version_name)
-        os.makedirs(directory)
-        yield directory
-        shutil.rmtree(previous, ignore_errors=True)
+            self.vllm_client.model = self.base_model
 
     def close(self) -> None:
-        """Leave nothing behind: no adapter on the server, no directory on disk, no thread. Called at exit."""
-        if self.accelerator.is_main_process and self._version:
-            self.vllm_client.request_timeout = min(self.vllm_client.request_timeout, CLOSE_SECONDS)
+        """
+        Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
+        """
+        if self.accelerator.is_main_process:
+            self.vllm_client.request_timeout = CLOSE_SECONDS
             try:
-                self._unload_lora()
+                self.weight_sync.unload_lora()
             except VLLMServerError:
                 pass  # the server is gone, and the adapter with it
-            shutil.rmtree(os.path.join(self.weight_sync_dir, self._version_name), ignore_errors=True)
-            if os.path.isdir(self.weight_sync_dir) and not os.listdir(self.weight_sync_dir):
-                os.rmdir(self.weight_sync_dir)
+            self.weight_sync.clean_up()
+        self.vllm_client.request_timeout = self.request_timeout
+        self.vllm_client.model = self.base_model
         self.vllm_client.close()
 
 
@@ -381,7 +284,3 @@ def vllm_generation_with(**options):
         yield
     finally:
         grpo_trainer.VLLMGeneration = original
-
-
-def _full(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.full_tensor() if isinstance(parameter, torch.distributed.tensor.DTensor) else parameter
