@@ -29,6 +29,7 @@ class Recorder(AdaGRPOTrainer):
 def main(url: str, output_dir: str, options: str) -> None:
     options = json.loads(options)
     failing_rank, lora = options.pop("failing_rank", None), options.pop("lora", False)
+    model = options.pop("model", None) or tiny_model()
     defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_weight_sync": "disk"}
     args = AdaGRPOConfig(output_dir, **QUICK | defaults | options)
 
@@ -38,7 +39,7 @@ def main(url: str, output_dir: str, options: str) -> None:
         return reward(completions)
 
     trainer = Recorder(
-        tiny_model(),
+        model,
         reward_or_failure,
         args,
         Dataset.from_dict({"prompt": PROMPTS}),

@@ -1,0 +1,165 @@
+"""
+What adaptive sampling costs on a vLLM server, and what leaving out the barrier saves.
+
+`python benchmarks/server.py` starts a real vLLM server with a tiny random model whose completion lengths are heavy-tailed
+(median about 26 tokens, 1 % beyond 230), and takes steps of `--prompts` prompts in turn with
+
+- Seq-balance, no barrier (the default),
+- Seq-balance with a barrier per round (`vllm_round_barrier=True`),
+- GRPO with n = 4, and
+- GRPO with the n that draws as many rollouts as Seq-balance did.
+
+The learning rate is 0, so that all see the same policy; weights are still sent at every step (`vllm_weight_sync="disk"`).
+Rewards take `--reward_ms` per rollout. Ratios are of mean step times; the quotients of the single repeats follow.
+"""
+
+import argparse
+import socket
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed  # noqa: E402
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer  # noqa: E402
+from recipes.arithmetic.task import build_tokenizer, problems  # noqa: E402
+from recipes.arithmetic.vllm_server import running_server  # noqa: E402
+
+
+MAX_TOKENS = 300
+REWARD_SECONDS = 0.0
+
+
+def heavy_tailed_model(directory: Path) -> None:
+    set_seed(0)
+    tokenizer = build_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # vLLM's CPU attention needs heads of 32
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
+    """Right if the first character is in a set that the prompt decides on: pass rates spread over prompts."""
+    time.sleep(REWARD_SECONDS * len(prompts))
+    numbers = [zlib.crc32(prompt.encode()) for prompt in prompts]
+    first = [ord(completion[0]) if completion else 0 for completion in completions]
+    return [float((character * 7 + n) % 12 < n // 12 % 12) for n, character in zip(numbers, first, strict=True)]
+
+
+def train(url: str, model: Path, prompts: int, num_generations: int, steps: int, seed: int, **options) -> list[dict]:
+    with tempfile.TemporaryDirectory() as directory:
+        args = AdaGRPOConfig(
+            directory,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=url,
+            vllm_weight_sync="disk",
+            num_generations=num_generations,
+            per_device_train_batch_size=prompts * num_generations,
+            max_completion_length=MAX_TOKENS,
+            learning_rate=0.0,
+            max_steps=steps,
+            logging_steps=1,
+            seed=seed,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            log_level="error",
+            **options,
+        )
+        trainer = AdaGRPOTrainer(str(model), reward, args, problems(1024, seed=0))
+        trainer.remove_callback(next(type(c) for c in trainer.callback_handler.callbacks if "Printer" in str(type(c))))
+        trainer.train()
+    return [logs for logs in trainer.state.log_history if "step_time" in logs][1:]  # the first step warms up
+
+
+def report(name: str, logs: list[dict]) -> str:
+    figures = {
+        "step": mean(step["step_time"] for step in logs),
+        "rollouts/prompt": mean(step["ada/samples_per_prompt/mean"] for step in logs),
+        "zero signal": mean(step["ada/zero_signal/final"] for step in logs),
+    }
+    line = f"  {name:34s}" + "".join(f"{label} {value:6.2f}   " for label, value in figures.items())
+    if "ada/time/idle" in logs[0]:
+        sampling = sum(step["ada/time/generate"] + step["ada/time/reward"] for step in logs)
+        idle = sum(step["ada/time/idle"] for step in logs) / sampling
+        hidden = sum(step["ada/time/reward_hidden"] for step in logs) / sum(step["ada/time/reward"] for step in logs)
+        line += f"server idle {idle:.1%} of sampling   reward time hidden {hidden:.1%}"
+    return line
+
+
+def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
+    per_prompt, barrier, grpo, same = (
+        "Seq-balance",
+        "Seq-balance, barrier per round",
+        "GRPO n=4",
+        "GRPO, as many rollouts",
+    )
+    runs: dict[str, list[list[dict]]] = {per_prompt: [], barrier: [], grpo: [], same: []}
+    for seed in range(repeats):
+        runs[per_prompt].append(train(url, model, prompts, 4, steps, seed))
+        runs[barrier].append(train(url, model, prompts, 4, steps, seed, vllm_round_barrier=True))
+        runs[grpo].append(train(url, model, prompts, 4, steps, seed, adaptive_sampling="uniform"))
+        drawn = mean(step["ada/samples_per_prompt/mean"] for run in runs[per_prompt] for step in run)
+        runs[same].append(train(url, model, prompts, round(drawn), steps, seed, adaptive_sampling="uniform"))
+    print(f"\n{repeats} interleaved repeats of {steps - 1} steps of {prompts} prompts, seconds")
+    for name, logs in runs.items():
+        print(report(name, [step for run in logs for step in run]))
+
+    def seconds(run: list[dict]) -> float:
+        return mean(step["step_time"] for step in run)
+
+    for one, other in ((per_prompt, barrier), (per_prompt, grpo), (per_prompt, same), (barrier, same)):
+        ratio = mean(map(seconds, runs[one])) / mean(map(seconds, runs[other]))
+        single = [seconds(a) / seconds(b) for a, b in zip(runs[one], runs[other], strict=True)]
+        print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
+
+
+def main() -> None:
+    global REWARD_SECONDS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=32, help="Prompts per step.")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--reward_ms", type=float, default=1.0)
+    parser.add_argument("--log", type=Path, default=None, help="File for the server's output.")
+    args = parser.parse_args()
+    REWARD_SECONDS = args.reward_ms / 1000
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        heavy_tailed_model(Path(directory) / "model")
+        with running_server(
+            Path(directory) / "model", port, args.log or Path(directory) / "log", max_model_len=512
+        ) as url:
+            compare(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

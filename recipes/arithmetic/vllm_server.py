@@ -1,0 +1,120 @@
+"""
+A vLLM server for the arithmetic task, on any Linux machine, with or without a GPU.
+
+`python -m recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the flags
+that every weight sync without NCCL needs. For a model of your own copy the command that it prints.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # for weight synchronization
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # for vllm_weight_sync="lora"
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def command(model: Path, port: int, max_model_len: int = 64, max_lora_rank: int = 8) -> list[str]:
+    """The server's command line. In float32 its log-probabilities agree with the trainer's to 1e-6."""
+    options = {
+        "--model": model,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": "float32",
+        "--max-model-len": max_model_len,
+        "--kv-cache-memory-bytes": 64 * 2**20,
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": -1,
+        "--max-lora-rank": max_lora_rank,
+    }
+    words = [str(word) for option in options.items() for word in option]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager", "--enable-lora"]
+
+
+@contextmanager
+def running_server(model: Path, port: int, log: Path | None = None, seconds: float = 300, **options) -> Iterator[str]:
+    """
+    A server that runs while the context is open.
+
+    Args:
+        log (`Path`, *optional*):
+            File for its output; by default it goes to the terminal.
+        seconds (`float`, *optional*, defaults to `300`):
+            How long it may take to come up.
+
+    Yields:
+        `str`: its address.
+
+    Raises:
+        `RuntimeError`: if it does not come up.
+    """
+    output = open(log, "w") if log else None
+    # A process group of its own: ending the API server alone would leave the engine behind.
+    process = subprocess.Popen(
+        command(model, port, **options),
+        env=os.environ | ENVIRONMENT,
+        stdout=output,
+        stderr=subprocess.STDOUT if log else None,
+        start_new_session=True,
+    )
+    try:
+        _wait_until_up(process, f"http://127.0.0.1:{port}", seconds, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        _end(process)
+        if output:
+            output.close()
+
+
+def _wait_until_up(process: subprocess.Popen, url: str, seconds: float, log: Path | None) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    tail = f": …{log.read_text()[-3000:]}" if log else "; see its output above"
+    raise RuntimeError(f"The vLLM server did not come up at {url} within {seconds:g} seconds{tail}")
+
+
+def _end(process: subprocess.Popen) -> None:
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(timeout=30)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path("outputs/arithmetic/base"))
+    parser.add_argument("--port", type=int, default=8000)
+    args = parser.parse_args()
+    words = [f"{name}={value}" for name, value in ENVIRONMENT.items()] + command(args.model, args.port)
+    print(shlex.join(words), flush=True)
+    with running_server(args.model, args.port) as url:
+        print(f"Serving {args.model} at {url}. Ctrl-C ends it.", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+
+
+if __name__ == "__main__":
+    main()

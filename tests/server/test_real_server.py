@@ -1,0 +1,134 @@
+"""Training against a real vLLM server on the CPU: the server generates from the weights being trained, and it helps."""
+
+import socket
+from statistics import mean
+
+import pytest
+import requests
+from datasets import load_dataset
+from peft import LoraConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.generation.client import VLLMServerError
+from ada_trl.generation.weight_sync import WeightSync
+from recipes.arithmetic.task import exact_match, prepare
+from recipes.arithmetic.vllm_server import running_server
+
+from ..helpers import QUICK
+from .test_fake_server import our_threads
+from .test_processes import launch
+
+
+RANK = 8
+LORA = LoraConfig(r=RANK, target_modules="all-linear")
+
+
+@pytest.fixture(scope="session")
+def task_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("arithmetic")
+    prepare(directory, num_train=32, num_test=8)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(task_dir, tmp_path_factory):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("log") / "vllm.log"
+    with running_server(task_dir / "base", port, log, max_lora_rank=RANK) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def original_weights(server, task_dir):
+    """Whatever a test has left on the server, the next one starts from the base model."""
+    yield
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(task_dir / "base")}}
+    requests.post(f"{server}/collective_rpc", json=reload, timeout=60).raise_for_status()
+    requests.post(f"{server}/reset_prefix_cache", timeout=60).raise_for_status()
+
+
+def train(server, task_dir, tmp_path, peft_config=None, **overrides):
+    options = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": server,
+        "per_device_train_batch_size": 64,
+        "max_completion_length": 6,
+    }
+    trainer = AdaGRPOTrainer(
+        str(task_dir / "base"),
+        exact_match,
+        AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
+        load_dataset(str(task_dir / "data"), split="train"),
+        peft_config=peft_config,
+    )
+    trainer.train()
+    return [logs for logs in trainer.state.log_history if "reward" in logs]
+
+
+@pytest.mark.parametrize(
+    ("sync", "peft_config", "learning_rate"),
+    [("disk", None, 5e-4), ("lora", LORA, 3e-3), ("disk", LORA, 3e-3)],
+    ids=["disk", "lora", "disk-merged-lora"],
+)
+def test_reward_rises_and_the_server_has_the_trained_weights(
+    sync, peft_config, learning_rate, server, task_dir, tmp_path
+):
+    logs = train(
+        server,
+        task_dir,
+        tmp_path,
+        peft_config,
+        vllm_weight_sync=sync,
+        learning_rate=learning_rate,
+        lr_scheduler_type="constant",
+        max_steps=25 if sync == "lora" or peft_config is None else 4,
+    )
+    assert max(step["sampling/sampling_logp_difference/mean"] for step in logs) < 1e-4
+    assert max(step["ada/server/retries"] for step in logs) == 0
+    if len(logs) == 25:
+        assert mean(step["reward"] for step in logs[-5:]) > mean(step["reward"] for step in logs[:5]) + 0.1
+    assert our_threads() == []
+    assert not (tmp_path / "vllm_weight_sync").exists()
+    models = requests.get(f"{server}/v1/models", timeout=10).json()["data"]
+    assert [model["id"] for model in models] == [str(task_dir / "base")]
+
+
+@pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
+def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
+    """The negative control of the test above."""
+    monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
+    logs = train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
+    assert logs[0]["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert logs[-1]["sampling/sampling_logp_difference/mean"] > 0.05
+
+
+def test_two_processes_share_the_server(server, task_dir, tmp_path):
+    ranks = launch(
+        2,
+        server,
+        tmp_path / "run",
+        model=str(task_dir / "base"),
+        max_steps=3,
+        per_device_train_batch_size=8,
+        vllm_request_timeout=60,
+    )
+    for rank in ranks:
+        assert rank["error"] is None
+    logs = ranks[0]["logs"]
+    assert max(step["sampling/sampling_logp_difference/mean"] for step in logs) < 1e-4
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert all(step["ada/active_prompts/round_1"] == 4 for step in logs)
+
+
+def test_a_real_refusal_names_its_reason(server, task_dir, tmp_path):
+    """A prompt and completion beyond --max-model-len: vLLM answers 400, and its words reach the user."""
+    dataset = load_dataset(str(task_dir / "data"), split="train").map(lambda row: {"prompt": row["prompt"] * 8})
+    options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server, "vllm_weight_sync": "disk"}
+    trainer = AdaGRPOTrainer(
+        str(task_dir / "base"), exact_match, AdaGRPOConfig(str(tmp_path), **QUICK | options), dataset
+    )
+    with pytest.raises(VLLMServerError, match="400: .*maximum context length is 64"):
+        trainer.train()
