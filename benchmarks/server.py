@@ -9,11 +9,15 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 - GRPO with n = 4, and
 - GRPO with the n that draws as many rollouts as Seq-balance did.
 
+It ends with a simulation of the other extreme, a server with capacity to spare, where a decoding step takes the same
+time whatever the batch, as on a GPU that is not full: this machine's server is bound by throughput instead.
+
 The learning rate is 0, so that all see the same policy; weights are still sent at every step (`vllm_weight_sync="disk"`).
 Rewards take `--reward_ms` per rollout. Ratios are of mean step times; the quotients of the single repeats follow.
 """
 
 import argparse
+import heapq
 import socket
 import sys
 import tempfile
@@ -22,6 +26,7 @@ import zlib
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import torch
 
 
@@ -30,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed  # noqa: E402
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer  # noqa: E402
+from ada_trl.core import ExitCondition, Rollout, eliminate_per_prompt  # noqa: E402
 from recipes.arithmetic.task import build_tokenizer, problems  # noqa: E402
 from recipes.arithmetic.vllm_server import running_server  # noqa: E402
 
@@ -139,6 +145,39 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
         print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
 
 
+def simulated_tokens(num_prompts: int, barrier: bool, seed: int) -> float:
+    """
+    Decoding steps until all prompts are done on a server with capacity to spare. Lengths are lognormal (median 26, σ = 1.2), cut at 300 as above; pass rates are uniform.
+    """
+    rng = np.random.default_rng(seed)
+    pass_rates = rng.random(num_prompts)
+    now, under_way = 0.0, []
+
+    def submit(prompt: int, first_draw: int) -> None:
+        drawn = np.minimum(26 * np.exp(1.2 * rng.standard_normal(8)), MAX_TOKENS)
+        heapq.heappush(under_way, (now + drawn.max(), prompt, first_draw))
+
+    def collect() -> list[tuple[int, list[Rollout]]]:
+        nonlocal now
+        now, prompt, first_draw = heapq.heappop(under_way)
+        rewards = (rng.random(8) < pass_rates[prompt]).astype(float).tolist()
+        return [(prompt, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
+
+    loop = {"samples_per_round": 8, "max_rounds": 4, "positive_threshold": 0.7, "max_in_flight": num_prompts}
+    eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), barrier=barrier, **loop)
+    return now
+
+
+def simulate() -> None:
+    print("\nSimulated server with capacity to spare: time without a barrier / with one, mean of 200 steps")
+    for num_prompts in (8, 32, 128, 512):
+        free, barrier = (
+            mean(simulated_tokens(num_prompts, with_barrier, seed) for seed in range(200))
+            for with_barrier in (False, True)
+        )
+        print(f"  {num_prompts:4d} prompts: {free / barrier:.2f}")
+
+
 def main() -> None:
     global REWARD_SECONDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,6 +198,7 @@ def main() -> None:
             Path(directory) / "model", port, args.log or Path(directory) / "log", max_model_len=512
         ) as url:
             compare(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)
+    simulate()
 
 
 if __name__ == "__main__":
