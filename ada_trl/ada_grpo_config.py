@@ -88,6 +88,11 @@ class AdaGRPOConfig(GRPOConfig):
             passes, every process raises the same error.
         vllm_max_concurrent_requests (`int`, *optional*, defaults to `64`):
             Requests that one process has under way at once; each asks for `samples_per_round` completions.
+        vllm_speculative_rounds (`float`, *optional*, defaults to `0.25`):
+            When fewer requests are under way than this share of a process's prompts, the server has capacity to spare:
+            the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
+            not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
+            pools. 0 never does, 1 always.
         vllm_round_barrier (`bool`, *optional*, defaults to `False`):
             Whether to complete each round for all of a process's prompts before the next begins. Slower; gives the
             same distribution of pools. For comparison.
@@ -209,6 +214,13 @@ class AdaGRPOConfig(GRPOConfig):
         default=64,
         metadata={"help": "Requests to a vLLM server that one process has under way at once."},
     )
+    vllm_speculative_rounds: float = field(
+        default=0.25,
+        metadata={
+            "help": "Ask a vLLM server for rounds ahead of time when fewer requests are under way than this share of a "
+            "process's prompts; 0 never does."
+        },
+    )
     vllm_round_barrier: bool = field(
         default=False,
         metadata={"help": "Whether to complete each round on a vLLM server before the next, for comparison."},
@@ -262,6 +274,8 @@ class AdaGRPOConfig(GRPOConfig):
         for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive.")
+        if not 0 <= self.vllm_speculative_rounds <= 1:
+            raise ValueError(f"vllm_speculative_rounds ({self.vllm_speculative_rounds}) must be between 0 and 1.")
         if not (self.use_vllm and self.vllm_mode == "server"):
             for name, default in (("vllm_weight_sync", "nccl"), ("vllm_round_barrier", False)):
                 if getattr(self, name) != default:

@@ -211,8 +211,9 @@ class AdaGRPOTrainer(ThroughParent):
         if self._samples_from_server:
             prompt_ids = super()._tokenize_prompts(own_prompts)[0] if own_prompts else []
             score = self._scorer(own_prompts, own_inputs, prompt_ids)
-            barrier = self.args.vllm_round_barrier
-            return ServerSampler(self.vllm_generation, prompt_ids, score, barrier, *shared), len(own_prompts)
+            below = int(self.args.vllm_speculative_rounds * len(own_prompts))
+            options = (prompt_ids, score, below, self.args.vllm_round_barrier)
+            return ServerSampler(self.vllm_generation, *options, *shared), len(own_prompts)
         pairs = gather_object(list(zip(own_prompts, own_inputs, strict=True)))
         complete = self._completer([prompt for prompt, _ in pairs], [row for _, row in pairs])
         return LocalSampler(len(pairs), complete, *shared), len(pairs)

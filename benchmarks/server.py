@@ -161,7 +161,7 @@ def simulated_tokens(num_prompts: int, barrier: bool, seed: int) -> float:
         nonlocal now
         now, prompt, first_draw = heapq.heappop(under_way)
         rewards = (rng.random(8) < pass_rates[prompt]).astype(float).tolist()
-        return [(prompt, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
+        return [(prompt, first_draw, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
 
     loop = {"samples_per_round": 8, "max_rounds": 4, "positive_threshold": 0.7, "max_in_flight": num_prompts}
     eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), barrier=barrier, **loop)

@@ -60,7 +60,12 @@ def test_samples_per_round_grows_with_the_group():
         ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
         ({"adaptive_sampling": "seq-pos", "min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
         ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
-        ({"use_vllm": True}, r"use_vllm=True is not supported .*adaptive_sampling='uniform'"),
+        ({"vllm_weight_sync": "gloo"}, r"vllm_weight_sync \('gloo'\) must be one of 'nccl', 'lora', 'disk'"),
+        ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),
+        ({"vllm_round_barrier": True}, r"vllm_round_barrier=True is for a vLLM server"),
+        ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
+        ({"vllm_max_concurrent_requests": 0}, r"vllm_max_concurrent_requests \(0\) must be positive"),
+        ({"vllm_speculative_rounds": 2}, r"vllm_speculative_rounds \(2\) must be between 0 and 1"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, r"multi_objective_aggregation=.*sum_then_normalize"),
     ],
 )

@@ -12,6 +12,8 @@ from ada_trl.train import load_reward_funcs, main, parse_args
 from recipes.arithmetic.demo import LABELS, plot, summarise, table
 from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
+from recipes.arithmetic.vllm_server import ENVIRONMENT
+from recipes.arithmetic.vllm_server import command as server_command
 
 from .helpers import even_reward
 
@@ -36,7 +38,8 @@ def command_line(task_dir, recipe, output_dir):
 
 
 def test_there_is_a_recipe_for_every_method():
-    assert {path.stem for path in RECIPES if path.parent.name == "arithmetic"} == set(LABELS)
+    methods = {path.stem for path in RECIPES if path.parent.name == "arithmetic"} - {"vllm-disk", "vllm-lora"}
+    assert methods == set(LABELS)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -46,10 +49,24 @@ def test_recipe_parses(recipe, monkeypatch):
     assert all(callable(function) for function in load_reward_funcs(script_args.reward_funcs))
     assert model_args.model_name_or_path and script_args.dataset_name
     name = recipe.stem
-    assert training_args.adaptive_sampling == ("uniform" if name.startswith("grpo") else name)
+    assert training_args.use_vllm == name.startswith("vllm")
+    if training_args.use_vllm:
+        assert name == f"vllm-{training_args.vllm_weight_sync}"
+        assert model_args.use_peft == (name == "vllm-lora")
+    else:
+        assert training_args.adaptive_sampling == ("uniform" if name.startswith("grpo") else name)
     assert training_args.num_generations == (int(name.removeprefix("grpo-n")) if name.startswith("grpo") else 4)
     assert training_args.per_device_train_batch_size // training_args.num_generations == 32
     assert str(training_args.output_dir).endswith(name)
+
+
+def test_documented_server_commands_have_the_flags_of_the_one_that_is_tested():
+    text = (ROOT / "docs" / "vllm.md").read_text()
+    for words in (*ENVIRONMENT, "--enable-lora", "--max-lora-rank", "--logprobs-mode processed_logprobs"):
+        assert words in text or words in ("VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE"), words
+    started = " ".join(server_command(Path("model"), 8000))
+    for flag in ("--enable-lora", "--max-lora-rank 8", "--logprobs-mode processed_logprobs", "--max-logprobs -1"):
+        assert flag in started
 
 
 @pytest.mark.parametrize("method", ["grpo-n4", "seq-balance"])

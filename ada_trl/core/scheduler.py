@@ -13,8 +13,8 @@ Draw = Callable[[Sequence[tuple[int, int]]], Sequence[Rollout]]
 Submit = Callable[[int, int], None]
 """Takes a prompt and the number of its first draw, asks for its next `samples_per_round` rollouts and returns at once."""
 
-Collect = Callable[[], Sequence[tuple[int, Sequence[Rollout] | None]]]
-"""Waits for at least one request; returns `(prompt, rollouts)` pairs, `None` for a prompt that can get no more."""
+Collect = Callable[[], Sequence[tuple[int, int, Sequence[Rollout] | None]]]
+"""Waits for at least one request; returns `(prompt, first draw, rollouts)`, `None` where there will be no rollouts."""
 
 Progress = Callable[[int, int], None]
 """Takes the number of prompts still active and of rollouts drawn so far."""
@@ -66,20 +66,25 @@ def eliminate_per_prompt(
     max_rounds: int,
     positive_threshold: float,
     max_in_flight: int,
+    speculate_below: int = 0,
     barrier: bool = False,
     progress: Progress | None = None,
 ) -> list[Pool]:
     """
-    The same algorithm where no prompt waits for another: each has one request in flight until it is retired.
+    The same algorithm where no prompt waits for another: each has a request in flight until it is retired.
 
-    A prompt's M rollouts are awaited together and its exit condition is looked at between its own rounds only, so the
-    pools have the same distribution as those of [`eliminate`], whatever the requests' speed.
+    A prompt's M rollouts are awaited together, its rounds are taken in order and its exit condition is looked at after
+    each, so the pools have the same distribution as those of [`eliminate`], whatever the requests' speed.
 
     Args:
         submit (`Submit`), collect (`Collect`):
-            Start a request; wait for answers. A prompt answered with `None` is retired with the pool it has.
+            Start a request; wait for answers. A prompt whose next round is answered with `None` is retired with the
+            pool it has. Requests still under way at the end are not needed.
         max_in_flight (`int`):
             Requests under way at once. Prompts that wait are served first come, first served.
+        speculate_below (`int`, *optional*, defaults to `0`):
+            When fewer requests are under way, ask for rounds of active prompts before the one before is answered. Such a
+            round joins the pool only if the prompt turns out to need it; otherwise its rollouts are thrown away.
         barrier (`bool`, *optional*, defaults to `False`):
             Start a round only when the round before is complete, for comparison.
 
@@ -87,23 +92,38 @@ def eliminate_per_prompt(
         `list[Pool]`: one pool per prompt, in order.
     """
     pools = [Pool(positive_threshold) for _ in range(num_prompts)]
-    waiting, held = deque(range(num_prompts)), deque()
-    rounds = [0] * num_prompts
+    asked, done = [0] * num_prompts, [0] * num_prompts  # rounds
+    answers: dict[tuple[int, int], Sequence[Rollout] | None] = {}  # by prompt and first draw, until their turn
+    active = dict.fromkeys(range(num_prompts))
+    waiting, held = deque(active), deque()
     in_flight = 0
-    while waiting or in_flight:
-        while waiting and in_flight < max_in_flight:
-            prompt = waiting.popleft()
-            submit(prompt, rounds[prompt] * samples_per_round)
+
+    def next_prompt() -> int | None:
+        if waiting:
+            return waiting.popleft() if in_flight < max_in_flight else None
+        if barrier or in_flight >= speculate_below:
+            return None
+        return min((p for p in active if asked[p] < max_rounds), key=lambda p: asked[p] - done[p], default=None)
+
+    while active:
+        while (prompt := next_prompt()) is not None:
+            submit(prompt, asked[prompt] * samples_per_round)
+            asked[prompt] += 1
             in_flight += 1
-        for prompt, rollouts in collect():
+        for prompt, first_draw, rollouts in collect():
             in_flight -= 1
-            rounds[prompt] += 1
-            for rollout in rollouts or ():
-                pools[prompt].add(rollout)
-            if rollouts is not None and rounds[prompt] < max_rounds and not exit_condition(pools[prompt]):
-                (held if barrier else waiting).append(prompt)
+            answers[prompt, first_draw] = rollouts
+            while prompt in active and (turn := (prompt, done[prompt] * samples_per_round)) in answers:
+                rollouts = answers.pop(turn)
+                done[prompt] += 1
+                for rollout in rollouts or ():
+                    pools[prompt].add(rollout)
+                if rollouts is None or done[prompt] == max_rounds or exit_condition(pools[prompt]):
+                    del active[prompt]
+                elif asked[prompt] == done[prompt]:
+                    (held if barrier else waiting).append(prompt)
         if not waiting and not in_flight:
             waiting, held = held, waiting
         if progress is not None:
-            progress(len(waiting) + len(held) + in_flight, sum(map(len, pools)))
+            progress(len(active), sum(map(len, pools)))
     return pools

@@ -24,6 +24,9 @@ class ServerSampler(Sampler):
     nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
     has arrived in the meantime is scored in one call.
 
+    When few requests are left, the server has capacity to spare: rounds of the prompts still active are then asked for ahead
+    of time (`vllm_speculative_rounds`). Those that turn out not to be needed are cancelled or thrown away.
+
     A first round that fails stops the run on every process. When a later one fails because the server is unavailable,
     its prompt is retired with the pool it has, which is counted in `server/gave_up`.
 
@@ -35,8 +38,8 @@ class ServerSampler(Sampler):
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
             Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
             the first round; decodes and scores them on this process alone.
-        barrier (`bool`):
-            Complete each round before the next, for comparison.
+        speculate_below (`int`), barrier (`bool`):
+            See [`~core.eliminate_per_prompt`].
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ServerSampler(Sampler):
         vllm: AdaVLLMGeneration,
         prompt_ids: Sequence[list[int]],
         score: Callable[[list[int], list, list, bool], Completions],
+        speculate_below: int,
         barrier: bool,
         *args,
     ):
@@ -51,10 +55,11 @@ class ServerSampler(Sampler):
         self.vllm = vllm
         self.prompt_ids = prompt_ids
         self.score = score
+        self.speculate_below = speculate_below
         self.barrier = barrier
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
-        self._in_flight = 0
+        self._in_flight = self._submitted = 0
         self._idle_since: float | None = None
 
     def sample(self, *, samples_per_round: int, positive_threshold: float, **loop) -> list[Pool]:
@@ -72,6 +77,7 @@ class ServerSampler(Sampler):
                     samples_per_round=samples_per_round,
                     positive_threshold=positive_threshold,
                     max_in_flight=self.vllm.max_concurrent_requests,
+                    speculate_below=self.speculate_below,
                     barrier=self.barrier,
                     **loop,
                 )
@@ -79,6 +85,7 @@ class ServerSampler(Sampler):
         except Exception as caught:  # the other processes must hear of it, see raise_first
             error = caught
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
+        self.stats["server/unneeded"] = self._submitted - sum(-(-len(pool) // samples_per_round) for pool in pools)
         self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
         received = gather_object([(self.vllm.report(error), [pool.rollouts for pool in pools])])
         what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
@@ -91,12 +98,13 @@ class ServerSampler(Sampler):
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
             self._in_flight += 1
+            self._submitted += 1
             future = start(self.prompt_ids[prompt], samples_per_round)
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit
 
-    def _collect(self) -> list[tuple[int, list[Rollout] | None]]:
+    def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for an answer, take all that there are, score them."""
         arrived = []
         while not arrived:
@@ -117,13 +125,13 @@ class ServerSampler(Sampler):
                 if not first_draw:
                     raise
                 self.stats["server/gave_up"] += 1
-                collected.append((prompt, None))
+                collected.append((prompt, first_draw, None))
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for first_round in (True, False):
             collected += self._score([answer for answer in answered if (answer[1] == 0) == first_round], first_round)
         return collected
 
-    def _score(self, answers: list[tuple], first_round: bool) -> list[tuple[int, list[Rollout]]]:
+    def _score(self, answers: list[tuple], first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
         if not answers:
             return []
         rows = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answers for i in range(len(ids))]
@@ -136,4 +144,4 @@ class ServerSampler(Sampler):
         offset = self.keep(completions, len(rows))
         sources = [(self.process_index, offset + i) for i in range(len(rows))]
         rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
-        return [(prompt, [next(rollouts) for _ in ids]) for prompt, _, ids, _ in answers]
+        return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]

@@ -29,9 +29,9 @@ class Requests:
     def collect(self):
         self.now, prompt, first_draw = heapq.heappop(self.under_way)
         if (prompt, first_draw // M) in self.unavailable:
-            return [(prompt, None)]
+            return [(prompt, first_draw, None)]
         draws = range(first_draw, first_draw + M)
-        return [(prompt, [Rollout(d, self.reward(prompt, d), self.reward(prompt, d)) for d in draws])]
+        return [(prompt, first_draw, [Rollout(d, self.reward(prompt, d), self.reward(prompt, d)) for d in draws])]
 
 
 def reward(prompt, draw):
@@ -53,11 +53,15 @@ def rounds(num_prompts=40):
     return eliminate(num_prompts, draw, BALANCE, **LOOP)
 
 
-@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"barrier": True}, {"speculate_below": 10}, {"speculate_below": 40}], ids=lambda o: str(o)
+)
 @pytest.mark.parametrize("max_in_flight", [1, 3, 1000])
-def test_same_pools_as_in_rounds_whatever_the_speed(barrier, max_in_flight):
+def test_same_pools_as_in_rounds_whatever_the_speed(options, max_in_flight):
     rng = random.Random(0)
-    pools, requests = run(duration=lambda *_: rng.random(), max_in_flight=max_in_flight, barrier=barrier)
+    speculate_below = min(options.get("speculate_below", 0), max_in_flight)
+    options = options | {"speculate_below": speculate_below, "max_in_flight": max_in_flight}
+    pools, requests = run(duration=lambda *_: rng.random(), **options)
     assert [pool.rollouts for pool in pools] == [pool.rollouts for pool in rounds()]
     assert requests.most <= max_in_flight
     assert {len(pool) for pool in pools} == {4, 8, 12}
@@ -74,6 +78,36 @@ def test_a_slow_request_holds_nobody_up_without_a_barrier():
     assert (free.now, barrier.now) == (102.0, 300.0)
     order = [k for _, k in barrier.log]
     assert order == sorted(order)
+
+
+def test_speculation_shortens_the_tail_and_only_that():
+    """One prompt needs three rounds of 10 each; the others are done at once."""
+
+    def duration(prompt, k):
+        return 10.0 if prompt == 0 else 1.0
+
+    _, patient = run(num_prompts=10, duration=duration)
+    _, eager = run(num_prompts=10, duration=duration, speculate_below=3)
+    assert patient.now == 30.0
+    assert 10.0 < eager.now < 15.0
+    assert len(eager.log) - len(patient.log) <= 3
+    assert [prompt for prompt, _ in eager.log[:10]] == list(range(10))  # not before every prompt has been asked
+
+
+def test_an_unneeded_round_does_not_reach_the_pool():
+    pools, requests = run(speculate_below=40)
+    assert len(requests.log) > sum(len(pool) for pool in pools) // M
+    assert [pool.rollouts for pool in pools] == [pool.rollouts for pool in rounds()]
+
+
+def test_a_speculative_round_that_fails_waits_for_its_turn():
+    """Round 1 of prompt 0 is unavailable and is known before round 0 is answered."""
+
+    def duration(prompt, k):
+        return 10.0 if k == 0 else 1.0
+
+    pools, _ = run(num_prompts=1, duration=duration, speculate_below=3, unavailable={(0, 1)})
+    assert len(pools[0]) == M
 
 
 def test_waiting_prompts_are_served_in_order():

@@ -463,6 +463,41 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
         assert len(finished) == 12
 
 
+def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path):
+    """They shorten the tail, and what is not needed is cancelled on the server and not counted."""
+
+    texts = {
+        "1+2=": [RIGHT, WRONG, RIGHT, WRONG] * 3,
+        "31+4=": [WRONG] * 4 + [RIGHT, RIGHT, WRONG, WRONG] * 2,
+        "5+55=": [RIGHT] * 12,
+        "7+8=": [RIGHT, WRONG, RIGHT, WRONG] * 3,  # done after its first round, which is slow
+    }
+
+    async def behave(call):
+        await asyncio.sleep(0.6 if call.prompt == "7+8=" else 0.05)
+        start = call.round * call.n
+        return answer(call, [f"{t}{call.round}{i}" for i, t in enumerate(texts[call.prompt][start : start + call.n])])
+
+    def run(share):
+        with FakeServer(behave) as server:
+            trainer = build(tmp_path / str(share), server, vllm_request_timeout=20, vllm_speculative_rounds=share)
+            batches = []
+            original = trainer._apply_replay
+            trainer._apply_replay = lambda output: (original(output), batches.append(output))
+            trainer.train()
+            time.sleep(0.2)
+            assert server.in_flight == 0
+        return batches[0], logs_of(trainer)[0], len(server.completions)
+
+    (patient, patient_logs, asked), (eager, eager_logs, asked_eagerly) = run(0), run(1)
+    for name in ("prompt_ids", "completion_ids", "advantages"):
+        assert torch.equal(patient[name], eager[name])
+    assert patient_logs["ada/samples_per_prompt/mean"] == eager_logs["ada/samples_per_prompt/mean"]
+    assert patient_logs["ada/server/unneeded"] == 0
+    assert eager_logs["ada/server/unneeded"] == asked_eagerly - asked == 2
+    assert our_threads() == []
+
+
 def test_rewards_run_on_the_main_thread_beside_generation(tmp_path):
     threads, in_flight = [], []
 

@@ -1,5 +1,6 @@
 """Training against a real vLLM server on the CPU: the server generates from the weights being trained, and it helps."""
 
+import json
 import socket
 from statistics import mean
 
@@ -11,12 +12,13 @@ from peft import LoraConfig
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.generation.client import VLLMServerError
 from ada_trl.generation.weight_sync import WeightSync
+from ada_trl.train import main
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import QUICK
 from .test_fake_server import our_threads
-from .test_processes import launch
+from .test_processes import ROOT, launch
 
 
 RANK = 8
@@ -132,3 +134,16 @@ def test_a_real_refusal_names_its_reason(server, task_dir, tmp_path):
     )
     with pytest.raises(VLLMServerError, match="400: .*maximum context length is 64"):
         trainer.train()
+
+
+@pytest.mark.parametrize("recipe", ["vllm-disk", "vllm-lora"])
+def test_recipes_train(recipe, server, task_dir, tmp_path):
+    overrides = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}", "--use_cpu"]
+    overrides += [f"--output_dir={tmp_path}", f"--vllm_server_base_url={server}", "--max_steps=2", "--logging_steps=1"]
+    overrides += ["--per_device_train_batch_size=16", "--per_device_eval_batch_size=8", "--eval_steps=2"]
+    main(["--config", str(ROOT / "recipes" / "arithmetic" / f"{recipe}.yaml"), *overrides])
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    differences = [logs["sampling/sampling_logp_difference/mean"] for logs in history if "ada/rounds/mean" in logs]
+    assert len(differences) == 2 and max(differences) < 1e-4
+    assert [logs["step"] for logs in history if "eval_reward" in logs] == [0, 2]
+    assert (tmp_path / ("adapter_model.safetensors" if recipe == "vllm-lora" else "model.safetensors")).exists()
