@@ -5,6 +5,7 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 (median about 26 tokens, 1 % beyond 230), and takes steps of `--prompts` prompts in turn with
 
 - Seq-balance, no barrier (the default),
+- Seq-balance, no barrier and no rounds ahead of time (`vllm_speculative_rounds=0`),
 - Seq-balance with a barrier per round (`vllm_round_barrier=True`),
 - GRPO with n = 4, and
 - GRPO with the n that draws as many rollouts as Seq-balance did.
@@ -109,7 +110,7 @@ def report(name: str, logs: list[dict]) -> str:
         "rollouts/prompt": mean(step["ada/samples_per_prompt/mean"] for step in logs),
         "zero signal": mean(step["ada/zero_signal/final"] for step in logs),
     }
-    line = f"  {name:34s}" + "".join(f"{label} {value:6.2f}   " for label, value in figures.items())
+    line = f"  {name:36s}" + "".join(f"{label} {value:6.2f}   " for label, value in figures.items())
     if "ada/time/idle" in logs[0]:
         sampling = sum(step["ada/time/generate"] + step["ada/time/reward"] for step in logs)
         idle = sum(step["ada/time/idle"] for step in logs) / sampling
@@ -119,15 +120,17 @@ def report(name: str, logs: list[dict]) -> str:
 
 
 def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
-    per_prompt, barrier, grpo, same = (
+    per_prompt, patient, barrier, grpo, same = (
         "Seq-balance",
+        "Seq-balance, nothing ahead of time",
         "Seq-balance, barrier per round",
         "GRPO n=4",
         "GRPO, as many rollouts",
     )
-    runs: dict[str, list[list[dict]]] = {per_prompt: [], barrier: [], grpo: [], same: []}
+    runs: dict[str, list[list[dict]]] = {per_prompt: [], patient: [], barrier: [], grpo: [], same: []}
     for seed in range(repeats):
         runs[per_prompt].append(train(url, model, prompts, 4, steps, seed))
+        runs[patient].append(train(url, model, prompts, 4, steps, seed, vllm_speculative_rounds=0.0))
         runs[barrier].append(train(url, model, prompts, 4, steps, seed, vllm_round_barrier=True))
         runs[grpo].append(train(url, model, prompts, 4, steps, seed, adaptive_sampling="uniform"))
         drawn = mean(step["ada/samples_per_prompt/mean"] for run in runs[per_prompt] for step in run)
@@ -139,23 +142,31 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
     def seconds(run: list[dict]) -> float:
         return mean(step["step_time"] for step in run)
 
-    for one, other in ((per_prompt, barrier), (per_prompt, grpo), (per_prompt, same), (barrier, same)):
+    for one, other in (
+        (per_prompt, barrier),
+        (patient, barrier),
+        (per_prompt, grpo),
+        (per_prompt, same),
+        (barrier, same),
+    ):
         ratio = mean(map(seconds, runs[one])) / mean(map(seconds, runs[other]))
         single = [seconds(a) / seconds(b) for a, b in zip(runs[one], runs[other], strict=True)]
         print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
 
 
-def simulated_tokens(num_prompts: int, barrier: bool, seed: int) -> float:
+def simulated_seconds(num_prompts: int, seed: int, **options) -> tuple[float, float]:
     """
-    Decoding steps until all prompts are done on a server with capacity to spare. Lengths are lognormal (median 26, σ = 1.2), cut at 300 as above; pass rates are uniform.
+    Decoding steps until all prompts are done on a server with capacity to spare, and tokens generated. Lengths are lognormal (median 26, σ = 1.2), cut at 300 as above; pass rates are uniform.
     """
     rng = np.random.default_rng(seed)
     pass_rates = rng.random(num_prompts)
-    now, under_way = 0.0, []
+    now, tokens, under_way = 0.0, 0.0, []
 
     def submit(prompt: int, first_draw: int) -> None:
         drawn = np.minimum(26 * np.exp(1.2 * rng.standard_normal(8)), MAX_TOKENS)
         heapq.heappush(under_way, (now + drawn.max(), prompt, first_draw))
+        nonlocal tokens
+        tokens += drawn.sum()
 
     def collect() -> list[tuple[int, list[Rollout]]]:
         nonlocal now
@@ -164,18 +175,29 @@ def simulated_tokens(num_prompts: int, barrier: bool, seed: int) -> float:
         return [(prompt, first_draw, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
 
     loop = {"samples_per_round": 8, "max_rounds": 4, "positive_threshold": 0.7, "max_in_flight": num_prompts}
-    eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), barrier=barrier, **loop)
-    return now
+    eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), **loop, **options)
+    return now, tokens
 
 
-def simulate() -> None:
-    print("\nSimulated server with capacity to spare: time without a barrier / with one, mean of 200 steps")
+def simulate(repeats: int = 200) -> None:
+    print(f"\nSimulated server with capacity to spare: time and tokens over those with a barrier, {repeats} steps")
     for num_prompts in (8, 32, 128, 512):
-        free, barrier = (
-            mean(simulated_tokens(num_prompts, with_barrier, seed) for seed in range(200))
-            for with_barrier in (False, True)
-        )
-        print(f"  {num_prompts:4d} prompts: {free / barrier:.2f}")
+        kinds = {
+            "barrier": {"barrier": True},
+            "none": {},
+            "rounds ahead of time": {"speculate_below": num_prompts // 4},
+        }
+        results = {
+            kind: np.mean([simulated_seconds(num_prompts, seed, **options) for seed in range(repeats)], axis=0)
+            for kind, options in kinds.items()
+        }
+        ratios = [
+            f"{kind}: time {t:.2f} tokens {k:.2f}"
+            for kind, (t, k) in (
+                (kind, value / results["barrier"]) for kind, value in results.items() if kind != "barrier"
+            )
+        ]
+        print(f"  {num_prompts:4d} prompts   {'   '.join(ratios)}")
 
 
 def main() -> None:

