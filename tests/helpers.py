@@ -1,5 +1,7 @@
 """Tiny models, data and rewards that need no download."""
 
+import socket
+
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, set_seed
 
@@ -52,6 +54,13 @@ def even_reward(completions: list[str], **kwargs) -> list[float]:
 
 def length_reward(completions: list[str], **kwargs) -> list[float]:
     return [len(completion) / 10 for completion in completions]
+
+
+def free_port() -> int:
+    """For servers and process groups, so that two test runs on one machine do not meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 # Arguments of every training run in the tests: CPU, quiet, quick.

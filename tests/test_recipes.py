@@ -15,7 +15,7 @@ from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepa
 from recipes.arithmetic.vllm_server import ENVIRONMENT
 from recipes.arithmetic.vllm_server import command as server_command
 
-from .helpers import even_reward
+from .helpers import even_reward, free_port
 
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +81,8 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
 
 
 def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--module"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    command += ["--main_process_port", str(free_port()), "--module"]
     command += ["ada_trl.train", *command_line(task_dir, ROOT / "recipes/arithmetic/seq-balance.yaml", tmp_path)]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     # 8 rows per process and step: 4 prompts in a step of both processes.

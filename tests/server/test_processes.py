@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..helpers import PROMPTS
+from ..helpers import PROMPTS, free_port
 from .fake import FakeServer, answer, random_texts
 from .test_fake_server import fail, half_right, stall
 
@@ -23,7 +23,7 @@ def launch(processes, url, output_dir, **options):
     command = [sys.executable, "-W", "ignore", "-m"]
     if processes > 1:
         command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
-        command += ["--main_process_port", "0", "--module"]
+        command += ["--main_process_port", str(free_port()), "--module"]
     command += ["tests.server.worker", url, str(output_dir)]
     options = {"vllm_request_timeout": TIMEOUT, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}

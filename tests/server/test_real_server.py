@@ -1,7 +1,6 @@
 """Training against a real vLLM server on the CPU: the server generates from the weights being trained, and it helps."""
 
 import json
-import socket
 from statistics import mean
 
 import pytest
@@ -16,7 +15,7 @@ from ada_trl.train import main
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
-from ..helpers import QUICK
+from ..helpers import QUICK, free_port
 from .test_fake_server import our_threads
 from .test_processes import ROOT, launch
 
@@ -34,11 +33,8 @@ def task_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(task_dir, tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("log") / "vllm.log"
-    with running_server(task_dir / "base", port, log, max_lora_rank=RANK) as url:
+    with running_server(task_dir / "base", free_port(), log, max_lora_rank=RANK) as url:
         yield url
 
 
