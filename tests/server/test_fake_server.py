@@ -564,6 +564,8 @@ def test_uniform_mode_and_evaluation_go_through_the_same_client(tmp_path):
         server.completions.clear()
         trainer.evaluate(prompt_dataset(1))
         assert [call.n for call in server.completions] == [4] * 4
+        trainer.vllm_generation.close()
+        assert our_threads() == []
     assert logs_of(trainer)[0]["reward"] == 0.5
 
 
