@@ -60,7 +60,6 @@ def test_samples_per_round_grows_with_the_group():
         ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
         ({"adaptive_sampling": "seq-pos", "min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
         ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
-        ({"use_vllm": True}, r"use_vllm=True is not supported .*adaptive_sampling='uniform'"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, r"multi_objective_aggregation=.*sum_then_normalize"),
     ],
 )

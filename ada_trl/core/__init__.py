@@ -3,7 +3,7 @@
 from .advantages import group_advantages, prompt_weight
 from .allocation import allocate, check_budget
 from .exit_conditions import ExitCondition
-from .metrics import completion_metrics, sampling_metrics, zero_signal_probability
+from .metrics import completion_metrics, mean_and_std, sampling_metrics, zero_signal_probability
 from .pass_rate import EMAPassRate, brier_metrics, prompt_key, prompt_text
 from .pool import Pool, Rollout
 from .scheduler import Draw, eliminate, eliminate_per_prompt
@@ -23,6 +23,7 @@ __all__ = [
     "eliminate",
     "eliminate_per_prompt",
     "group_advantages",
+    "mean_and_std",
     "prompt_key",
     "prompt_text",
     "prompt_weight",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout, eliminate_per_prompt
+from ..core.scheduler import round_sizes
 from .client import VLLMServerUnavailable
 from .sampler import Completions, Sampler
 from .vllm import AdaVLLMGeneration
@@ -57,7 +58,7 @@ class ServerSampler(Sampler):
         self._in_flight = 0
         self._idle_since: float | None = None
 
-    def sample(self, *, samples_per_round: int, positive_threshold: float, **loop) -> list[Pool]:
+    def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
         started = time.perf_counter()
         self._tick = loop["progress"].tick
         pools, error = [], None
@@ -85,13 +86,15 @@ class ServerSampler(Sampler):
         self.vllm.raise_first([report for report, _ in received], error, what)
         return [Pool(positive_threshold, rollouts) for _, process in received for rollouts in process]
 
-    def _submitter(self, start, samples_per_round: int) -> Callable[[int, int], None]:
+    def _submitter(self, start, samples_per_round: int | Sequence[int]) -> Callable[[int, int], None]:
+        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
+
         def submit(prompt: int, first_draw: int) -> None:
             if self._idle_since is not None:
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
             self._in_flight += 1
-            future = start(self.prompt_ids[prompt], samples_per_round)
+            future = start(self.prompt_ids[prompt], sizes[prompt])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

@@ -238,7 +238,9 @@ def test_weight_is_clamped_at_one_over_the_pool_size():
 def metrics_of(pools, exit_condition=BALANCE, n=4, m=4):
     groups = [select_group(pool, n, (i,)) for i, pool in enumerate(pools)]
     advantages = [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)]
-    return sampling_metrics(pools, groups, advantages, exit_condition, samples_per_round=m, weighting="inverse_sqrt")
+    return sampling_metrics(
+        pools, groups, advantages, exit_condition, samples_per_round=m, num_generations=n, weighting="inverse_sqrt"
+    )
 
 
 def test_metrics_of_a_scripted_step():
