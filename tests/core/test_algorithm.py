@@ -19,6 +19,7 @@ from ada_trl.core import (
     select_group,
     zero_signal_probability,
 )
+from ada_trl.core.metrics import zero_signal_of_grpo
 
 
 NAN = math.nan
@@ -274,6 +275,17 @@ def test_zero_signal_probability_counts_subsets(positives, m, n):
     subsets = list(itertools.combinations(rewards, n))
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
     assert zero_signal_probability(rewards, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(size, p):
+    """Exactly: over all pools of that size, weighted by their probability."""
+    total = 0.0
+    for rewards in itertools.product([0.0, 1.0], repeat=size):
+        pool = Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(rewards)])
+        total += p ** sum(rewards) * (1 - p) ** (size - sum(rewards)) * zero_signal_of_grpo(pool, 4, p)
+    assert total == pytest.approx(p**4 + (1 - p) ** 4)
 
 
 def test_core_imports_neither_torch_nor_trl():
