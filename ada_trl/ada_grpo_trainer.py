@@ -2,7 +2,6 @@
 
 import os
 import textwrap
-from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -175,7 +174,8 @@ class AdaGRPOTrainer(ThroughParent):
         args, tokens_seen = self.args, self.state.num_input_tokens_seen
         own = self._own_prompts(prompts)
         everyone = gather_object(own)
-        estimates, sizes = self._estimate(everyone), args.samples_per_round
+        self._estimate(everyone)
+        sizes = args.samples_per_round
         if args.estimates_budgets:
             sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), prompts, own)
         sampler, num_shown = self._build_sampler(own, everyone)
@@ -199,16 +199,17 @@ class AdaGRPOTrainer(ThroughParent):
             self.state.num_input_tokens_seen = tokens_seen + int(stats.pop("tokens/seen"))
         for name in {name for row in extras for name in row}:
             self._pending_extra_logs[name] = [row.get(name) for row in extras]
-        self._replay = self._plan_update(pools, groups, stats | self._learn(pools), estimates)
+        self._replay = self._plan_update(pools, groups, stats | self._learn(pools))
         self._replay.prompts = [prompt for prompt, _ in everyone]
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]  # later rounds count too
         return columns
 
     # Pass rates: known before sampling, learnt after
 
-    def _estimate(self, prompts: list[tuple[Any, dict]]) -> list[float] | None:
-        """Estimated pass rates of all processes' prompts, if they are tracked."""
-        return None if self.pass_rates is None else self.pass_rates.predict(prompts, self._prompt_features)
+    def _estimate(self, prompts: list[tuple[Any, dict]]) -> None:
+        """Estimate the pass rates of all processes' prompts, if they are tracked."""
+        if self.pass_rates is not None:
+            self.pass_rates.predict(prompts, self._prompt_features)
 
     def _prompt_features(self, prompts: list) -> torch.Tensor:
         return prompt_features(
@@ -309,14 +310,8 @@ class AdaGRPOTrainer(ThroughParent):
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
-    def _plan_update(
-        self,
-        pools: list[Pool],
-        groups: list[list[Rollout]],
-        stats: dict[str, float],
-        estimates: Sequence[float] | None,
-    ) -> Replay:
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, estimates)
+    def _plan_update(self, pools: list[Pool], groups: list[list[Rollout]], stats: dict[str, float]) -> Replay:
+        replay = plan_update(pools, groups, self.args, self.accelerator.device)
         replay.metrics |= stats
         return replay
 

@@ -112,11 +112,6 @@ class PassRateTracker:
             "time/estimate": seconds
         }
 
-    @property
-    def estimates(self) -> list[float]:
-        """What `predict` returned last."""
-        return self._estimates["brier"]
-
     def save(self, directory: str) -> None:
         """Write the record of pass rates and, if there is one, the value head. One process at a time."""
         texts = {key: text for key, text in self.texts.items() if text is not None}

@@ -66,12 +66,9 @@ def plan_update(
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
     device: torch.device,
-    estimates: Sequence[float] | None = None,
 ) -> Replay:
     """
-    Advantages and metrics of the selected groups.
-
-    With budgets from `estimates` all that was drawn is the first round.
+    Advantages and metrics of the selected groups. With budgets from estimates all that was drawn is the first round.
     """
     first_round = max(map(len, pools)) if args.estimates_budgets else args.samples_per_round
     advantages = pool_advantages(pools, groups, args)
@@ -83,7 +80,6 @@ def plan_update(
         samples_per_round=first_round,
         num_generations=args.num_generations,
         weighting=args.prompt_weighting,
-        estimates=estimates if args.estimates_budgets else None,
     )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(

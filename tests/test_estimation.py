@@ -9,6 +9,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 
 from ada_trl.core import mean_and_std, prompt_key
+from ada_trl.core.pass_rate import fit_beta_prior, tally_counts
 from ada_trl.pass_rate_record import PASS_RATES_FILE, load_pass_rates
 from ada_trl.train import parse_args
 from ada_trl.value_head import VALUE_HEAD_FILE
@@ -120,7 +121,8 @@ def test_a_step_line_by_line(tmp_path):
     assert logs["ada/estimator/brier_batch_mean"] == pytest.approx(4 / 16 * 12 / 16)
     # GRPO would have drawn two more of the second prompt and one more of the last, which might have differed; of the
     # third, four of nine would have missed the positive one with probability 5/9.
-    zero_signal = [0, estimates["31+4="] ** 2, 5 / 9, 1 - estimates["7+8="]]
+    a, b = fit_beta_prior(tally_counts([(1, 2), (2, 2), (0, 3)]), 1.0, 1.0)
+    zero_signal = [0, (a + 2) / (a + b + 2) * (a + 3) / (a + b + 3), 5 / 9, (b + 3) / (a + b + 3)]
     assert logs["ada/zero_signal/first_round"] == pytest.approx(sum(zero_signal) / 4)
     assert logs["frac_reward_zero_std"] == logs["ada/zero_signal/first_round"]
     assert logs["ada/zero_signal/final"] == 0.5

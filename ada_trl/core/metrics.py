@@ -8,6 +8,7 @@ import numpy as np
 
 from .advantages import PromptWeighting, prompt_weight
 from .exit_conditions import ExitCondition
+from .pass_rate import fit_beta_prior, tally_counts
 from .pool import Pool, Rollout
 
 
@@ -26,20 +27,28 @@ def zero_signal_probability(rewards: Sequence[float], num_generations: int) -> f
     return same / math.comb(len(scored), num_generations)
 
 
-def zero_signal_of_grpo(pool: Pool, num_generations: int, estimate: float | None = None) -> float:
+def zero_signal_of_grpo(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
     """
-    [`zero_signal_probability`] of a pool drawn uniformly, also for one of fewer than `num_generations` rollouts.
+    [`zero_signal_probability`] of uniformly drawn pools, `(num_prompts,)`, also of those that are smaller than n =
+    `num_generations`.
 
-    GRPO would have drawn the missing rollouts too. A contrast that is there already would have stayed; equal rewards
-    would have stayed equal with probability p̂^missing (all positive) or (1 − p̂)^missing. Over many pools that is
-    p^n + (1 − p)^n where the estimate p̂, made before the pool was drawn, is right. Without an `estimate`, the small
-    pool stands for the group.
+    GRPO would have drawn the rollouts missing in a small pool too. A contrast that is there already would have stayed;
+    equal rewards would have stayed equal with probability E[p^missing] (all positive) or E[(1 − p)^missing], over what
+    is left to know about p: a Beta prior fitted to the small pools of this batch, and the pool itself. A plug-in of
+    estimated pass rates would be too small however well calibrated they are (Jensen), and letting a pool of two stand for
+    a group of four too large.
     """
-    probability = zero_signal_probability([rollout.reward for rollout in pool.rollouts], num_generations)
-    missing = num_generations - len(pool)
-    if estimate is None or missing <= 0 or not pool.scored:
-        return probability
-    return probability * (estimate if pool.positives else 1 - estimate) ** missing
+    shares = np.array([zero_signal_probability([r.reward for r in pool.rollouts], num_generations) for pool in pools])
+    small = [i for i, pool in enumerate(pools) if pool.scored and len(pool) < num_generations]
+    if not small:
+        return shares
+    alpha, beta = fit_beta_prior(tally_counts([(pools[i].positives, pools[i].scored) for i in small]), 1.0, 1.0)
+    for i in small:
+        pool = pools[i]
+        same = alpha + pool.positives if pool.positives else beta + pool.negatives
+        more = np.arange(num_generations - len(pool))
+        shares[i] *= np.prod((same + more) / (alpha + beta + pool.scored + more))
+    return shares
 
 
 def mean_and_std(values: Sequence[Sequence[float]], *, each_prompt_once: bool) -> tuple[float, float]:
@@ -75,7 +84,6 @@ def sampling_metrics(
     samples_per_round: int,
     num_generations: int,
     weighting: PromptWeighting,
-    estimates: Sequence[float] | None = None,
 ) -> dict[str, float]:
     """
     The adaptive figures of one step, one number each, over all prompts of all processes.
@@ -98,17 +106,12 @@ def sampling_metrics(
             n, the group size of the GRPO that `zero_signal/first_round` compares with.
         weighting (`str`):
             See [`prompt_weight`].
-        estimates (`Sequence[float]`, *optional*):
-            Pass rates estimated before sampling, for pools smaller than n; see [`zero_signal_of_grpo`].
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
     resolved = np.array([exit_condition(pool) for pool in pools])
     first_rounds = [Pool(p.positive_threshold, (r for r in p.rollouts if r.draw < samples_per_round)) for p in pools]
-    estimates = [None] * len(pools) if estimates is None else estimates
-    zero_before = np.array(
-        [zero_signal_of_grpo(pool, num_generations, p) for pool, p in zip(first_rounds, estimates, strict=True)]
-    )
+    zero_before = zero_signal_of_grpo(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
     pass_rates = [pool.pass_rate for pool in first_rounds]
     weights = [prompt_weight(pool.pass_rate, max(pool.scored, 1), weighting) for pool in pools]

@@ -277,15 +277,16 @@ def test_zero_signal_probability_counts_subsets(positives, m, n):
     assert zero_signal_probability(rewards, n) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
-def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(size, p):
-    """Exactly: over all pools of that size, weighted by their probability."""
-    total = 0.0
-    for rewards in itertools.product([0.0, 1.0], repeat=size):
-        pool = Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(rewards)])
-        total += p ** sum(rewards) * (1 - p) ** (size - sum(rewards)) * zero_signal_of_grpo(pool, 4, p)
-    assert total == pytest.approx(p**4 + (1 - p) ** 4)
+@pytest.mark.parametrize("shape", [(0.4, 0.6), (2.0, 5.0), (5.0, 1.0)])
+def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
+    """Budgets of 2 to 6 from noisy estimates: easy prompts have small pools, which is no reason to call them better."""
+    rng = random.Random(0)
+    rates = [rng.betavariate(*shape) for _ in range(4000)]
+    sizes = [2 + int(4.99 * (1 - min(max(p + rng.gauss(0, 0.2), 0), 1))) for p in rates]
+    rewards = [[float(rng.random() < p) for _ in range(size)] for p, size in zip(rates, sizes, strict=True)]
+    pools = [Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(values)]) for values in rewards]
+    expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
+    assert zero_signal_of_grpo(pools, 4).mean() == pytest.approx(expected, abs=0.015)
 
 
 def test_core_imports_neither_torch_nor_trl():
