@@ -1,19 +1,11 @@
 """Configuration of the AdaGRPOTrainer."""
 
-import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .config_checks import CHOICES, check_config
 from .core import ExitCondition
-
-
-_CHOICES = {
-    "adaptive_sampling": ("seq-balance", "seq-pos", "uniform"),
-    "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
-    "unresolved": ("keep", "mask"),
-    "vllm_weight_sync": ("nccl", "lora", "disk"),
-}
 
 
 @dataclass
@@ -35,9 +27,13 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-balance"`: rounds of `samples_per_round` rollouts until a prompt has `min_positives` positives
                   and `min_negatives` negatives.
                 - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
+                - `"est-ema"`: one round, of more rollouts for prompts with a lower estimated pass rate; with the default
+                  budget GRPO's cost exactly. The estimate comes from what the prompt has shown before.
+                - `"est-value"`: the same with the estimate of a small value head on the policy's hidden state.
                 - `"uniform"`: exactly `num_generations` per prompt and GRPO's advantages: the same weights as
                   [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything then, except that
-                  `positive_threshold` and `exit_reward` are used for the `ada/` metrics.
+                  `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
+                  `track_pass_rates` works.
 
         samples_per_round (`int`, *optional*):
             M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
@@ -56,6 +52,39 @@ class AdaGRPOConfig(GRPOConfig):
         exit_reward (`str`, *optional*):
             Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
             diversity. If `None`, the signal is the weighted total reward.
+
+        > Parameters that control the budgets of `"est-ema"` and `"est-value"`
+
+        samples_per_prompt (`int`, *optional*):
+            Rollouts per prompt on average. If `None`, `num_generations`: every rollout is trained on, in groups of
+            different sizes. If larger, `min_samples` must be at least `num_generations`, which the pools are
+            downsampled to.
+        min_samples (`int`, *optional*, defaults to `2`):
+            N_min, the fewest rollouts that a prompt gets.
+        max_samples (`int`, *optional*, defaults to `32`):
+            N_max, the most rollouts that a prompt gets.
+        allocation_rule (`str`, *optional*, defaults to `"power"`):
+            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √(1 − p̂ + ε) / (p̂ + ε), the
+            least gradient variance of the log objective at a fixed total. ε is 0.01.
+        allocation_exponent (`float`, *optional*, defaults to `0.5`):
+            Of the power rule; 0 is uniform.
+
+        > Parameters that control the estimates of pass rates
+
+        track_pass_rates (`bool`, *optional*, defaults to `False`):
+            Whether to keep a record of every prompt's pass rate where the sampling does not need it
+            (`"seq-balance"`, `"seq-pos"`, `"uniform"`). It is saved beside each checkpoint, as
+            `ada_pass_rates.parquet`. `"est-*"` always keeps it.
+        ema_decay (`float`, *optional*, defaults to `0.9`):
+            λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
+        pass_rate_prior (`list[float]`, *optional*, defaults to `[1.0, 16.0]`):
+            α and β of the Beta prior: the positives and negatives that it is worth.
+        learn_pass_rate_prior (`bool`, *optional*, defaults to `False`):
+            Whether to fit the prior to the run's own recent data (empirical Bayes), starting from `pass_rate_prior`.
+        value_head_learning_rate (`float`, *optional*, defaults to `0.02`):
+            Learning rate of the value head, for `"est-value"` only.
+        value_head_steps (`int`, *optional*, defaults to `16`):
+            Gradient steps of the value head per generation, for `"est-value"` only.
 
         > Parameters that control the advantages
 
@@ -127,8 +156,9 @@ class AdaGRPOConfig(GRPOConfig):
         default="seq-balance",
         metadata={
             "help": "Which rollouts to draw: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
-            "`'seq-pos'` (rounds until it has positives) or `'uniform'` (plain GRPO, bit for bit).",
-            "choices": list(_CHOICES["adaptive_sampling"]),
+            "`'seq-pos'` (rounds until it has positives), `'est-ema'` or `'est-value'` (one round with budgets from "
+            "estimated pass rates) or `'uniform'` (plain GRPO, bit for bit).",
+            "choices": list(CHOICES["adaptive_sampling"]),
         },
     )
     samples_per_round: int | None = field(
@@ -168,13 +198,54 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
+    # Parameters that control the budgets of "est-ema" and "est-value"
+    samples_per_prompt: int | None = field(
+        default=None,
+        metadata={"help": "Rollouts per prompt on average, for `'est-*'`. If `None`, `num_generations`: GRPO's cost."},
+    )
+    min_samples: int = field(default=2, metadata={"help": "Fewest rollouts of a prompt, for `'est-*'`."})
+    max_samples: int = field(default=32, metadata={"help": "Most rollouts of a prompt, for `'est-*'`."})
+    allocation_rule: str = field(
+        default="power",
+        metadata={
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
+            "(sqrt(1 - p) / p), for `'est-*'`.",
+            "choices": list(CHOICES["allocation_rule"]),
+        },
+    )
+    allocation_exponent: float = field(
+        default=0.5, metadata={"help": "Exponent of `allocation_rule='power'`; 0 is uniform."}
+    )
+
+    # Parameters that control the estimates of pass rates
+    track_pass_rates: bool = field(
+        default=False,
+        metadata={"help": "Whether to save a record of all pass rates in other modes than `'est-*'` too."},
+    )
+    ema_decay: float = field(
+        default=0.9, metadata={"help": "Weight of a prompt's earlier counts at each new visit, at most 1."}
+    )
+    pass_rate_prior: list[float] = field(
+        default_factory=lambda: [1.0, 16.0],
+        metadata={"help": "Positives and negatives that the Beta prior of a pass rate is worth."},
+    )
+    learn_pass_rate_prior: bool = field(
+        default=False, metadata={"help": "Whether to fit the prior to the run's own recent data."}
+    )
+    value_head_learning_rate: float = field(
+        default=0.02, metadata={"help": "Learning rate of the value head, for `'est-value'`."}
+    )
+    value_head_steps: int = field(
+        default=16, metadata={"help": "Gradient steps of the value head per generation, for `'est-value'`."}
+    )
+
     # Parameters that control the advantages
     prompt_weighting: str = field(
         default="inverse_sqrt",
         metadata={
             "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate) "
             "or `'none'`.",
-            "choices": list(_CHOICES["prompt_weighting"]),
+            "choices": list(CHOICES["prompt_weighting"]),
         },
     )
     selection_correction: bool = field(
@@ -186,7 +257,7 @@ class AdaGRPOConfig(GRPOConfig):
         metadata={
             "help": "Unresolved prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the "
             "loss and its token count (`'mask'`).",
-            "choices": list(_CHOICES["unresolved"]),
+            "choices": list(CHOICES["unresolved"]),
         },
     )
 
@@ -196,7 +267,7 @@ class AdaGRPOConfig(GRPOConfig):
         metadata={
             "help": "How a vLLM server gets the weights: `'nccl'` (as in TRL), `'lora'` (hot-loads the adapter) or "
             "`'disk'` (reloads from a shared directory).",
-            "choices": list(_CHOICES["vllm_weight_sync"]),
+            "choices": list(CHOICES["vllm_weight_sync"]),
         },
     )
     vllm_weight_sync_dir: str | None = field(
@@ -228,75 +299,13 @@ class AdaGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, choices))}.")
-        if self.scale_rewards not in ("none", "group", "batch"):
-            raise ValueError(f"scale_rewards ({self.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
-        self._check_vllm()
-        if self.adaptive_sampling == "uniform":
-            return
-        self._refuse_unsupported()
-        if self.samples_per_round is None:
-            self.samples_per_round = 2 * self.num_generations
-        if self.samples_per_round < self.num_generations:
-            raise ValueError(
-                f"samples_per_round ({self.samples_per_round}) must be at least num_generations "
-                f"({self.num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
-                "lower num_generations, or leave samples_per_round unset for twice num_generations."
-            )
-        if self.max_rounds < 1:
-            raise ValueError(f"max_rounds ({self.max_rounds}) must be at least 1.")
-        self._check_quotas()
-
-    def _check_quotas(self):
-        if self.adaptive_sampling == "seq-pos" and self.min_negatives is not None:
-            raise ValueError(
-                f"min_negatives ({self.min_negatives}) has no effect with adaptive_sampling='seq-pos', which counts "
-                "positives only. Use adaptive_sampling='seq-balance' or leave min_negatives unset."
-            )
-        for name in ("min_positives", "min_negatives"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} ({value}) must be at least 1.")
-        exit_condition = self.exit_condition
-        quota, cap = exit_condition.min_positives + exit_condition.min_negatives, self.max_samples_per_prompt
-        if quota > cap:
-            raise ValueError(
-                f"min_positives ({exit_condition.min_positives}) + min_negatives ({exit_condition.min_negatives}) can "
-                f"never be reached within samples_per_round ({self.samples_per_round}) * max_rounds "
-                f"({self.max_rounds}) = {cap} rollouts. Lower the quotas or raise max_rounds."
-            )
-
-    def _check_vllm(self):
-        if self.vllm_weight_sync_dir is None:
-            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
-        for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be positive.")
-        if not 0 <= self.vllm_speculative_rounds <= 1:
-            raise ValueError(f"vllm_speculative_rounds ({self.vllm_speculative_rounds}) must be between 0 and 1.")
-        if not (self.use_vllm and self.vllm_mode == "server"):
-            for name, default in (("vllm_weight_sync", "nccl"), ("vllm_round_barrier", False)):
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)!r} is for a vLLM server, but use_vllm={self.use_vllm} and "
-                        f"vllm_mode={self.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave {name} unset."
-                    )
-
-    def _refuse_unsupported(self):
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation={self.multi_objective_aggregation!r} is not supported with "
-                f"adaptive_sampling={self.adaptive_sampling!r} yet. Use 'sum_then_normalize', or "
-                "adaptive_sampling='uniform'."
-            )
+        check_config(self)
 
     @property
     def exit_condition(self) -> ExitCondition:
-        """What resolves a prompt. For `"uniform"`: one positive and one negative (used for metrics only)."""
+        """What resolves a prompt. For `"uniform"` and `"est-*"`: one positive and one negative (for metrics only)."""
         half = self.num_generations // 2
-        if self.adaptive_sampling == "uniform":
+        if self.adaptive_sampling == "uniform" or self.estimates_budgets:
             return ExitCondition(1, 1)
         if self.adaptive_sampling == "seq-pos":
             return ExitCondition(1 if self.min_positives is None else self.min_positives)
@@ -308,4 +317,14 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def max_samples_per_prompt(self) -> int:
         """Hard cap on the rollouts of a prompt in one step."""
-        return self.samples_per_round * self.max_rounds
+        return self.max_samples if self.estimates_budgets else self.samples_per_round * self.max_rounds
+
+    @property
+    def estimates_budgets(self) -> bool:
+        """Whether the number of rollouts follows from pass rates that are estimated before sampling."""
+        return self.adaptive_sampling in ("est-ema", "est-value")
+
+    @property
+    def mean_samples(self) -> int:
+        """Rollouts per prompt on average, for `"est-*"`."""
+        return self.num_generations if self.samples_per_prompt is None else self.samples_per_prompt

@@ -1,42 +1,32 @@
 """GRPO that keeps sampling the prompts that would have taught nothing."""
 
+import os
 import textwrap
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.extras.profiling import profiling_context
-from trl.trainer.utils import get_config_model_id, nanstd
+from trl.trainer.utils import get_config_model_id
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, group_advantages, sampling_metrics, select_group
-from .core.pool import sample_std
+from .core import Pool, Rollout, group_advantages, mean_and_std, sampling_metrics
+from .estimation import PassRateTracker, prompt_features
 from .generation.local import LocalSampler
 from .generation.progress import StepProgress
 from .generation.sampler import Sampler
 from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
+from .replay import Replay, plan_update, select_groups
 from .through_parent import ThroughParent
 
 
 logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
-
-
-@dataclass
-class _Replay:
-    """The update batch of all processes, handed to the parent in place of what it would have generated and scored."""
-
-    groups: list[list[Rollout]]
-    advantages: list[list[float]]
-    rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    zero_signal_unresolved: list[bool]  # per prompt
-    first_round_rewards: torch.Tensor  # (prompts * samples_per_round, num_reward_funcs)
-    metrics: dict[str, float]
 
 
 class AdaGRPOTrainer(ThroughParent):
@@ -50,8 +40,12 @@ class AdaGRPOTrainer(ThroughParent):
     pool. Everything else (loss types, importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is
     inherited: the selected group is replayed through the parent in place of its own generation and rewards.
 
+    With `adaptive_sampling="est-ema"` and `"est-value"` there is one round, of as many rollouts per prompt as its estimated
+    pass rate calls for, and by default all of them are trained on. Pass rates are saved and resumed with checkpoints.
+
     `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is
-    uniform sampling and so comparable with a GRPO run; everything adaptive is logged under `ada/`.
+    uniform sampling and so comparable with a GRPO run. Where budgets differ, each prompt counts once in the first three.
+    Everything adaptive is logged under `ada/`.
 
     Args:
         model, reward_funcs, args, ...:
@@ -119,8 +113,11 @@ class AdaGRPOTrainer(ThroughParent):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         self.adaptive_sampling = args.adaptive_sampling
         self._step_inputs: list[dict] | None = None  # this process's rows of the step being generated
-        self._replay: _Replay | None = None
+        self._replay: Replay | None = None
         self._warned_of_other_weights = False
+        self.pass_rates: PassRateTracker | None = None
+        if args.estimates_budgets or args.track_pass_rates:
+            self.pass_rates = PassRateTracker(args, self.model)
         self._check_exit_reward()
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
@@ -175,19 +172,25 @@ class AdaGRPOTrainer(ThroughParent):
         if self._step_inputs is None or self.adaptive_sampling == "uniform":
             return super()._generate(prompts)
         args, tokens_seen = self.args, self.state.num_input_tokens_seen
-        sampler, num_shown = self._build_sampler(prompts)
+        own = self._own_prompts(prompts)
+        everyone = gather_object(own)
+        self._estimate(everyone)
+        sizes = args.samples_per_round
+        if args.estimates_budgets:
+            sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), prompts, own)
+        sampler, num_shown = self._build_sampler(own, everyone)
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with self._engine_ready(), StepProgress(num_shown, self.state.global_step + 1, hidden) as progress:
             pools = sampler.sample(
                 exit_condition=args.exit_condition,
-                samples_per_round=args.samples_per_round,
-                max_rounds=args.max_rounds,
+                samples_per_round=sizes,
+                max_rounds=1 if args.estimates_budgets else args.max_rounds,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        groups = [select_group(pool, self.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
+        groups = select_groups(pools, args, seed)
         if self._samples_from_server:  # each process has seen its own prompts only
             sampler.stats["tokens/seen"] = self.state.num_input_tokens_seen - tokens_seen
             self._log_first_round()
@@ -196,27 +199,63 @@ class AdaGRPOTrainer(ThroughParent):
             self.state.num_input_tokens_seen = tokens_seen + int(stats.pop("tokens/seen"))
         for name in {name for row in extras for name in row}:
             self._pending_extra_logs[name] = [row.get(name) for row in extras]
-        self._replay = self._plan_update(pools, groups, stats)
+        self._replay = self._plan_update(pools, groups, stats | self._learn(pools))
+        self._replay.prompts = [prompt for prompt, _ in everyone]
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]  # later rounds count too
         return columns
+
+    # Pass rates: known before sampling, learnt after
+
+    def _estimate(self, prompts: list[tuple[Any, dict]]) -> None:
+        """Estimate the pass rates of all processes' prompts, if they are tracked."""
+        if self.pass_rates is not None:
+            self.pass_rates.predict(prompts, self._prompt_features)
+
+    def _prompt_features(self, prompts: list) -> torch.Tensor:
+        return prompt_features(
+            self.model,
+            prompts,
+            lambda own: super(AdaGRPOTrainer, self)._tokenize_prompts(own)[0],
+            self.accelerator,
+            pad_token_id=self._tokenizer.pad_token_id,
+            batch_size=self.args.per_device_train_batch_size,
+        )
+
+    def _sizes_to_ask_for(self, budgets: list[int], prompts: list, own: list) -> list[int]:
+        """The budgets of the prompts that this process's sampler asks for; a server is asked by the prompts' owners."""
+        first = -(-self.accelerator.process_index * len(prompts) // self.num_generations)
+        return budgets[first : first + len(own)] if self._samples_from_server else budgets
+
+    def _learn(self, pools: list[Pool]) -> dict[str, float]:
+        return {} if self.pass_rates is None else self.pass_rates.observe(pools, self.state.global_step + 1)
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.pass_rates is not None and self.args.should_save:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self.pass_rates.save(os.path.join(self._get_output_dir(trial=trial), name))
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.pass_rates is not None and checkpoint is not None:
+            self.pass_rates.load(checkpoint)
 
     @property
     def _samples_from_server(self) -> bool:
         return self.use_vllm and self.vllm_mode == "server"
 
-    def _build_sampler(self, prompts: list) -> tuple[Sampler, int]:
+    def _build_sampler(self, own: list[tuple[Any, dict]], everyone: list) -> tuple[Sampler, int]:
         """The source of rollouts, and the number of prompts whose progress this process sees."""
         shared = (self._total_and_signal, self.accelerator)
-        own_prompts, own_inputs = self._own_prompts(prompts)
+        pairs = own if self._samples_from_server else everyone
+        prompts, inputs = [prompt for prompt, _ in pairs], [row for _, row in pairs]
         if self._samples_from_server:
-            prompt_ids = super()._tokenize_prompts(own_prompts)[0] if own_prompts else []
-            score = self._scorer(own_prompts, own_inputs, prompt_ids)
-            below = int(self.args.vllm_speculative_rounds * len(own_prompts))
+            prompt_ids = super()._tokenize_prompts(prompts)[0] if prompts else []
+            score = self._scorer(prompts, inputs, prompt_ids)
+            below = int(self.args.vllm_speculative_rounds * len(own))
             options = (prompt_ids, score, below, self.args.vllm_round_barrier)
-            return ServerSampler(self.vllm_generation, *options, *shared), len(own_prompts)
-        pairs = gather_object(list(zip(own_prompts, own_inputs, strict=True)))
-        complete = self._completer([prompt for prompt, _ in pairs], [row for _, row in pairs])
-        return LocalSampler(len(pairs), complete, *shared), len(pairs)
+            return ServerSampler(self.vllm_generation, *options, *shared), len(own)
+        return LocalSampler(len(everyone), self._completer(prompts, inputs), *shared), len(everyone)
 
     @contextmanager
     def _engine_ready(self):
@@ -252,14 +291,14 @@ class AdaGRPOTrainer(ThroughParent):
             return self._replay.rewards
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._step_inputs is not None:
-            self._log_uniform_metrics(rewards, completion_ids_list)
+            self._log_uniform_metrics(prompts, rewards, completion_ids_list)
         return rewards
 
-    def _own_prompts(self, prompts: list) -> tuple[list, list[dict]]:
+    def _own_prompts(self, prompts: list) -> list[tuple[Any, dict]]:
         """The prompts whose first of `num_generations` equal rows is on this process, with their data set rows."""
         start = self.accelerator.process_index * len(prompts)
         firsts = [i for i in range(len(prompts)) if (start + i) % self.num_generations == 0]
-        return [prompts[i] for i in firsts], [self._step_inputs[i] for i in firsts]
+        return [(prompts[i], self._step_inputs[i]) for i in firsts]
 
     def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         total = self._total_rewards(rewards).tolist()
@@ -272,51 +311,10 @@ class AdaGRPOTrainer(ThroughParent):
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
-    def _plan_update(
-        self,
-        pools: list[Pool],
-        groups: list[list[Rollout]],
-        stats: dict[str, float],
-    ) -> _Replay:
-        args = self.args
-        first_round = [r.rewards for pool in pools for r in pool.rollouts if r.draw < args.samples_per_round]
-        stds: list[float | None] = [None] * len(pools)
-        if args.scale_rewards == "group":
-            stds = [pool.std for pool in pools]
-        elif args.scale_rewards == "batch":
-            stds = [sample_std([reward for pool in pools for reward in pool.scored_rewards])] * len(pools)
-        advantages = [
-            group_advantages(
-                pool,
-                group,
-                weighting=args.prompt_weighting,
-                std=std,
-                selection_correction=args.selection_correction,
-            )
-            for pool, group, std in zip(pools, groups, stds, strict=True)
-        ]
-        metrics = sampling_metrics(
-            pools,
-            groups,
-            advantages,
-            args.exit_condition,
-            samples_per_round=args.samples_per_round,
-            weighting=args.prompt_weighting,
-        )
-        return _Replay(
-            groups=groups,
-            advantages=advantages,
-            rewards=self._tensor([rollout.rewards for group in groups for rollout in group]),
-            zero_signal_unresolved=[
-                not args.exit_condition(pool) and not any(values)
-                for pool, values in zip(pools, advantages, strict=True)
-            ],
-            first_round_rewards=self._tensor(first_round),
-            metrics=metrics | stats,
-        )
-
-    def _tensor(self, values: list) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.accelerator.device)
+    def _plan_update(self, pools: list[Pool], groups: list[list[Rollout]], stats: dict[str, float]) -> Replay:
+        replay = plan_update(pools, groups, self.args, self.accelerator.device)
+        replay.metrics |= stats
+        return replay
 
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
@@ -325,11 +323,8 @@ class AdaGRPOTrainer(ThroughParent):
         local = slice(self.accelerator.process_index * local_rows, (self.accelerator.process_index + 1) * local_rows)
         advantages = [value for values in replay.advantages for value in values]
         output["advantages"] = output["advantages"].new_tensor(advantages[local])
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
-            logged.pop()
-        logged.extend(advantages)
-
+        self._relabel_rows("advantages", advantages)
+        self._relabel_rows("prompt", replay.per_row(replay.prompts))
         if self.args.unresolved == "mask":
             self._mask_rows(output, local)
         trained_tokens = self.accelerator.gather(output["completion_mask"].sum()).sum().item()
@@ -337,24 +332,34 @@ class AdaGRPOTrainer(ThroughParent):
         self._relabel_rewards()
         self._log_ada(replay.metrics)
 
+    def _relabel_rows(self, column: str, values: list) -> None:
+        """Correct the rows that the parent has just added to the completions table."""
+        logged = self._logs[column]
+        for _ in range(min(len(values), len(logged))):
+            logged.pop()
+        logged.extend(values)
+
     def _mask_rows(self, output: dict[str, Any], local: slice) -> None:
-        masked = [flag for flag in self._replay.zero_signal_unresolved for _ in range(self.num_generations)]
+        masked = self._replay.per_row(self._replay.zero_signal_unresolved)
         keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
         output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
         output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
 
     def _relabel_rewards(self) -> None:
         """The parent has just logged the rewards of the selected group: report those of the first round instead."""
-        rewards, metrics = self._replay.first_round_rewards, self._metrics["train"]
-        total = self._total_rewards(rewards)
-        metrics["reward"][-1] = total.nanmean().item()
-        metrics["reward_std"][-1] = nanstd(total).item()
+        first_round, metrics = self._replay.first_round, self._metrics["train"]
+
+        def statistics(values: list[list[float]]) -> tuple[float, float]:
+            return mean_and_std(values, each_prompt_once=self.args.estimates_budgets)
+
+        total, std = statistics([[rollout.reward for rollout in rollouts] for rollouts in first_round])
+        metrics["reward"][-1], metrics["reward_std"][-1] = total, std
         metrics["frac_reward_zero_std"][-1] = self._replay.metrics["zero_signal/first_round"]
         for i, name in enumerate(self.reward_func_names):
-            metrics[f"rewards/{name}/mean"][-1] = rewards[:, i].nanmean().item()
-            metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, i]).item()
+            mean, std = statistics([[rollout.rewards[i] for rollout in rollouts] for rollouts in first_round])
+            metrics[f"rewards/{name}/mean"][-1], metrics[f"rewards/{name}/std"][-1] = mean, std
 
-    def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
+    def _log_uniform_metrics(self, prompts: list, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
         totals, signals = self._total_and_signal(rewards)
         rollouts = [
@@ -369,8 +374,12 @@ class AdaGRPOTrainer(ThroughParent):
             [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
             self.args.exit_condition,
             samples_per_round=self.num_generations,
+            num_generations=self.num_generations,
             weighting="none",
         )
+        if self.pass_rates is not None:
+            self._estimate(gather_object(self._own_prompts(prompts)))
+            metrics |= self._learn(pools)
         tokens = torch.tensor(sum(map(len, completion_ids_list)), device=rewards.device)
         metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()
         metrics["tokens/discarded"] = 0.0

@@ -94,7 +94,8 @@ def short_help() -> str:
         lines.append(f"{title}:")
         fields = {f.name: f for f in dataclasses.fields(config)}
         for name in names:
-            default = fields[name].default
+            has_factory = fields[name].default_factory is not dataclasses.MISSING
+            default = fields[name].default_factory() if has_factory else fields[name].default
             shown = "" if default in (None, dataclasses.MISSING) else f" (default: {default})"
             text = textwrap.shorten(fields[name].metadata.get("help", ""), 260, placeholder=" …") + shown
             lines.append(f"  --{name}")

@@ -56,7 +56,13 @@ def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -
     groups = [select_group(pool, 4, (0, 0, 0, i)) for i, pool in enumerate(pools)]
     advantages = [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)]
     sampling_metrics(
-        pools, groups, advantages, exit_condition, samples_per_round=samples_per_round, weighting="inverse_sqrt"
+        pools,
+        groups,
+        advantages,
+        exit_condition,
+        samples_per_round=samples_per_round,
+        num_generations=4,
+        weighting="inverse_sqrt",
     )
     return time.process_time() - started, sum(map(len, pools))
 

@@ -1,8 +1,10 @@
 """The algorithm, pure: no TRL, no transformers, no model. Everything here is tested on scripted pools."""
 
 from .advantages import group_advantages, prompt_weight
+from .allocation import allocate, check_budget
 from .exit_conditions import ExitCondition
-from .metrics import completion_metrics, sampling_metrics, zero_signal_probability
+from .metrics import completion_metrics, mean_and_std, sampling_metrics, zero_signal_probability
+from .pass_rate import EMAPassRate, brier_metrics, prompt_key, prompt_text
 from .pool import Pool, Rollout
 from .scheduler import Draw, eliminate, eliminate_per_prompt
 from .selection import select_group
@@ -10,13 +12,20 @@ from .selection import select_group
 
 __all__ = [
     "Draw",
+    "EMAPassRate",
     "ExitCondition",
     "Pool",
     "Rollout",
+    "allocate",
+    "brier_metrics",
+    "check_budget",
     "completion_metrics",
     "eliminate",
     "eliminate_per_prompt",
     "group_advantages",
+    "mean_and_std",
+    "prompt_key",
+    "prompt_text",
     "prompt_weight",
     "sampling_metrics",
     "select_group",

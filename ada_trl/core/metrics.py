@@ -8,6 +8,7 @@ import numpy as np
 
 from .advantages import PromptWeighting, prompt_weight
 from .exit_conditions import ExitCondition
+from .pass_rate import fit_beta_prior, tally_counts
 from .pool import Pool, Rollout
 
 
@@ -26,6 +27,54 @@ def zero_signal_probability(rewards: Sequence[float], num_generations: int) -> f
     return same / math.comb(len(scored), num_generations)
 
 
+def zero_signal_of_grpo(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
+    """
+    [`zero_signal_probability`] of uniformly drawn pools, `(num_prompts,)`, also of those that are smaller than n =
+    `num_generations`.
+
+    GRPO would have drawn the rollouts missing in a small pool too. A contrast that is there already would have stayed;
+    equal rewards would have stayed equal with probability E[p^missing] (all positive) or E[(1 − p)^missing], over what
+    is left to know about p: a Beta prior fitted to the small pools of this batch, and the pool itself. A plug-in of
+    estimated pass rates would be too small however well calibrated they are (Jensen), and letting a pool of two stand for
+    a group of four too large.
+    """
+    shares = np.array([zero_signal_probability([r.reward for r in pool.rollouts], num_generations) for pool in pools])
+    small = [i for i, pool in enumerate(pools) if pool.scored and len(pool) < num_generations]
+    if not small:
+        return shares
+    alpha, beta = fit_beta_prior(tally_counts([(pools[i].positives, pools[i].scored) for i in small]), 1.0, 1.0)
+    for i in small:
+        pool = pools[i]
+        same = alpha + pool.positives if pool.positives else beta + pool.negatives
+        more = np.arange(num_generations - len(pool))
+        shares[i] *= np.prod((same + more) / (alpha + beta + pool.scored + more))
+    return shares
+
+
+def mean_and_std(values: Sequence[Sequence[float]], *, each_prompt_once: bool) -> tuple[float, float]:
+    """
+    Mean and standard deviation of rewards, NaN left out, with Bessel's correction as in TRL.
+
+    Args:
+        values (`Sequence[Sequence[float]]`):
+            Rewards of each prompt.
+        each_prompt_once (`bool`):
+            Whether each prompt weighs the same, so that the mean is that of the prompts' means, or each reward.
+
+    Returns:
+        `tuple[float, float]`: NaN if there are no values; the standard deviation of fewer than two is NaN too.
+    """
+    scored = [[value for value in prompt if not math.isnan(value)] for prompt in values]
+    x = np.array([value for prompt in scored for value in prompt])
+    if not len(x):
+        return math.nan, math.nan
+    w = np.array([1 / len(prompt) if each_prompt_once else 1.0 for prompt in scored for _ in prompt])
+    w /= w.sum()
+    mean = (w * x).sum()
+    bessel = 1 - (w**2).sum()
+    return float(mean), math.sqrt((w * (x - mean) ** 2).sum() / bessel) if len(x) > 1 else math.nan
+
+
 def sampling_metrics(
     pools: Sequence[Pool],
     groups: Sequence[Sequence[Rollout]],
@@ -33,6 +82,7 @@ def sampling_metrics(
     exit_condition: ExitCondition,
     *,
     samples_per_round: int,
+    num_generations: int,
     weighting: PromptWeighting,
 ) -> dict[str, float]:
     """
@@ -41,6 +91,10 @@ def sampling_metrics(
     Shares are of prompts, between 0 and 1. `pass_rate/*` and `zero_signal/first_round` are read off the first round,
     which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
 
+    With N_x scored rollouts of mean r̄_x per prompt, the batch-level reward differs from the prompt-level one by
+    (`reward/batch_level` − `reward/prompt_level`) · mean(N_x) = Cov(N_x, r̄_x) = `reward/samples_covariance`, over the
+    prompts with N_x > 0; mean(N_x) is `samples_per_prompt/mean` when everything is scored.
+
     Args:
         pools, groups, advantages:
             One entry per prompt.
@@ -48,25 +102,23 @@ def sampling_metrics(
             What resolved means.
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
+        num_generations (`int`):
+            n, the group size of the GRPO that `zero_signal/first_round` compares with.
         weighting (`str`):
             See [`prompt_weight`].
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
     resolved = np.array([exit_condition(pool) for pool in pools])
-    first_rounds = [[r for r in pool.rollouts if r.draw < samples_per_round] for pool in pools]
-    zero_before = np.array(
-        [
-            zero_signal_probability([r.reward for r in first_round], len(group))
-            for first_round, group in zip(first_rounds, groups, strict=True)
-        ]
-    )
+    first_rounds = [Pool(p.positive_threshold, (r for r in p.rollouts if r.draw < samples_per_round)) for p in pools]
+    zero_before = zero_signal_of_grpo(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    pass_rates = [Pool(p.positive_threshold, first).pass_rate for p, first in zip(pools, first_rounds, strict=True)]
+    pass_rates = [pool.pass_rate for pool in first_rounds]
     weights = [prompt_weight(pool.pass_rate, max(pool.scored, 1), weighting) for pool in pools]
 
     metrics = {
         "samples_per_prompt/mean": sizes.mean(),
+        "samples_per_prompt/min": sizes.min(),
         "samples_per_prompt/max": sizes.max(),
         "rounds/mean": rounds.mean(),
         "resolved": resolved.mean(),
@@ -78,7 +130,8 @@ def sampling_metrics(
         "recovered": (zero_before * ~zero_after).mean(),
         "reward/selected": _nanmean([r.reward for group in groups for r in group]),
         "reward/prompt_level": _nanmean([pool.mean for pool in pools]),
-        "reward/batch_level": _nanmean([r.reward for pool in pools for r in pool.rollouts]),
+        "reward/batch_level": _nanmean([reward for pool in pools for reward in pool.scored_rewards]),
+        "reward/samples_covariance": _samples_covariance(pools),
         "pass_rate/mean": _nanmean(pass_rates),
         "pass_rate/p10": _nanpercentile(pass_rates, 10),
         "pass_rate/p90": _nanpercentile(pass_rates, 90),
@@ -102,6 +155,12 @@ def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dic
     for name, values in (("length", lengths), ("terminated_length", terminated)):
         metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
+
+
+def _samples_covariance(pools: Sequence[Pool]) -> float:
+    scored = [pool for pool in pools if pool.scored]
+    sizes, means = np.array([pool.scored for pool in scored]), np.array([pool.mean for pool in scored])
+    return np.mean((sizes - sizes.mean()) * (means - means.mean())) if scored else math.nan
 
 
 def _nanmean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ Draw = Callable[[Sequence[tuple[int, int]]], Sequence[Rollout]]
 """Takes rows `(prompt, draw)`, returns one rollout per row, in the same order."""
 
 Submit = Callable[[int, int], None]
-"""Takes a prompt and the number of its first draw, asks for its next `samples_per_round` rollouts and returns at once."""
+"""Takes a prompt and the number of its first draw, asks for the rollouts of its next round and returns at once."""
 
 Collect = Callable[[], Sequence[tuple[int, int, Sequence[Rollout] | None]]]
 """Waits for at least one request; returns `(prompt, first draw, rollouts)`, `None` where there will be no rollouts."""
@@ -20,12 +20,17 @@ Progress = Callable[[int, int], None]
 """Takes the number of prompts still active and of rollouts drawn so far."""
 
 
+def round_sizes(samples_per_round: int | Sequence[int], num_prompts: int) -> Sequence[int]:
+    """Rollouts per round of each prompt, from one number for all or one per prompt."""
+    return [samples_per_round] * num_prompts if isinstance(samples_per_round, int) else samples_per_round
+
+
 def eliminate(
     num_prompts: int,
     draw: Draw,
     exit_condition: ExitCondition,
     *,
-    samples_per_round: int,
+    samples_per_round: int | Sequence[int],
     max_rounds: int,
     positive_threshold: float,
     progress: Progress | None = None,
@@ -38,14 +43,16 @@ def eliminate(
     ever draws more than M × N rollouts. Prompts are positions `0 … num_prompts − 1`, so duplicates have pools of their
     own.
 
+    M may be a sequence with one size per prompt. One round of such sizes is the sampling of Reinforce-Ada-Est.
+
     Returns:
         `list[Pool]`: one pool per prompt, in order.
     """
     pools = [Pool(positive_threshold) for _ in range(num_prompts)]
+    sizes = round_sizes(samples_per_round, num_prompts)
     active = list(range(num_prompts))
     for round_index in range(max_rounds):
-        first = round_index * samples_per_round
-        rows = [(prompt, first + i) for prompt in active for i in range(samples_per_round)]
+        rows = [(prompt, round_index * sizes[prompt] + i) for prompt in active for i in range(sizes[prompt])]
         for (prompt, _), rollout in zip(rows, draw(rows), strict=True):
             pools[prompt].add(rollout)
         active = [prompt for prompt in active if not exit_condition(pools[prompt])]
@@ -62,7 +69,7 @@ def eliminate_per_prompt(
     collect: Collect,
     exit_condition: ExitCondition,
     *,
-    samples_per_round: int,
+    samples_per_round: int | Sequence[int],
     max_rounds: int,
     positive_threshold: float,
     max_in_flight: int,
@@ -92,6 +99,7 @@ def eliminate_per_prompt(
         `list[Pool]`: one pool per prompt, in order.
     """
     pools = [Pool(positive_threshold) for _ in range(num_prompts)]
+    sizes = round_sizes(samples_per_round, num_prompts)
     asked, done = [0] * num_prompts, [0] * num_prompts  # rounds
     answers: dict[tuple[int, int], Sequence[Rollout] | None] = {}  # by prompt and first draw, until their turn
     active = dict.fromkeys(range(num_prompts))
@@ -107,13 +115,13 @@ def eliminate_per_prompt(
 
     while active:
         while (prompt := next_prompt()) is not None:
-            submit(prompt, asked[prompt] * samples_per_round)
+            submit(prompt, asked[prompt] * sizes[prompt])
             asked[prompt] += 1
             in_flight += 1
         for prompt, first_draw, rollouts in collect():
             in_flight -= 1
             answers[prompt, first_draw] = rollouts
-            while prompt in active and (turn := (prompt, done[prompt] * samples_per_round)) in answers:
+            while prompt in active and (turn := (prompt, done[prompt] * sizes[prompt])) in answers:
                 rollouts = answers.pop(turn)
                 done[prompt] += 1
                 for rollout in rollouts or ():

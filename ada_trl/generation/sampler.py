@@ -64,7 +64,9 @@ class Sampler:
 
         Args:
             loop:
-                `exit_condition`, `samples_per_round`, `max_rounds`, `positive_threshold`, `progress` of the loop.
+                `exit_condition`, `samples_per_round`, `max_rounds`, `positive_threshold`, `progress` of the loop. Where
+                `samples_per_round` differs by prompt, it has one entry for each prompt that this sampler asks for: those
+                of this process with a server, all of them otherwise.
 
         Returns:
             `list[Pool]`: the pools of all processes' prompts, in order; the same on every process.

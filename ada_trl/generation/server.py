@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout, eliminate_per_prompt
+from ..core.scheduler import round_sizes
 from .client import VLLMServerUnavailable
 from .sampler import Completions, Sampler
 from .vllm import AdaVLLMGeneration
@@ -62,7 +63,7 @@ class ServerSampler(Sampler):
         self._in_flight = self._submitted = 0
         self._idle_since: float | None = None
 
-    def sample(self, *, samples_per_round: int, positive_threshold: float, **loop) -> list[Pool]:
+    def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
         started = time.perf_counter()
         self._tick = loop["progress"].tick
         pools, error = [], None
@@ -85,21 +86,27 @@ class ServerSampler(Sampler):
         except Exception as caught:  # the other processes must hear of it, see raise_first
             error = caught
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
-        self.stats["server/unneeded"] = self._submitted - sum(-(-len(pool) // samples_per_round) for pool in pools)
+        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
+        needed = sum(
+            -(-len(pool) // size) for pool, size in zip(pools, sizes, strict=False)
+        )  # no pools after an error
+        self.stats["server/unneeded"] = self._submitted - needed
         self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
         received = gather_object([(self.vllm.report(error), [pool.rollouts for pool in pools])])
         what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
         self.vllm.raise_first([report for report, _ in received], error, what)
         return [Pool(positive_threshold, rollouts) for _, process in received for rollouts in process]
 
-    def _submitter(self, start, samples_per_round: int) -> Callable[[int, int], None]:
+    def _submitter(self, start, samples_per_round: int | Sequence[int]) -> Callable[[int, int], None]:
+        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
+
         def submit(prompt: int, first_draw: int) -> None:
             if self._idle_since is not None:
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
             self._in_flight += 1
             self._submitted += 1
-            future = start(self.prompt_ids[prompt], samples_per_round)
+            future = start(self.prompt_ids[prompt], sizes[prompt])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

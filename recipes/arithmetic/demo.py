@@ -24,6 +24,8 @@ LABELS = {
     "grpo-n16": "GRPO n=16",
     "seq-pos": "Seq-pos",
     "seq-balance": "Seq-balance",
+    "est-ema": "Est-EMA",
+    "est-value": "Est-value",
 }
 
 

@@ -19,6 +19,7 @@ from ada_trl.core import (
     select_group,
     zero_signal_probability,
 )
+from ada_trl.core.metrics import zero_signal_of_grpo
 
 
 NAN = math.nan
@@ -238,7 +239,9 @@ def test_weight_is_clamped_at_one_over_the_pool_size():
 def metrics_of(pools, exit_condition=BALANCE, n=4, m=4):
     groups = [select_group(pool, n, (i,)) for i, pool in enumerate(pools)]
     advantages = [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)]
-    return sampling_metrics(pools, groups, advantages, exit_condition, samples_per_round=m, weighting="inverse_sqrt")
+    return sampling_metrics(
+        pools, groups, advantages, exit_condition, samples_per_round=m, num_generations=n, weighting="inverse_sqrt"
+    )
 
 
 def test_metrics_of_a_scripted_step():
@@ -272,6 +275,18 @@ def test_zero_signal_probability_counts_subsets(positives, m, n):
     subsets = list(itertools.combinations(rewards, n))
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
     assert zero_signal_probability(rewards, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(0.4, 0.6), (2.0, 5.0), (5.0, 1.0)])
+def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
+    """Budgets of 2 to 6 from noisy estimates: easy prompts have small pools, which is no reason to call them better."""
+    rng = random.Random(0)
+    rates = [rng.betavariate(*shape) for _ in range(4000)]
+    sizes = [2 + int(4.99 * (1 - min(max(p + rng.gauss(0, 0.2), 0), 1))) for p in rates]
+    rewards = [[float(rng.random() < p) for _ in range(size)] for p, size in zip(rates, sizes, strict=True)]
+    pools = [Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(values)]) for values in rewards]
+    expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
+    assert zero_signal_of_grpo(pools, 4).mean() == pytest.approx(expected, abs=0.015)
 
 
 def test_core_imports_neither_torch_nor_trl():

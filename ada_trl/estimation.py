@@ -1,0 +1,184 @@
+"""What the trainer knows about its prompts' pass rates, and what follows from it."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from accelerate.utils import broadcast_object_list
+from trl.trainer.utils import pad
+
+from .ada_grpo_config import AdaGRPOConfig
+from .core import EMAPassRate, Pool, allocate, brier_metrics, prompt_key, prompt_text
+from .pass_rate_record import PASS_RATES_FILE, load_pass_rates, save_pass_rates
+from .value_head import VALUE_HEAD_FILE, PassRateHead, last_hidden_states
+
+
+logger = get_logger(__name__)
+
+
+class PassRateTracker:
+    """
+    Estimates the prompts' pass rates before sampling and learns from what was drawn: steps 1, 2 and 5 of
+    Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), or an observer beside other modes.
+
+    Every process holds the same tracker: all of them `predict` and `observe` all prompts, in the same order, once per
+    generation. Discounted counts are kept in every mode; with `"est-value"` the predictions come from a value head and
+    the counts are there for comparison and for the record.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Which estimator, and its options.
+        model (`nn.Module`):
+            The policy, whose hidden size a value head needs.
+    """
+
+    def __init__(self, args: AdaGRPOConfig, model: torch.nn.Module):
+        self.args = args
+        alpha, beta = args.pass_rate_prior
+        prior = "empirical" if args.learn_pass_rate_prior else "fixed"
+        self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
+        self.head: PassRateHead | None = None
+        if args.adaptive_sampling == "est-value":
+            self.head = PassRateHead(
+                model.get_output_embeddings().in_features,  # known even where the weights are sharded away
+                prior_mean=self.ema.prior_mean,
+                learning_rate=args.value_head_learning_rate,
+                gradient_steps=args.value_head_steps,
+            )
+        self.texts: dict[str, str] = {}  # by key, of prompts that are text
+        self._keys: list[str] = []
+        self._features: torch.Tensor | None = None
+        self._estimates: dict[str, list[float]] = {}  # of the prompts under way, by name of the metric
+        self._seconds = 0.0
+
+    def predict(
+        self, prompts: Sequence[tuple[Any, dict]], to_features: Callable[[list], torch.Tensor] | None = None
+    ) -> list[float]:
+        """
+        p̂ of the prompts that are about to be sampled.
+
+        Args:
+            prompts (`Sequence[tuple[Any, dict]]`):
+                Prompts of all processes with their data set rows.
+            to_features (`Callable[[list], torch.Tensor]`, *optional*):
+                Prompts to features `(P, H)`, the same on every process, for a value head.
+        """
+        started = time.perf_counter()
+        self._keys = [prompt_key(prompt, row) for prompt, row in prompts]
+        self.texts |= {key: _text(prompt) for key, (prompt, _) in zip(self._keys, prompts, strict=True)}
+        self._estimates = {"brier": self.ema.predict(self._keys)}
+        if self.head is not None:
+            self._features = to_features([prompt for prompt, _ in prompts])
+            self._estimates = {"brier": self.head.predict(self._features), "brier_ema": self._estimates["brier"]}
+        self._seconds = time.perf_counter() - started
+        return self._estimates["brier"]
+
+    def budgets(self) -> list[int]:
+        """Rollouts of each prompt that was predicted last; those of the main process, on every process. Collective."""
+        args, estimates = self.args, self._estimates["brier"]
+        budgets = allocate(
+            estimates,
+            args.mean_samples * len(estimates),
+            min_samples=args.min_samples,
+            max_samples=args.max_samples,
+            exponent=args.allocation_exponent,
+            rule=args.allocation_rule,
+        )
+        return broadcast_object_list([budgets])[0]
+
+    def observe(self, pools: Sequence[Pool], step: int) -> dict[str, float]:
+        """
+        Learn from the pools of the prompts that were predicted last.
+
+        Returns:
+            `dict[str, float]`: how good the predictions were, and the seconds spent on them.
+        """
+        started = time.perf_counter()
+        positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
+        metrics = {}
+        for name, estimates in reversed(self._estimates.items()):
+            metrics |= brier_metrics(estimates, positives, draws, prefix=name)
+        metrics.pop("brier_ema_batch_mean", None)  # the batch's own mean is the same baseline for both
+        self.ema.observe(self._keys, positives, draws, step=step)
+        if self.head is not None:
+            self.head.observe(self._features, positives, draws)
+        seconds = self._seconds + time.perf_counter() - started
+        prior_mean = {"prior_mean": self.ema.prior_mean}
+        return {f"estimator/{name}": value for name, value in (metrics | prior_mean).items()} | {
+            "time/estimate": seconds
+        }
+
+    def save(self, directory: str) -> None:
+        """Write the record of pass rates and, if there is one, the value head. One process at a time."""
+        texts = {key: text for key, text in self.texts.items() if text is not None}
+        save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts)
+        if self.head is not None:
+            self.head.save(os.path.join(directory, VALUE_HEAD_FILE))
+
+    def load(self, directory: str) -> None:
+        """
+        Continue from what `save` wrote. What is missing, as in a checkpoint of plain GRPO, starts from the prior with a
+        warning.
+
+        Raises:
+            `ValueError`: if a file is there but corrupt, naming it and the remedy.
+        """
+        path = os.path.join(directory, PASS_RATES_FILE)
+        try:
+            state, self.texts = load_pass_rates(path)
+            self.ema.load_state_dict(state)
+        except FileNotFoundError:
+            _warn_of_missing(path)
+        if self.head is None:
+            return
+        path = os.path.join(directory, VALUE_HEAD_FILE)
+        try:
+            self.head.load(path)
+        except FileNotFoundError:
+            _warn_of_missing(path)
+
+
+def prompt_features(
+    model: torch.nn.Module,
+    prompts: Sequence[Any],
+    tokenize: Callable[[list], list[list[int]]],
+    accelerator: Accelerator,
+    *,
+    pad_token_id: int,
+    batch_size: int,
+) -> torch.Tensor:
+    """
+    The policy's [`~value_head.last_hidden_states`] of all prompts, the forward passes shared evenly by all processes.
+    Collective.
+
+    Where the prompts do not divide, the last one is repeated, so that every process of a sharded model makes the same
+    number of forward passes. Mixed precision is that of the model's forward, which `accelerate` has prepared.
+
+    Returns:
+        `torch.Tensor`: `(P, H)` on the CPU, the same on every process.
+    """
+    share = -(-len(prompts) // accelerator.num_processes)
+    padded = [*prompts, *[prompts[-1]] * (share * accelerator.num_processes - len(prompts))]
+    ids = [torch.tensor(row) for row in tokenize(padded[accelerator.process_index * share :][:share])]
+    input_ids = pad(ids, padding_value=pad_token_id, padding_side="left").to(accelerator.device)  # (share, T)
+    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side="left").to(accelerator.device)
+    features = last_hidden_states(model, input_ids, mask, batch_size=batch_size)
+    return accelerator.gather(features.contiguous())[: len(prompts)].cpu()
+
+
+def _text(prompt: Any) -> str | None:
+    try:
+        return prompt_text(prompt)
+    except ValueError:  # images, say; the key is the `id` of the row then
+        return None
+
+
+def _warn_of_missing(path: str) -> None:
+    logger.warning(
+        f"{path} does not exist, so the pass rates start from the prior. That is right for a checkpoint of a run that "
+        "kept no record of them; otherwise restore the file."
+    )

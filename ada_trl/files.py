@@ -1,0 +1,25 @@
+"""Writing state that a crash must not tear."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """
+    Give a temporary path in the directory of `path`; what is written there replaces `path` when the block ends.
+
+    A reader sees the old file or the whole new one. If the block raises, the old file stays and the temporary one is
+    removed. One process at a time may write a path.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""The update batch that is replayed through the parent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .ada_grpo_config import AdaGRPOConfig
+from .core import Pool, Rollout, group_advantages, sampling_metrics, select_group
+from .core.pool import sample_std
+
+
+@dataclass
+class Replay:
+    """
+    The update batch of all processes, handed to the parent in place of what it would have generated and scored.
+
+    Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different
+    numbers with the same sum; rows are dealt out to the processes in equal shares either way.
+    """
+
+    groups: list[list[Rollout]]
+    advantages: list[list[float]]
+    rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
+    zero_signal_unresolved: list[bool]  # per prompt
+    first_round: list[list[Rollout]]  # per prompt
+    metrics: dict[str, float]
+    prompts: list[Any] = field(default_factory=list)  # one per group
+
+    def per_row(self, values: Sequence[Any]) -> list[Any]:
+        """One value per prompt to one per row."""
+        return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
+
+
+def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
+    """The rollouts that are trained on: all of them if that is the budget, else `num_generations` of each pool."""
+    if args.estimates_budgets and args.mean_samples == args.num_generations:
+        return [sorted(pool.rollouts, key=lambda rollout: rollout.draw) for pool in pools]
+    return [select_group(pool, args.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
+
+
+def pool_advantages(
+    pools: Sequence[Pool], groups: Sequence[Sequence[Rollout]], args: AdaGRPOConfig
+) -> list[list[float]]:
+    """[`~core.group_advantages`] of every group, scaled as `scale_rewards` says."""
+    stds: list[float | None] = [None] * len(pools)
+    if args.scale_rewards == "group":
+        stds = [pool.std for pool in pools]
+    elif args.scale_rewards == "batch":
+        stds = [sample_std([reward for pool in pools for reward in pool.scored_rewards])] * len(pools)
+    return [
+        group_advantages(
+            pool,
+            group,
+            weighting=args.prompt_weighting,
+            std=std,
+            selection_correction=args.selection_correction,
+        )
+        for pool, group, std in zip(pools, groups, stds, strict=True)
+    ]
+
+
+def plan_update(
+    pools: Sequence[Pool],
+    groups: list[list[Rollout]],
+    args: AdaGRPOConfig,
+    device: torch.device,
+) -> Replay:
+    """
+    Advantages and metrics of the selected groups. With budgets from estimates all that was drawn is the first round.
+    """
+    first_round = max(map(len, pools)) if args.estimates_budgets else args.samples_per_round
+    advantages = pool_advantages(pools, groups, args)
+    metrics = sampling_metrics(
+        pools,
+        groups,
+        advantages,
+        args.exit_condition,
+        samples_per_round=first_round,
+        num_generations=args.num_generations,
+        weighting=args.prompt_weighting,
+    )
+    rewards = [rollout.rewards for group in groups for rollout in group]
+    return Replay(
+        groups=groups,
+        advantages=advantages,
+        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
+        zero_signal_unresolved=[
+            not args.exit_condition(pool) and not any(values) for pool, values in zip(pools, advantages, strict=True)
+        ],
+        first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
+        metrics=metrics,
+    )

@@ -1,0 +1,295 @@
+"""A value network of one layer: the pass rate of a prompt from the policy's own hidden state."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from .core.pass_rate import check_counts
+from .files import atomic_write
+
+
+VALUE_HEAD_FILE = "ada_value_head.safetensors"
+
+_SLOWEST_AVERAGE = 0.02  # weight of a new batch in the feature statistics: the policy, and so its features, drift
+_VARIANCE_FLOOR = 1e-6
+_CLIP = 5.0  # standard deviations; the statistics of the first few batches are rough
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@torch.no_grad()
+def last_hidden_states(
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int | None = None
+) -> torch.Tensor:
+    """
+    The policy's last hidden state at the last prompt token: what its LM head predicts the first completion token from.
+
+    The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather what they
+    must, and the state is caught at the door of the LM head. With one position kept, the head costs one row of logits
+    per prompt; unlike `output_hidden_states=True`, no other layer's states are held. Dropout is off, no random number
+    is drawn and the mode of every module is restored.
+
+    Args:
+        model (`nn.Module`):
+            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every process
+            must call this with the same number of prompts and the same `batch_size`.
+        input_ids (`torch.Tensor`):
+            Prompts, `(P, T)`, padded on either side.
+        attention_mask (`torch.Tensor`):
+            1 for tokens and 0 for padding, `(P, T)`; at least one token per prompt.
+        batch_size (`int`, *optional*):
+            Prompts per forward pass; all at once if `None`.
+
+    Returns:
+        `torch.Tensor`: `(P, H)`, float32, on the device of the model's output.
+    """
+    # Padding to the left, wherever it was: then the last position is the last prompt token of every row.
+    order = attention_mask.argsort(dim=1, stable=True)
+    input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    caught: list[torch.Tensor] = []
+    lm_head = extract_model_from_parallel(model).get_output_embeddings()
+    hook = lm_head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0][:, -1].float()))
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for start in range(0, len(input_ids), batch_size or len(input_ids)):
+            rows = slice(start, start + (batch_size or len(input_ids)))
+            model(
+                input_ids=input_ids[rows],
+                attention_mask=attention_mask[rows],
+                position_ids=position_ids[rows],
+                logits_to_keep=1,
+                use_cache=False,
+            )
+    finally:
+        hook.remove()
+        for module, training in modes:
+            module.training = training
+    return torch.cat(caught)
+
+
+class PassRateHead:
+    """
+    p̂ = σ(w · z + b) of the standardised features z of a prompt, trained online on observed counts: the value network
+    V_φ of Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)).
+
+    Each `observe` takes AdamW steps on the cross-entropy −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n over the last
+    `replay_size` observations. The cross-entropy of counts does not depend on the rule that stopped the sampling.
+
+    Features are standardised by running means and variances per dimension: hidden states share a large common part
+    and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
+    in float32, starts at the prior mean for every prompt, draws no random numbers, and is a function of what it was
+    given: processes that observe the same gathered features hold the same head.
+
+    Args:
+        hidden_size (`int`):
+            H, the number of features.
+        prior_mean (`float`, *optional*, defaults to `1/17`):
+            The first prediction.
+        learning_rate (`float`, *optional*, defaults to `0.02`):
+            Of AdamW, for features of norm 1.
+        weight_decay (`float`, *optional*, defaults to `0.01`):
+            Of AdamW, on w.
+        gradient_steps (`int`, *optional*, defaults to `16`):
+            Steps per observation.
+        replay_size (`int`, *optional*, defaults to `1024`):
+            Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
+
+    Raises:
+        `ValueError`: for a prior mean outside (0, 1).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        prior_mean: float = 1 / 17,
+        learning_rate: float = 0.02,
+        weight_decay: float = 0.01,
+        gradient_steps: int = 16,
+        replay_size: int = 1024,
+    ) -> None:
+        if not 0 < prior_mean < 1:
+            raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
+        self.hidden_size = hidden_size
+        self.gradient_steps = gradient_steps
+        self.replay_size = replay_size
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.tensor(math.log(prior_mean / (1 - prior_mean))))
+        self.optimizer = torch.optim.AdamW(
+            [{"params": [self.weight]}, {"params": [self.bias], "weight_decay": 0.0}],
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            foreach=False,
+        )
+        for parameter in (self.weight, self.bias):  # AdamW would make these at its first step
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        self._observations = torch.tensor(0)
+        self._mean = torch.zeros(hidden_size, dtype=torch.float64)
+        self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
+        self._features = torch.zeros(0, hidden_size)  # (R, H)
+        self._counts = torch.zeros(0, 2)  # (R, 2): positives, draws
+
+    @torch.no_grad()
+    def predict(self, features: torch.Tensor) -> list[float]:
+        """p̂, one per row of `features` `(P, H)`."""
+        return self._logits(self._standardise(self._checked(features))).sigmoid().tolist()
+
+    @torch.no_grad()
+    def observe(self, features: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
+        """
+        Learn from one step: call it once, with all prompts of all processes in the same order everywhere.
+
+        Args:
+            features (`torch.Tensor`):
+                `(P, H)`, what the predictions were made from.
+            positives (`Sequence[int]`):
+                Positive rollouts of each prompt.
+            draws (`Sequence[int]`):
+                Scored rollouts of each prompt; a prompt without any is left out.
+
+        Raises:
+            `ValueError`: if a prompt has more positives than draws, or the shapes do not fit.
+        """
+        features = self._checked(features)
+        for i, (k, n) in enumerate(zip(positives, draws, strict=True)):
+            check_counts(i, k, n)
+        counts = torch.tensor([positives, draws], dtype=torch.float32).T  # (P, 2)
+        scored = counts[:, 1] > 0
+        if not scored.any():
+            return
+        features, counts = features[scored], counts[scored]
+        self._update_statistics(features)
+        keep = max(self.replay_size, len(features))
+        self._features = torch.cat([self._features, features])[-keep:]
+        self._counts = torch.cat([self._counts, counts])[-keep:]
+        inputs = self._standardise(self._features)
+        for _ in range(self.gradient_steps):
+            self._gradient_step(inputs)
+
+    def _gradient_step(self, inputs: torch.Tensor) -> None:
+        """The gradient is written out, so that a step can be taken wherever autograd is off."""
+        k, n = self._counts.T
+        error = (n * self._logits(inputs).sigmoid() - k) / n.sum()  # d loss / d logits
+        self.weight.grad = inputs.T @ error
+        self.bias.grad = error.sum()
+        self.optimizer.step()
+
+    def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.weight + self.bias
+
+    def _checked(self, features: torch.Tensor) -> torch.Tensor:
+        if features.ndim != 2 or features.size(1) != self.hidden_size:
+            raise ValueError(
+                f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "
+                "takes (prompts, hidden_size). Make the head for the model that the features come from."
+            )
+        return features.detach().to("cpu", torch.float32)
+
+    def _update_statistics(self, features: torch.Tensor) -> None:
+        self._observations += 1
+        share = max(1 / self._observations.item(), _SLOWEST_AVERAGE)
+        features = features.double()
+        self._mean += share * (features.mean(dim=0) - self._mean)
+        self._mean_square += share * (features.square().mean(dim=0) - self._mean_square)
+
+    def _standardise(self, features: torch.Tensor) -> torch.Tensor:
+        """`(P, H)` to `(P, H)`: about zero mean and unit variance per dimension, over √H. 0 before any observation."""
+        if not self._observations:
+            return torch.zeros_like(features)
+        variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
+        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP)
+        return (standardised / math.sqrt(self.hidden_size)).float()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Weights, AdamW's moments and step, feature statistics and replay: copies, all that `observe` depends on."""
+        moments = {
+            f"{name}.{moment}": self.optimizer.state[parameter][moment]
+            for name, parameter in (("weight", self.weight), ("bias", self.bias))
+            for moment in _MOMENTS
+        }
+        tensors = {
+            "weight": self.weight,
+            "bias": self.bias,
+            "features.observations": self._observations,
+            "features.mean": self._mean,
+            "features.mean_square": self._mean_square,
+            "replay.features": self._features,
+            "replay.counts": self._counts,
+        }
+        return {name: tensor.detach().clone().contiguous() for name, tensor in (tensors | moments).items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """
+        Continue from `state_dict()`. Learning rate, steps and replay size stay those of this object.
+
+        Raises:
+            `ValueError`: if tensors are missing, or are those of a head with another hidden size.
+        """
+        current = self.state_dict()
+        if set(state) != set(current):
+            raise ValueError(f"The state has tensors {sorted(state)}, but a head has {sorted(current)}.")
+        for name, tensor in current.items():
+            rows_differ = name.startswith("replay.")
+            expected, found = tensor.shape[rows_differ:], state[name].shape[rows_differ:]
+            if expected != found:
+                raise ValueError(
+                    f"{name} has shape {tuple(found)}, but a head of hidden_size ({self.hidden_size}) has "
+                    f"{tuple(expected)}. Resume with the model that the head was trained with."
+                )
+        with torch.no_grad():
+            for name, parameter in (("weight", self.weight), ("bias", self.bias)):
+                parameter.copy_(state[name])
+                for moment in _MOMENTS:
+                    self.optimizer.state[parameter][moment].copy_(state[f"{name}.{moment}"])
+        self._observations = state["features.observations"].clone()
+        self._mean = state["features.mean"].clone()
+        self._mean_square = state["features.mean_square"].clone()
+        self._features = state["replay.features"].clone()
+        self._counts = state["replay.counts"].clone()
+
+    def save(self, path: str | Path) -> None:
+        """Write the state as safetensors with a checksum, atomically; `VALUE_HEAD_FILE` in a checkpoint."""
+        state = self.state_dict()
+        with atomic_write(path) as temporary:
+            save_file(state, temporary, metadata={"sha256": _checksum(state)})
+
+    def load(self, path: str | Path) -> None:
+        """
+        Continue from a file that `save` wrote. Nothing in it is executed or unpickled.
+
+        Raises:
+            `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
+            `ValueError`: if the file is truncated, corrupt or of another head, naming it and the remedy.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}
+                expected = (file.metadata() or {}).get("sha256")
+            if _checksum(state) != expected:
+                raise ValueError("its tensors do not match its checksum")
+            self.load_state_dict(state)
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a usable value head: {error} Restore it from another checkpoint, or delete it to start "
+                "from the prior."
+            ) from error
+
+
+def _checksum(state: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(f"{name} {state[name].dtype} {tuple(state[name].shape)}".encode())
+        digest.update(state[name].numpy().tobytes())
+    return digest.hexdigest()
