@@ -1,6 +1,8 @@
 """Rounds on a colocated engine, with a scripted engine in place of vLLM's: when it sleeps, wakes and gets weights."""
 
+import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import trl.generation.vllm_generation as vllm_generation
@@ -51,6 +53,13 @@ class ScriptedEngine:
         return SimpleNamespace(
             prompt_token_ids=prompt_ids, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs)]
         )
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """TRL sets RANK, WORLD_SIZE and the like for the engine; processes that later tests start must not inherit them."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.mark.parametrize("sleep", [True, False])
