@@ -15,7 +15,8 @@ from .test_fake_server import fail, half_right, stall
 
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT = 3.0
+TIMEOUT = 5.0
+IN_TIME = 40.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
 def launch(processes, url, output_dir, **options):
@@ -75,7 +76,7 @@ def test_all_processes_raise_the_same_error_in_time(behaviour, tmp_path):
     assert errors[0] == errors[1]
     assert errors[0][0] == "VLLMServerError" and server.url in errors[0][1]
     for rank in ranks:
-        assert rank["seconds"] < 3 * TIMEOUT + 3
+        assert rank["seconds"] < IN_TIME
         assert rank["threads"] == []
 
 
@@ -91,7 +92,7 @@ def test_a_failed_weight_sync_stops_all_processes(tmp_path):
         ranks = launch(2, server.url, tmp_path / "run")
     assert ranks[0]["error"] == ranks[1]["error"]
     assert "weights could not be sent" in ranks[0]["error"][1]
-    assert all(rank["seconds"] < 2 * TIMEOUT + 3 for rank in ranks)
+    assert all(rank["seconds"] < IN_TIME for rank in ranks)
     assert server.completions == []
 
 
