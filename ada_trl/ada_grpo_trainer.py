@@ -13,11 +13,11 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, group_advantages, mean_and_std, sampling_metrics
-from .estimation import PassRateTracker, prompt_features
+from .core import Pool, Rollout, completion_metrics, group_advantages, mean_and_std, sampling_metrics
+from .estimation import PassRateTracker, prompt_features, prompt_identity
 from .generation.local import LocalSampler
 from .generation.progress import StepProgress
-from .generation.sampler import Sampler
+from .generation.sampler import Batch, Completions, Sampler
 from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
 from .replay import Replay, plan_update, select_groups
@@ -131,24 +131,27 @@ class AdaGRPOTrainer(ThroughParent):
             )
 
     def _refuse_unsupported(self):
+        by_content = self.adaptive_sampling == "est-value"
         unsupported = {
             "rollout_func": (self.rollout_func is not None, "it brings its own sampling loop"),
-            "tools": (bool(self.tools), "multi-turn rollouts are not replayed yet"),
-            "environment_factory": (self.environment_factories is not None, "environments are bound to rows"),
-            "a vision-language model": (self._is_vlm, "images are not replayed yet"),
+            "environment_factory": (
+                by_content and self.environment_factories is not None,
+                "it reads the prompt alone",
+            ),
+            "a vision-language model": (by_content and self._is_vlm, "the value head does not see the images"),
         }
         for name, (given, reason) in unsupported.items():
             if given:
                 raise ValueError(
                     f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}: {reason}. Use "
-                    "adaptive_sampling='uniform' or trl.GRPOTrainer."
+                    f"{'seq-balance or est-ema' if by_content else 'uniform'}, or trl.GRPOTrainer."
                 )
 
     def train(self, *args, **kwargs):
         try:
             return super().train(*args, **kwargs)
         finally:
-            if self._samples_from_server:
+            if self._syncs_with_server:
                 self.vllm_generation.close()
                 self._last_loaded_step = -1
 
@@ -157,27 +160,26 @@ class AdaGRPOTrainer(ThroughParent):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        self._step_inputs = inputs
-        try:
-            output = super()._generate_and_score_completions(inputs)
-            if self.adaptive_sampling != "uniform":
-                self._apply_replay(output)
-            if self._samples_from_server:
-                self._warn_of_other_weights()
-        finally:
-            self._step_inputs = self._replay = None
+        if self.adaptive_sampling == "uniform":
+            with self._replaced(self, _step_inputs=inputs):
+                return super()._generate_and_score_completions(inputs)
+        replay = self._collect(inputs)
+        with self._replaced(self, _replay=replay), self._episodes_over(len(inputs)):
+            output = super()._generate_and_score_completions(replay.inputs)
+            self._apply_replay(output)
+        if self._syncs_with_server:
+            self._warn_of_other_weights()
         return output
 
-    def _generate(self, prompts: list) -> tuple:
-        if self._step_inputs is None or self.adaptive_sampling == "uniform":
-            return super()._generate(prompts)
-        args, tokens_seen = self.args, self.state.num_input_tokens_seen
-        own = self._own_prompts(prompts)
+    def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
+        """Sample all processes' prompts, select their groups and bring this process's share of them here."""
+        args = self.args
+        own = self._own_prompts(inputs)
         everyone = gather_object(own)
         self._estimate(everyone)
         sizes = args.samples_per_round
         if args.estimates_budgets:
-            sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), prompts, own)
+            sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), len(inputs), len(own))
         sampler, num_shown = self._build_sampler(own, everyone)
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with self._engine_ready(), StepProgress(num_shown, self.state.global_step + 1, hidden) as progress:
@@ -191,24 +193,42 @@ class AdaGRPOTrainer(ThroughParent):
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
         groups = select_groups(pools, args, seed)
-        if self._samples_from_server:  # each process has seen its own prompts only
-            sampler.stats["tokens/seen"] = self.state.num_input_tokens_seen - tokens_seen
-            self._log_first_round()
-        columns, extras, stats = sampler.fetch([rollout for group in groups for rollout in group])
-        if self._samples_from_server:
-            self.state.num_input_tokens_seen = tokens_seen + int(stats.pop("tokens/seen"))
-        for name in {name for row in extras for name in row}:
-            self._pending_extra_logs[name] = [row.get(name) for row in extras]
-        self._replay = self._plan_update(pools, groups, stats | self._learn(pools))
-        self._replay.prompts = [prompt for prompt, _ in everyone]
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]  # later rounds count too
-        return columns
+        batch = sampler.fetch([rollout for group in groups for rollout in group])
+        replay = plan_update(pools, groups, args, self.accelerator.device, self.reward_weights.tolist())
+        names = [row.get("environment") if self._multi_environment else None for row in everyone]
+        replay.take(batch, self.accelerator.process_index, names)
+        self._log_sampling(replay, batch)
+        replay.metrics |= self._learn(pools)
+        return replay
+
+    def _log_sampling(self, replay: Replay, batch: Batch) -> None:
+        """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
+        metrics, stats = self._metrics["train"], batch.stats
+        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        for name, value in completion_metrics(*zip(*batch.first_round, strict=True)).items():
+            metrics[name].append(value)
+        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
+        if self.tools:
+            metrics["tools/call_frequency"].append(calls / len(batch.first_round))
+            metrics["tools/failure_frequency"].append(failures / calls if calls else 0.0)
+        replay.metrics |= stats
+        extras = self._pending_extra_logs
+        for name in {name for row in batch.extras for name in row}:
+            extras[name] = [row.get(name) for row in batch.extras]
+        extras["pool_size"] = replay.per_row([len(pool) for pool in replay.pools])[replay.local]
+        extras["pool_positives"] = replay.per_row([pool.positives for pool in replay.pools])[replay.local]
+
+    def _generate(self, prompts: list) -> tuple:
+        return super()._generate(prompts) if self._replay is None else self._replay.columns
 
     # Pass rates: known before sampling, learnt after
 
-    def _estimate(self, prompts: list[tuple[Any, dict]]) -> None:
+    def _estimate(self, rows: list[dict]) -> None:
         """Estimate the pass rates of all processes' prompts, if they are tracked."""
         if self.pass_rates is not None:
+            owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
+            prompts = [(prompt_identity(row, whole_row=owned), row) for row in rows]
             self.pass_rates.predict(prompts, self._prompt_features)
 
     def _prompt_features(self, prompts: list) -> torch.Tensor:
@@ -221,10 +241,10 @@ class AdaGRPOTrainer(ThroughParent):
             batch_size=self.args.per_device_train_batch_size,
         )
 
-    def _sizes_to_ask_for(self, budgets: list[int], prompts: list, own: list) -> list[int]:
+    def _sizes_to_ask_for(self, budgets: list[int], rows: int, own: int) -> list[int]:
         """The budgets of the prompts that this process's sampler asks for; a server is asked by the prompts' owners."""
-        first = -(-self.accelerator.process_index * len(prompts) // self.num_generations)
-        return budgets[first : first + len(own)] if self._samples_from_server else budgets
+        first = -(-self.accelerator.process_index * rows // self.num_generations)
+        return budgets[first : first + own] if self._asks_server_per_prompt else budgets
 
     def _learn(self, pools: list[Pool]) -> dict[str, float]:
         return {} if self.pass_rates is None else self.pass_rates.observe(pools, self.state.global_step + 1)
@@ -241,21 +261,30 @@ class AdaGRPOTrainer(ThroughParent):
             self.pass_rates.load(checkpoint)
 
     @property
-    def _samples_from_server(self) -> bool:
+    def _syncs_with_server(self) -> bool:
         return self.use_vllm and self.vllm_mode == "server"
 
-    def _build_sampler(self, own: list[tuple[Any, dict]], everyone: list) -> tuple[Sampler, int]:
+    @property
+    def _asks_server_per_prompt(self) -> bool:
+        """Whether every process samples its own prompts at its own pace, which some features do not allow."""
+        in_turns = self.tools or self.environment_factories is not None  # a rollout is more than one request
+        sharded = self.accelerator.num_processes > 1 and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        collective = sharded and any(isinstance(reward, torch.nn.Module) for reward in self.reward_funcs)
+        return self._syncs_with_server and not in_turns and not collective
+
+    def _build_sampler(self, own: list[dict], everyone: list[dict]) -> tuple[Sampler, int]:
         """The source of rollouts, and the number of prompts whose progress this process sees."""
         shared = (self._total_and_signal, self.accelerator)
-        pairs = own if self._samples_from_server else everyone
-        prompts, inputs = [prompt for prompt, _ in pairs], [row for _, row in pairs]
-        if self._samples_from_server:
-            prompt_ids = super()._tokenize_prompts(prompts)[0] if prompts else []
-            score = self._scorer(prompts, inputs, prompt_ids)
+        if self._asks_server_per_prompt:
+            prompt_ids, images, _ = super()._tokenize_prompts(self._prepared(own)) if own else ([], None, {})
             below = int(self.args.vllm_speculative_rounds * len(own))
-            options = (prompt_ids, score, below, self.args.vllm_round_barrier)
+            options = (prompt_ids, images, self._scorer(own, prompt_ids, images), below, self.args.vllm_round_barrier)
             return ServerSampler(self.vllm_generation, *options, *shared), len(own)
-        return LocalSampler(len(everyone), self._completer(prompts, inputs), *shared), len(everyone)
+
+        def complete(positions: list[int], first_round: bool) -> Completions:
+            return self._complete([everyone[i] for i in positions], first_round)
+
+        return LocalSampler(len(everyone), complete, *shared), len(everyone)
 
     @contextmanager
     def _engine_ready(self):
@@ -263,7 +292,7 @@ class AdaGRPOTrainer(ThroughParent):
         if not self.use_vllm:
             yield
             return
-        if self._samples_from_server and self.state.global_step != self._last_loaded_step:
+        if self._syncs_with_server and self.state.global_step != self._last_loaded_step:
             self._push_weights()
         with self.vllm_generation.awake(self._push_weights):
             yield
@@ -291,14 +320,13 @@ class AdaGRPOTrainer(ThroughParent):
             return self._replay.rewards
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._step_inputs is not None:
-            self._log_uniform_metrics(prompts, rewards, completion_ids_list)
+            self._log_uniform_metrics(rewards, completion_ids_list)
         return rewards
 
-    def _own_prompts(self, prompts: list) -> list[tuple[Any, dict]]:
-        """The prompts whose first of `num_generations` equal rows is on this process, with their data set rows."""
-        start = self.accelerator.process_index * len(prompts)
-        firsts = [i for i in range(len(prompts)) if (start + i) % self.num_generations == 0]
-        return [(prompts[i], self._step_inputs[i]) for i in firsts]
+    def _own_prompts(self, inputs: list[dict]) -> list[dict]:
+        """The data set rows of the prompts whose first of `num_generations` equal rows is on this process."""
+        start = self.accelerator.process_index * len(inputs)
+        return [row for i, row in enumerate(inputs) if (start + i) % self.num_generations == 0]
 
     def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         total = self._total_rewards(rewards).tolist()
@@ -311,39 +339,27 @@ class AdaGRPOTrainer(ThroughParent):
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
-    def _plan_update(self, pools: list[Pool], groups: list[list[Rollout]], stats: dict[str, float]) -> Replay:
-        replay = plan_update(pools, groups, self.args, self.accelerator.device)
-        replay.metrics |= stats
-        return replay
-
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
         replay = self._replay
-        local_rows = output["completion_ids"].size(0)
-        local = slice(self.accelerator.process_index * local_rows, (self.accelerator.process_index + 1) * local_rows)
         advantages = [value for values in replay.advantages for value in values]
-        output["advantages"] = output["advantages"].new_tensor(advantages[local])
-        self._relabel_rows("advantages", advantages)
-        self._relabel_rows("prompt", replay.per_row(replay.prompts))
+        output["advantages"] = output["advantages"].new_tensor(advantages[replay.local])
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
         if self.args.unresolved == "mask":
-            self._mask_rows(output, local)
-        trained_tokens = self.accelerator.gather(output["completion_mask"].sum()).sum().item()
-        replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - trained_tokens
+            self._mask_rows(output)
+        replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         self._relabel_rewards()
         self._log_ada(replay.metrics)
 
-    def _relabel_rows(self, column: str, values: list) -> None:
-        """Correct the rows that the parent has just added to the completions table."""
-        logged = self._logs[column]
-        for _ in range(min(len(values), len(logged))):
-            logged.pop()
-        logged.extend(values)
-
-    def _mask_rows(self, output: dict[str, Any], local: slice) -> None:
+    def _mask_rows(self, output: dict[str, Any]) -> None:
         masked = self._replay.per_row(self._replay.zero_signal_unresolved)
-        keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
+        keep = ~torch.tensor(masked[self._replay.local], device=output["completion_mask"].device)
         output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
-        output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
+        loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
+        output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
 
     def _relabel_rewards(self) -> None:
         """The parent has just logged the rewards of the selected group: report those of the first round instead."""
@@ -359,7 +375,7 @@ class AdaGRPOTrainer(ThroughParent):
             mean, std = statistics([[rollout.rewards[i] for rollout in rollouts] for rollouts in first_round])
             metrics[f"rewards/{name}/mean"][-1], metrics[f"rewards/{name}/std"][-1] = mean, std
 
-    def _log_uniform_metrics(self, prompts: list, rewards: torch.Tensor, completion_ids_list: list) -> None:
+    def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
         totals, signals = self._total_and_signal(rewards)
         rollouts = [
@@ -378,7 +394,7 @@ class AdaGRPOTrainer(ThroughParent):
             weighting="none",
         )
         if self.pass_rates is not None:
-            self._estimate(gather_object(self._own_prompts(prompts)))
+            self._estimate(gather_object(self._own_prompts(self._step_inputs)))
             metrics |= self._learn(pools)
         tokens = torch.tensor(sum(map(len, completion_ids_list)), device=rewards.device)
         metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()

@@ -42,12 +42,6 @@ def check_config(args: "AdaGRPOConfig") -> None:
     _check_estimates(args)
     if args.adaptive_sampling == "uniform":
         return
-    if args.multi_objective_aggregation != "sum_then_normalize":
-        raise ValueError(
-            f"multi_objective_aggregation={args.multi_objective_aggregation!r} is not supported with "
-            f"adaptive_sampling={args.adaptive_sampling!r} yet. Use 'sum_then_normalize', or "
-            "adaptive_sampling='uniform'."
-        )
     if args.adaptive_sampling != "est-value":
         _refuse(args, _VALUE_HEAD, "adaptive_sampling='est-value'")
     if args.estimates_budgets:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,22 @@ def prompt_features(
     mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side="left").to(accelerator.device)
     features = last_hidden_states(model, input_ids, mask, batch_size=batch_size)
     return accelerator.gather(features.contiguous())[: len(prompts)].cpu()
+
+
+def prompt_identity(row: Mapping[str, Any], *, whole_row: bool = False) -> Any:
+    """
+    What tells a prompt from others, for [`~core.prompt_key`]: the prompt, with its images where there are some.
+
+    Args:
+        row (`Mapping[str, Any]`):
+            The data set row.
+        whole_row (`bool`, *optional*, defaults to `False`):
+            Whether every column counts, because an environment makes the prompt of them.
+    """
+    if whole_row:
+        return dict(row)
+    images = {name: row[name] for name in ("image", "images") if row.get(name) is not None}
+    return {"prompt": row["prompt"], **images} if images else row["prompt"]
 
 
 def _text(prompt: Any) -> str | None:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, group_advantages, sampling_metrics, select_group
+from .core import Pool, Rollout, group_advantages, normalize_rewards, sampling_metrics, select_group
 from .core.pool import sample_std
+from .generation.sampler import Batch
 
 
 @dataclass
@@ -20,17 +21,41 @@ class Replay:
     numbers with the same sum; rows are dealt out to the processes in equal shares either way.
     """
 
+    pools: Sequence[Pool]  # per prompt
     groups: list[list[Rollout]]
     advantages: list[list[float]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
     zero_signal_unresolved: list[bool]  # per prompt
     first_round: list[list[Rollout]]  # per prompt
     metrics: dict[str, float]
-    prompts: list[Any] = field(default_factory=list)  # one per group
+    # Of this process, see `take`:
+    local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
+    columns: tuple = ()
+    inputs: list[dict] = field(default_factory=list)
 
     def per_row(self, values: Sequence[Any]) -> list[Any]:
         """One value per prompt to one per row."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
+
+    def take(self, batch: Batch, process_index: int, environments: Sequence[str | None]) -> None:
+        """
+        Put in this process's share of the completions.
+
+        Args:
+            batch ([`Batch`]):
+                The completions, with the prompts that they were generated from; data set rows are not needed any more.
+            process_index (`int`):
+                Whose share.
+            environments (`Sequence[str | None]`):
+                Name of the environment of each prompt, `None` without or with a single one.
+        """
+        rows = len(batch.prompts)
+        self.local = slice(process_index * rows, (process_index + 1) * rows)
+        self.columns = batch.columns
+        self.inputs = [
+            {"prompt": prompt} | ({} if environment is None else {"environment": environment})
+            for prompt, environment in zip(batch.prompts, self.per_row(environments)[self.local], strict=True)
+        ]
 
 
 def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
@@ -41,14 +66,24 @@ def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, .
 
 
 def pool_advantages(
-    pools: Sequence[Pool], groups: Sequence[Sequence[Rollout]], args: AdaGRPOConfig
+    pools: Sequence[Pool], groups: Sequence[Sequence[Rollout]], args: AdaGRPOConfig, reward_weights: Sequence[float]
 ) -> list[list[float]]:
-    """[`~core.group_advantages`] of every group, scaled as `scale_rewards` says."""
+    """
+    [`~core.group_advantages`] of every group, scaled as `scale_rewards` says. With
+    `multi_objective_aggregation="normalize_then_sum"` ([GDPO](https://huggingface.co/papers/2601.05242)) of pools whose
+    reward functions were normalized one by one, divided by the standard deviation over all of them.
+    """
+    by_batch = args.scale_rewards == "batch"
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        normalized = [normalize_rewards(pool, reward_weights) for pool in pools]
+        by_draw = [{rollout.draw: rollout for rollout in pool.rollouts} for pool in normalized]
+        groups = [[after[rollout.draw] for rollout in group] for after, group in zip(by_draw, groups, strict=True)]
+        pools, by_batch = normalized, True
     stds: list[float | None] = [None] * len(pools)
-    if args.scale_rewards == "group":
-        stds = [pool.std for pool in pools]
-    elif args.scale_rewards == "batch":
+    if by_batch:
         stds = [sample_std([reward for pool in pools for reward in pool.scored_rewards])] * len(pools)
+    elif args.scale_rewards == "group":
+        stds = [pool.std for pool in pools]
     return [
         group_advantages(
             pool,
@@ -66,12 +101,13 @@ def plan_update(
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
     device: torch.device,
+    reward_weights: Sequence[float],
 ) -> Replay:
     """
     Advantages and metrics of the selected groups. With budgets from estimates all that was drawn is the first round.
     """
     first_round = max(map(len, pools)) if args.estimates_budgets else args.samples_per_round
-    advantages = pool_advantages(pools, groups, args)
+    advantages = pool_advantages(pools, groups, args, reward_weights)
     metrics = sampling_metrics(
         pools,
         groups,
@@ -83,6 +119,7 @@ def plan_update(
     )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(
+        pools=pools,
         groups=groups,
         advantages=advantages,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),

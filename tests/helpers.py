@@ -1,40 +1,61 @@
 """Tiny models, data and rewards that need no download."""
 
 import socket
+from pathlib import Path
 
+import trl
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, set_seed
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    set_seed,
+)
 
 from recipes.arithmetic.task import build_tokenizer
 
 
 PROMPTS = ["1+2=", "31+4=", "5+55=", "7+8="]
+VISION_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
     return build_tokenizer()
 
 
+def tiny_config(tokenizer: PreTrainedTokenizerBase, **config) -> Qwen2Config:
+    defaults = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+    return Qwen2Config(**defaults | config)
+
+
 def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
     """A randomly initialised Qwen2 of a few thousand parameters."""
     set_seed(seed)
-    tokenizer = tiny_tokenizer()
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            tie_word_embeddings=False,
-        )
-    )
+    return Qwen2ForCausalLM(tiny_config(tiny_tokenizer()))
 
 
 def saved_tiny_model(directory) -> Qwen2ForCausalLM:
@@ -54,6 +75,50 @@ def even_reward(completions: list[str], **kwargs) -> list[float]:
 
 def length_reward(completions: list[str], **kwargs) -> list[float]:
     return [len(completion) / 10 for completion in completions]
+
+
+def chat_tokenizer(template: str = "qwen3") -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer with one of the chat templates that TRL ships, and the special tokens of Qwen."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<image>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>")
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text()
+    return fast
+
+
+def tiny_chat_model(tokenizer: PreTrainedTokenizerBase, **config) -> Qwen2ForCausalLM:
+    """As [`tiny_model`], for conversations of some thousand bytes."""
+    set_seed(0)
+    return Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=8192, **config))
+
+
+def tiny_vision_language_model(tokenizer: PreTrainedTokenizerBase):
+    """A LLaVA of a few thousand parameters and its processor: images of 28 × 28 pixels become four tokens."""
+    set_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=vision,
+            text_config=tiny_config(tokenizer, max_position_embeddings=8192),
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        )
+    )
+    pixels = {"height": 28, "width": 28}
+    processor = LlavaProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=pixels),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=VISION_TEMPLATE,
+    )
+    return model, processor
 
 
 def free_port() -> int:

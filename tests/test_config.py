@@ -66,7 +66,6 @@ def test_samples_per_round_grows_with_the_group():
         ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
         ({"vllm_max_concurrent_requests": 0}, r"vllm_max_concurrent_requests \(0\) must be positive"),
         ({"vllm_speculative_rounds": 2}, r"vllm_speculative_rounds \(2\) must be between 0 and 1"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, r"multi_objective_aggregation=.*sum_then_normalize"),
     ],
 )
 def test_invalid_fields(overrides, message):

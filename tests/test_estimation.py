@@ -15,7 +15,7 @@ from ada_trl.train import parse_args
 from ada_trl.value_head import VALUE_HEAD_FILE
 
 from .helpers import PROMPTS, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
-from .test_trainer import ScriptedRewards, logs_of, prompts_of
+from .test_trainer import ScriptedRewards, logs_of, prompts_of, remember_pools
 from .test_trainer import build as build_trainer
 
 
@@ -24,9 +24,7 @@ MODES = ["est-ema", "est-value"]
 
 def build(tmp_path, *args, adaptive_sampling="est-ema", **options):
     trainer = build_trainer(tmp_path, *args, adaptive_sampling=adaptive_sampling, **options)
-    trainer.pools = []
-    plan = trainer._plan_update
-    trainer._plan_update = lambda pools, *rest: trainer.pools.append(pools) or plan(pools, *rest)
+    trainer.pools = remember_pools(trainer)
     return trainer
 
 

@@ -54,6 +54,19 @@ def build(
     )
 
 
+def remember_pools(trainer):
+    """A list that each step of `trainer` adds its pools to."""
+    seen, collect = [], trainer._collect
+
+    def remember(inputs):
+        replay = collect(inputs)
+        seen.append(replay.pools)
+        return replay
+
+    trainer._collect = remember
+    return seen
+
+
 def prompts_of(batch):
     return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
 
@@ -226,11 +239,9 @@ def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
         reward_weights=[1.0, 10.0],
         max_steps=1,
     )
-    seen = []
-    plan = trainer._plan_update
-    trainer._plan_update = lambda pools, *args: seen.extend(pools) or plan(pools, *args)
+    pools = remember_pools(trainer)
     trainer.train()
-    for pool in seen:
+    for pool in pools[0]:
         for rollout in pool.rollouts:
             even, length = rollout.rewards
             assert rollout.signal == even

@@ -1,6 +1,6 @@
 """The algorithm, pure: no TRL, no transformers, no model. Everything here is tested on scripted pools."""
 
-from .advantages import group_advantages, prompt_weight
+from .advantages import group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
 from .exit_conditions import ExitCondition
 from .metrics import completion_metrics, mean_and_std, sampling_metrics, zero_signal_probability
@@ -24,6 +24,7 @@ __all__ = [
     "eliminate_per_prompt",
     "group_advantages",
     "mean_and_std",
+    "normalize_rewards",
     "prompt_key",
     "prompt_text",
     "prompt_weight",

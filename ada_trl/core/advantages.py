@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from .pool import Pool, Rollout
+from .pool import Pool, Rollout, sample_std
 
 
 PromptWeighting = Literal["inverse_sqrt", "inverse", "none"]
@@ -81,3 +81,26 @@ def group_advantages(
         else 0.0
         for rollout in group
     ]
+
+
+def normalize_rewards(pool: Pool, reward_weights: Sequence[float]) -> Pool:
+    """
+    The pool with its rewards replaced by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function normalized with the
+    statistics of the **whole pool** before the weighted sum, so that none drowns the others
+    ([GDPO](https://huggingface.co/papers/2601.05242)). Signals stay. A function that did not score a rollout adds 0 to
+    its sum; where none did, the reward stays NaN.
+    """
+    columns = []
+    for k, weight in enumerate(reward_weights):
+        values = [rollout.rewards[k] for rollout in pool.rollouts]
+        scored = [value for value in values if not math.isnan(value)]
+        mean, scale = math.fsum(scored) / max(len(scored), 1), weight / (sample_std(scored) + STD_EPSILON)
+        columns.append([0.0 if math.isnan(value) else scale * (value - mean) for value in values])
+    sums = map(math.fsum, zip(*columns, strict=True))
+    return Pool(
+        pool.positive_threshold,
+        (
+            rollout._replace(reward=math.nan if math.isnan(rollout.reward) else total)
+            for rollout, total in zip(pool.rollouts, sums, strict=True)
+        ),
+    )

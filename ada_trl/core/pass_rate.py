@@ -267,7 +267,7 @@ def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None
             The data set row of the prompt.
 
     Raises:
-        `ValueError`: if the prompt holds something that is not text, such as an image, and the row has no `id`.
+        `ValueError`: if the prompt holds something that is neither text nor an image, and the row has no `id`.
     """
     if row is not None and row.get("id") is not None:
         return str(row["id"])
@@ -276,20 +276,29 @@ def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None
 
 def prompt_text(prompt: str | list[dict[str, Any]], *, quote: bool = False) -> str:
     """
-    A prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON.
+    A prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON, an
+    image in it as the SHA-256 of its pixels.
 
     Raises:
-        `ValueError`: if the prompt holds something that is not text.
+        `ValueError`: if the prompt holds something that is neither text nor an image.
     """
     if isinstance(prompt, str) and not quote:
         return prompt
     try:
-        return json.dumps(_without_none(prompt), sort_keys=True, separators=(",", ":"), ensure_ascii=quote)
+        return json.dumps(
+            _without_none(prompt), sort_keys=True, separators=(",", ":"), ensure_ascii=quote, default=_digest
+        )
     except TypeError as error:
         raise ValueError(
-            f"A prompt that is not plain text cannot be told apart by its content ({error}). Add a column 'id' to the "
-            "data set."
+            f"A prompt that is neither text nor an image cannot be told apart by its content ({error}). Add a column "
+            "'id' to the data set."
         ) from error
+
+
+def _digest(value: Any) -> list:
+    if not hasattr(value, "tobytes"):
+        raise TypeError(f"{type(value).__name__} has no canonical form")
+    return [list(value.size), hashlib.sha256(value.tobytes()).hexdigest()]
 
 
 def _without_none(value: Any) -> Any:

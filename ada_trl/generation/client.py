@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from trl.generation.vllm_client import VLLMClient
@@ -65,6 +66,7 @@ class DeadlineClient(VLLMClient):
         except BaseException:
             self.close()
             raise
+        self.session.request = partial(self.session.request, timeout=request_timeout)  # for what TRL sends by itself
 
     # The three ways in which TRL's client talks to the server.
 

@@ -13,29 +13,60 @@ from ..core import Pool, Rollout
 
 class Completions(NamedTuple):
     """
-    What was generated and scored for some rows.
+    What one process has generated and scored, `rows` completions.
 
     Args:
         columns (`tuple`):
             Output of the trainer's generation: a list per row, or a value without rows (`None`, `{}`, `[]`).
+        prompts (`list`):
+            The prompts as generated from, with images and an environment's observation in their messages.
         rewards (`torch.Tensor` of shape `(rows, num_reward_funcs)`):
-            Unweighted rewards; NaN where a function returned `None`. With generation in lockstep, those of **all**
-            processes' rows, in process order.
+            Unweighted rewards; NaN where a function returned `None`.
         extras (`dict[str, list]`):
             Columns that reward functions logged for the completions table, one value per row.
+        lengths (`list[int]`):
+            Generated tokens.
+        truncated (`list[bool]`):
+            Whether the length cap ended the completion.
+        tool_calls (`tuple[int, int]`):
+            Calls of tools, and how many of them failed.
         reward_seconds (`float`):
             Time spent in reward functions.
+        tokens_seen (`int`):
+            Tokens of prompts and completions.
     """
 
     columns: tuple
+    prompts: list
     rewards: torch.Tensor
     extras: dict[str, list]
+    lengths: list[int]
+    truncated: list[bool]
+    tool_calls: tuple[int, int]
     reward_seconds: float
+    tokens_seen: int = 0
 
-    @property
-    def lengths(self) -> list[int]:
-        """Generated tokens per row."""
-        return [len(ids) for ids in self.columns[1]]
+
+class Batch(NamedTuple):
+    """
+    The selected completions that one process trains on, and what is known of all processes' sampling.
+
+    Args:
+        columns (`tuple`), prompts (`list`):
+            As in [`Completions`], of this process's rows.
+        extras (`list[dict]`):
+            Per row, what reward functions logged of it.
+        stats (`dict[str, float]`):
+            Counts summed over processes, seconds averaged.
+        first_round (`list[tuple[int, bool]]`):
+            Length of every completion of the first round, and whether it was truncated.
+    """
+
+    columns: tuple
+    prompts: list
+    extras: list[dict[str, Any]]
+    stats: dict[str, float]
+    first_round: list[tuple[int, bool]]
 
 
 class Sampler:
@@ -55,7 +86,8 @@ class Sampler:
         self.num_processes = accelerator.num_processes
         # Sums over the step on this process: `tokens/*`, `server/*` are counts, `time/*` seconds.
         self.stats: dict[str, float] = defaultdict(float)
-        self._rows: list[tuple[tuple, dict[str, Any]]] = []  # what this process generated: columns and extras
+        self.first_round: list[tuple[int, bool]] = []  # of this process's completions: length, truncated
+        self._rows: list[tuple[tuple, Any, dict]] = []  # what this process generated: columns, prompt and extras
         self._empty_columns: tuple = ()
 
     def sample(self, **loop) -> list[Pool]:
@@ -73,12 +105,13 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def keep(self, completions: Completions, rows: int) -> int:
-        """Store the completions of this process's `rows`; returns the position of the first."""
-        offset = len(self._rows)
+    def keep(self, completions: Completions, first_round: int = 0) -> int:
+        """Store what this process has generated, `first_round` of it in the first round; returns the first's position."""
+        offset, rows = len(self._rows), len(completions.prompts)
         self._rows += [
             (
                 tuple(column[i] if _has_rows(column, rows) else None for column in completions.columns),
+                completions.prompts[i],
                 {name: values[i] for name, values in completions.extras.items()},
             )
             for i in range(rows)
@@ -86,7 +119,12 @@ class Sampler:
         if not self._empty_columns:
             self._empty_columns = tuple(None if _has_rows(column, rows) else column for column in completions.columns)
         self.stats["tokens/generated"] += sum(completions.lengths)
+        self.stats["tokens/seen"] += completions.tokens_seen
         self.stats["time/reward"] += completions.reward_seconds
+        if first_round:
+            self.first_round += zip(completions.lengths[:first_round], completions.truncated, strict=False)
+            for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
+                self.stats[f"tools/{name}"] += count
         return offset
 
     def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, sources: Sequence[tuple]) -> list[Rollout]:
@@ -98,7 +136,7 @@ class Sampler:
             )
         ]
 
-    def fetch(self, selected: Sequence[Rollout]) -> tuple[tuple, list[dict[str, Any]], dict[str, float]]:
+    def fetch(self, selected: Sequence[Rollout]) -> Batch:
         """
         Bring the selected completions to the processes that train on them. Collective; a completion that is trained on
         where it was generated does not travel.
@@ -106,10 +144,6 @@ class Sampler:
         Args:
             selected (`Sequence[Rollout]`):
                 The update batch of all processes, in process order; the same on every process.
-
-        Returns:
-            `tuple`: columns of this process's rows in the layout of the trainer's generation, their extras, and
-            `stats` (counts summed over processes, seconds averaged).
         """
         share = len(selected) // self.num_processes
         mine, sent = {}, {}
@@ -117,21 +151,26 @@ class Sampler:
             process, row = rollout.source
             if process == self.process_index:
                 (mine if slot // share == process else sent)[slot] = self._rows[row]
-        received = gather_object([(sent, dict(self.stats), self._empty_columns)])
-        for rows, _, _ in received:
+        received = gather_object([(sent, dict(self.stats), self.first_round, self._empty_columns)])
+        for rows, *_ in received:
             mine |= rows
         empty_columns = next(empty for *_, empty in received if empty)  # a process may have generated nothing
-        rows = [mine[self.process_index * share + i] for i in range(share)]
-        columns = tuple(
-            empty if all(value is None for value in values) else list(values)
-            for empty, values in zip(empty_columns, zip(*(row for row, _ in rows), strict=True), strict=True)
+        columns, prompts, extras = zip(*(mine[self.process_index * share + i] for i in range(share)), strict=True)
+        names = sorted({name for _, stats, *_ in received for name in stats})
+        return Batch(
+            columns=tuple(
+                empty if all(value is None for value in values) else list(values)
+                for empty, values in zip(empty_columns, zip(*columns, strict=True), strict=True)
+            ),
+            prompts=list(prompts),
+            extras=list(extras),
+            stats={
+                name: sum(stats.get(name, 0.0) for _, stats, *_ in received)
+                / (self.num_processes if name.startswith("time/") else 1)
+                for name in names
+            },
+            first_round=[row for *_, first_round, _ in received for row in first_round],
         )
-        totals = {
-            name: sum(stats.get(name, 0.0) for _, stats, _ in received)
-            / (self.num_processes if name.startswith("time/") else 1)
-            for name in sorted({name for _, stats, _ in received for name in stats})
-        }
-        return columns, [extras for _, extras in rows], totals
 
 
 def _has_rows(column: Any, rows: int) -> bool:

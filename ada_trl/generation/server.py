@@ -36,6 +36,8 @@ class ServerSampler(Sampler):
             Sends the requests.
         prompt_ids (`list[list[int]]`):
             Token ids of this process's prompts.
+        images (`list[list | None]`, *optional*):
+            Images of each prompt, for vision-language models.
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
             Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
             the first round; decodes and scores them on this process alone.
@@ -47,6 +49,7 @@ class ServerSampler(Sampler):
         self,
         vllm: AdaVLLMGeneration,
         prompt_ids: Sequence[list[int]],
+        images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
         speculate_below: int,
         barrier: bool,
@@ -55,6 +58,7 @@ class ServerSampler(Sampler):
         super().__init__(*args)
         self.vllm = vllm
         self.prompt_ids = prompt_ids
+        self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.speculate_below = speculate_below
         self.barrier = barrier
@@ -106,7 +110,7 @@ class ServerSampler(Sampler):
                 self._idle_since = None
             self._in_flight += 1
             self._submitted += 1
-            future = start(self.prompt_ids[prompt], sizes[prompt])
+            future = start(self.prompt_ids[prompt], sizes[prompt], self.images[prompt])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit
@@ -148,7 +152,7 @@ class ServerSampler(Sampler):
         completions = self.score([prompt for prompt, _ in rows], completion_ids, logprobs, first_round)
         if hidden:
             self.stats["time/reward_hidden"] += completions.reward_seconds
-        offset = self.keep(completions, len(rows))
+        offset = self.keep(completions, len(rows) if first_round else 0)
         sources = [(self.process_index, offset + i) for i in range(len(rows))]
         rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
         return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]

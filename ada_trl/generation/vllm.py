@@ -4,7 +4,7 @@ import atexit
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 
@@ -49,6 +49,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         `ValueError`: if the model or the device does not allow the `weight_sync`.
         [`VLLMServerError`]: if the server lacks a flag that the `weight_sync` needs.
     """
+
+    alone = False  # while set, this process generates apart from the others, which do not wait for its failures
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             "generation_kwargs": self.generation_kwargs,
         }
 
-    def complete(self, prompt_ids: list[int], num_generations: int) -> tuple[list, list]:
+    def complete(self, prompt_ids: list[int], num_generations: int, images: list | None = None) -> tuple[list, list]:
         """
         Sample completions of one prompt from the server; may be called from any thread.
 
@@ -170,7 +172,11 @@ class AdaVLLMGeneration(VLLMGeneration):
             `tuple`: completion ids, and log-probabilities of shape `(num_generations, completion length, 1)`.
         """
         try:
-            output = self.vllm_client.generate([prompt_ids], **self.sampling_params(num_generations))
+            features = None
+            if images:
+                features = [self._place_features(self.vllm_client.image_features([images])[0], prompt_ids)]
+            params = self.sampling_params(num_generations)
+            output = self.vllm_client.generate([prompt_ids], features=features, **params)
         except (LookupError, TypeError, ValueError) as error:
             raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
         completion_ids = output["completion_ids"]
@@ -186,8 +192,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
         executor = ThreadPoolExecutor(self.max_concurrent_requests, thread_name_prefix="vLLM request")
 
-        def start(prompt_ids: list[int], num_generations: int) -> Future:
-            return executor.submit(self.complete, prompt_ids, num_generations)
+        def start(*request) -> Future:
+            return executor.submit(self.complete, *request)
 
         try:
             yield start
@@ -197,13 +203,17 @@ class AdaVLLMGeneration(VLLMGeneration):
             self.vllm_client.resume()
 
     def generate(self, prompts, images, num_generations, profiler=None) -> tuple:
-        if self.mode != "server" or any(gather_object([images is not None])):
+        if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
         # Every process asks for its own rows; equal neighbours, the copies of a prompt, share a request.
-        groups = [(ids, len(list(copies))) for ids, copies in groupby(prompts)]
+        rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
+        groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
         completion_ids, logprobs = [], []
-        with self.same_on_all_processes(f"{len(groups)} prompts could not be generated"), self.requests() as start:
-            for answer in [start(ids, copies) for ids, copies in groups]:
+        failures = (
+            nullcontext() if self.alone else self.same_on_all_processes(f"{len(groups)} prompts were not completed")
+        )
+        with failures, self.requests() as start:
+            for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
                 ids, logps = answer.result()
                 completion_ids += ids
                 logprobs += logps

@@ -305,6 +305,6 @@ def test_key_is_the_same_in_another_process():
 def test_text_of_a_prompt():
     assert prompt_text("Größe") == "Größe"
     assert prompt_text([{"role": "user", "content": "Größe"}]) == '[{"content":"Größe","role":"user"}]'
-    with pytest.raises(ValueError, match=r"not plain text .* Add a column 'id'"):
+    with pytest.raises(ValueError, match=r"neither text nor an image .* Add a column 'id'"):
         prompt_key([{"role": "user", "content": object()}])
     assert prompt_key([{"role": "user", "content": object()}], {"id": "x"}) == "x"

@@ -1,0 +1,186 @@
+"""Tools, environments and images: rollouts that are more than one prompt and one completion."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from datasets import Dataset
+from PIL import Image
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_vision_language_model
+
+
+QUESTIONS = ["1+2", "31+4", "5+55", "7+8"]
+CONVERSATIONS = [[{"role": "user", "content": question}] for question in QUESTIONS]
+TINY = QUICK | {"max_completion_length": 256, "max_steps": 1, "per_device_train_batch_size": 16}
+
+
+def add(a: int, b: int) -> int:
+    """
+    Adds two numbers.
+
+    Args:
+        a: First number.
+        b: Second number.
+    """
+    return a + b
+
+
+class ToolUser(AdaGRPOTrainer):
+    """Its policy is scripted: every other completion calls the tool `add` and then says the sum, others say nothing."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        texts = []
+        for i, text in enumerate(self._tokenizer.batch_decode(prompt_ids)):
+            if "<tool_response>" in text:
+                answer = text.split("<tool_response>\n")[-1].split("\n")[0]
+                texts.append(f"It is {answer}.")
+            elif i % 2:
+                a, b = re.findall(r"(\d+)\+(\d+)", text)[-1]
+                call = json.dumps({"name": "add", "arguments": {"a": int(a), "b": int(b)}})
+                texts.append(f"<tool_call>\n{call}\n</tool_call>")
+            else:
+                texts.append("Pass.")
+        return self._tokenizer([text + "<|im_end|>" for text in texts])["input_ids"], None
+
+    def _generate_and_score_completions(self, inputs):
+        self.output = super()._generate_and_score_completions(inputs)
+        return self.output
+
+
+def build(trainer_class, tmp_path, reward, dataset=None, model=None, tokenizer=None, tools=None, factory=None, **options):
+    tokenizer = tokenizer or chat_tokenizer()
+    return trainer_class(
+        model or tiny_chat_model(tokenizer),
+        reward,
+        AdaGRPOConfig(str(tmp_path), **TINY | options),
+        dataset or Dataset.from_dict({"prompt": CONVERSATIONS}),
+        processing_class=tokenizer,
+        tools=tools,
+        environment_factory=factory,
+    )
+
+
+def says_the_sum(prompts, completions, **kwargs):
+    """Looks at the question and at the last message."""
+    sums = [str(sum(map(int, prompt[-1]["content"].split("+")))) for prompt in prompts]
+    return [float(s in completion[-1].get("content", "")) for s, completion in zip(sums, completions, strict=True)]
+
+
+def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tmp_path):
+    calls = []
+
+    def reward(prompts, completions, **kwargs):
+        rewards = says_the_sum(prompts, completions)
+        calls.append(rewards)
+        return [0.0] * len(rewards) if len(calls) == 1 else rewards  # so that there is a second round
+
+    trainer = build(ToolUser, tmp_path, reward, tools=[add])
+    trainer.train()
+    logs, output = trainer.state.log_history[0], trainer.output
+    assert [len(rewards) for rewards in calls] == [32, 32]
+    assert all(rewards == [0.0, 1.0] * 16 for rewards in calls), "The tool was called and its answer was used."
+    assert logs["ada/samples_per_prompt/mean"] == 16 and logs["reward"] == 0
+    assert logs["tools/call_frequency"] == 0.5 and logs["tools/failure_frequency"] == 0
+    for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
+        text = trainer._tokenizer.decode(ids[mask.bool()])
+        assert "tool_response" not in text
+        assert ("<tool_call>" in text) or advantage < 0, "Whoever did not call the tool was wrong."
+    assert (output["advantages"] > 0).sum() == 8, "Half of each group is positive."
+    trained = (output["completion_mask"] * output["tool_mask"]).sum().item()
+    assert output["num_items_in_batch"] == trained
+    assert logs["ada/tokens/discarded"] == logs["ada/tokens/generated"] - trained
+    assert logs["ada/tokens/generated"] < logs["num_tokens"]
+
+
+def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
+    trainer = build(ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], unresolved="mask")
+    trainer.train()
+    assert trainer.output["num_items_in_batch"] == 0
+
+
+class Counting:
+    """An environment that asks for a number in its observation, and that rewards having been given it."""
+
+    resets = Counter()
+
+    def reset(self, target, **row):
+        self.target, self.given = target, None
+        self.resets[target] += 1
+        return f" Please give {target}+0"
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Adds two numbers.
+
+        Args:
+            a: First number.
+            b: Second number.
+        """
+        self.given = a + b
+        return self.given
+
+    def get_reward(self):
+        return float(self.given == self.target)
+
+
+class Doubling(Counting):
+    def get_reward(self):
+        return 2 * super().get_reward()
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "est-ema", "num_generations": 4, "max_samples": 8}])
+def test_an_environment_is_reset_for_every_rollout_and_rewards_it(options, tmp_path):
+    Counting.resets.clear()
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
+    trainer = build(ToolUser, tmp_path, [], dataset, factory=Counting, **options)
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    rollouts = logs["ada/samples_per_prompt/mean"] * 4
+    assert sum(Counting.resets.values()) == rollouts, "Once per rollout, and not for the update batch again."
+    assert logs["rewards/Counting/mean"] == logs["reward"] == 0.5
+    asked = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
+    decoded = trainer._tokenizer.batch_decode(trainer.output["prompt_ids"])
+    assert len(asked) == len(decoded) and len(set(asked)) == 4
+    assert all(content in text for content, text in zip(asked, decoded, strict=True)), "Logged with the observation."
+
+
+def test_several_environments(tmp_path):
+    dataset = Dataset.from_dict(
+        {"environment": ["plain", "double", "plain", "double"], "target": [1, 2, 3, 4]}
+    )  # no column `prompt`
+    trainer = build(ToolUser, tmp_path, [], dataset, factory={"plain": Counting, "double": Doubling})
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert (logs["rewards/Counting/mean"], logs["rewards/Doubling/mean"]) == (0.5, 1.0)
+    assert sorted(set(trainer.output["advantages"].gt(0).tolist())) == [False, True]
+
+
+def picture(color):
+    return Image.new("RGB", (28, 28), color)
+
+
+def test_images_reach_generation_rewards_and_the_loss(tmp_path):
+    tokenizer = chat_tokenizer()
+    model, processor = tiny_vision_language_model(tokenizer)
+    colors = ["red", "green", "blue", "white"]
+    rows = {"prompt": [[{"role": "user", "content": "Which color?"}]] * 4, "image": list(map(picture, colors))}
+    seen = Counter()
+
+    def reward(prompts, completions, image, **kwargs):
+        for prompt, pixels in zip(prompts, image, strict=True):
+            assert prompt[-1]["content"][0] == {"type": "image", "image": pixels}
+            seen[pixels.getpixel((0, 0))] += 1
+        return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+    options = {"max_completion_length": 8, "learning_rate": 1e-3, "track_pass_rates": True, "max_steps": 2}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    trainer = build(ToolUser.__bases__[0], tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
+    trainer.train()
+    assert len(seen) == 4 and set(seen.values()) != {4}
+    unmoved = [name for name, parameter in model.named_parameters() if (parameter == before[name]).all()]
+    assert not [name for name in unmoved if "vision_tower.embeddings" in name or "projector" in name], unmoved
+    assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, "Pictures tell prompts apart."
