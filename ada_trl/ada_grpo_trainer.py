@@ -2,6 +2,7 @@
 
 import os
 import textwrap
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -281,8 +282,8 @@ class AdaGRPOTrainer(ThroughParent):
             options = (prompt_ids, images, self._scorer(own, prompt_ids, images), below, self.args.vllm_round_barrier)
             return ServerSampler(self.vllm_generation, *options, *shared), len(own)
 
-        def complete(positions: list[int], first_round: bool) -> Completions:
-            return self._complete([everyone[i] for i in positions], first_round)
+        def complete(rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
+            return self._complete([everyone[prompt] for prompt, _ in rows], first_round)
 
         return LocalSampler(len(everyone), complete, *shared), len(everyone)
 

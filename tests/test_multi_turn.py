@@ -51,7 +51,9 @@ class ToolUser(AdaGRPOTrainer):
         return self.output
 
 
-def build(trainer_class, tmp_path, reward, dataset=None, model=None, tokenizer=None, tools=None, factory=None, **options):
+def build(
+    trainer_class, tmp_path, reward, dataset=None, model=None, tokenizer=None, tools=None, factory=None, **options
+):
     tokenizer = tokenizer or chat_tokenizer()
     return trainer_class(
         model or tiny_chat_model(tokenizer),
@@ -97,7 +99,9 @@ def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tm
 
 
 def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
-    trainer = build(ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], unresolved="mask")
+    trainer = build(
+        ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], unresolved="mask"
+    )
     trainer.train()
     assert trainer.output["num_items_in_batch"] == 0
 
@@ -183,4 +187,6 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
     assert len(seen) == 4 and set(seen.values()) != {4}
     unmoved = [name for name, parameter in model.named_parameters() if (parameter == before[name]).all()]
     assert not [name for name in unmoved if "vision_tower.embeddings" in name or "projector" in name], unmoved
-    assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, "Pictures tell prompts apart."
+    assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, (
+        "Pictures tell prompts apart."
+    )

@@ -23,11 +23,11 @@ class LocalSampler(Sampler):
     Args:
         num_prompts (`int`):
             Prompts of all processes.
-        complete (`Callable[[list[int], bool], Completions]`):
-            Generates and scores one row per given prompt position on this process; the flag tells the first round.
+        complete (`Callable[[Sequence[tuple[int, int]], bool], Completions]`):
+            Generates and scores one completion per `(prompt, draw)` row on this process; the flag tells the first round.
     """
 
-    def __init__(self, num_prompts: int, complete: Callable[[list[int], bool], Completions], *args):
+    def __init__(self, num_prompts: int, complete: Callable[[Sequence[tuple[int, int]], bool], Completions], *args):
         super().__init__(*args)
         self.num_prompts = num_prompts
         self.complete = complete
@@ -39,7 +39,7 @@ class LocalSampler(Sampler):
         """One round: a rollout per `(prompt, draw)` row, the same list on every process."""
         started = time.perf_counter()
         share = -(-len(rows) // self.num_processes)
-        padded = [prompt for prompt, _ in rows] + [rows[-1][0]] * (share * self.num_processes - len(rows))
+        padded = [*rows, *[rows[-1]] * (share * self.num_processes - len(rows))]
         start = self.process_index * share
         first_round = rows[0][1] == 0
         rewards, offset, reward_seconds, error = [], len(self._rows), 0.0, None

@@ -1,0 +1,118 @@
+"""Several processes, without a server: the same update whatever their number, shared failures, sharded models."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from .helpers import free_port
+from .worker import run
+
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "recipes" / "accelerate_configs"
+# Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
+RUNS = {
+    "whole": {"rows": 24, "num_generations": 4},
+    "straddling": {"rows": 12, "num_generations": 4},
+    "a process without a prompt": {"rows": 12, "num_generations": 12, "samples_per_round": 12, "max_rounds": 2},
+    "rounds that do not divide": {"rows": 12, "num_generations": 2, "samples_per_round": 5},
+    "slow rewards": {"rows": 12, "num_generations": 4, "slow_rank": 1},
+    "est-ema": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-ema"},
+    "est-value": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-value"},
+    "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
+    "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
+    "after failures": {"rows": 12, "num_generations": 4, "max_steps": 2},
+}
+
+
+def options_of(processes, rows, **options):
+    return options | {"per_device_train_batch_size": rows // processes}
+
+
+def launch(processes, runs, output_dir, *arguments):
+    """`tests.worker` on `processes` processes; what each of them wrote."""
+    command = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+    command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", *arguments]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    options = json.dumps([options_of(processes, **run) for run in runs])
+    result = subprocess.run(
+        [*command, "--module", "tests.worker", str(output_dir), options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
+    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
+    return [json.loads(rank.read_text()) for rank in ranks]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def together(request, tmp_path_factory):
+    """By name of the run, what each of several processes has to say of it."""
+    ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"), "--multi_gpu")
+    return dict(zip(RUNS, zip(*ranks, strict=True), strict=True))
+
+
+@cache
+def alone(name):
+    """The same on this process."""
+    options = {key: value for key, value in RUNS[name].items() if key != "slow_rank"}
+    return json.loads(json.dumps(run("outputs/unused", options_of(1, **options))))
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "failure" not in name])
+def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
+    ranks, expected = together[name], alone(name)
+    assert [rank["error"] for rank in ranks] == [None] * len(ranks)
+    assert all(rank["pools"] == expected["pools"] for rank in ranks)
+    assert [row for rank in ranks for row in rank["batches"][0]] == expected["batches"][0]
+    assert all(rank["moved"] == expected["moved"] and all(rank["moved"]) for rank in ranks)
+    for key, value in expected["logs"][0].items():
+        if "time" not in key and not key.startswith(("ada/tokens", "num_tokens", "train_")):  # padded rows cost tokens
+            assert ranks[0]["logs"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", ["failure", "failure in uniform mode"])
+def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
+    first, second, *others = together[name]
+    assert second["error"] == ["ZeroDivisionError", "my bug"]
+    for rank in (first, *others):
+        kind, message = rank["error"]
+        assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
+    assert max(rank["seconds"] for rank in together[name]) < 60
+
+
+def test_processes_that_failed_together_can_go_on_together(together):
+    assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together["after failures"])
+
+
+def test_sharded_parameters(tmp_path):
+    """FSDP2 on two processes generates, scores and updates as plain data parallel does."""
+    runs = [{"rows": 16, "scripted_generation": False}, {"rows": 16, "failing_rank": 1}]
+    sharded = launch(2, runs, tmp_path, "--config_file", str(CONFIGS / "fsdp2.yaml"))
+    plain = launch(2, runs, tmp_path, "--multi_gpu")
+    for ours, theirs in zip(sharded, plain, strict=True):
+        assert ours[0]["sharded"] and not theirs[0]["sharded"]
+        assert ours[0]["error"] is None
+        assert ours[0]["batches"] == theirs[0]["batches"]
+        assert ours[0]["pools"] == theirs[0]["pools"]
+        assert ours[0]["logs"][0]["grad_norm"] == pytest.approx(theirs[0]["logs"][0]["grad_norm"], rel=1e-4)
+        assert "ZeroDivisionError: my bug" in ": ".join(ours[1]["error"])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_configs_are_understood(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8 and config.mixed_precision == "bf16"
+    kind = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}[path.stem]
+    assert str(config.distributed_type).split(".")[-1] == kind
+    assert set(yaml.safe_load(path.read_text())) <= set(vars(config)), "A field that accelerate does not know."

@@ -1,0 +1,123 @@
+"""
+One of several processes that run scripted trainings after one another; `run` says how each ended. As a module, it writes
+that to `<output_dir>/rank<i>.json`.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from datasets import Dataset
+from torch.distributed.tensor import DTensor
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from .helpers import QUICK, tiny_model, tiny_tokenizer
+
+
+class Scripted(AdaGRPOTrainer):
+    """What is generated depends on the prompt and the draw, not on the process that generates it."""
+
+    def _build_sampler(self, own, everyone):
+        sampler, shown = super()._build_sampler(own, everyone)
+        complete = sampler.complete
+
+        def remember(rows, first_round):
+            self.rows = [(everyone[prompt]["prompt"], draw) for prompt, draw in rows]
+            return complete(rows, first_round)
+
+        sampler.complete = remember
+        return sampler, shown
+
+    def _generate_single_turn(self, *args):
+        generated = super()._generate_single_turn(*args)  # under FSDP, a collective
+        if self.args.scripted_generation and self.adaptive_sampling != "uniform":
+            rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
+            texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
+            return self.processing_class(texts)["input_ids"], None
+        return generated
+
+    def _collect(self, inputs):
+        self.replay = super()._collect(inputs)
+        return self.replay
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.adaptive_sampling == "uniform":
+            return output
+        texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
+        prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
+        self.pools.append([[(r.draw, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
+        return output
+
+
+def run(output_dir: str, options: dict) -> dict:
+    """One training, as `options` say: fields of the configuration, and how rewards behave."""
+    options = dict(options)
+    failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
+    scripted = options.pop("scripted_generation", True)
+    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1} | options)
+    args.scripted_generation = scripted
+
+    def reward(completions, **kwargs):
+        if args.process_index == failing_rank:
+            raise ZeroDivisionError("my bug")
+        time.sleep(0.2 * (args.process_index == slow_rank))
+        return [float(len(completion) % 4 == 0) for completion in completions]
+
+    dataset = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(12)]})
+    trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
+    trainer.batches, trainer.pools = [], []
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    started, error = time.monotonic(), None
+    try:
+        trainer.train()
+    except Exception as caught:
+        error = [type(caught).__name__, str(caught)]
+    return {
+        "error": error,
+        "seconds": time.monotonic() - started,
+        "batches": trainer.batches,
+        "pools": trainer.pools,
+        "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
+        "moved": [not torch.equal(a, b) for a, b in zip(_full(trainer), before, strict=True)],
+        "sharded": any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters()),
+    }
+
+
+def _full(trainer) -> list[torch.Tensor]:
+    """The parameters, gathered where they are sharded."""
+    parameters = trainer.accelerator.unwrap_model(trainer.model).parameters()
+    return [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in parameters]
+
+
+def shard_on_cpu() -> None:
+    """accelerate shards on accelerators only, though torch can do so on CPUs: make it believe."""
+    original = AcceleratorState.__init__
+
+    def init(self, *args, fsdp_plugin=None, **kwargs):
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+
+
+def main(output_dir: str, runs: str) -> None:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        shard_on_cpu()
+    outcomes = [run(output_dir, options) for options in json.loads(runs)]
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
