@@ -32,15 +32,19 @@ RUNS = {
 }
 
 
+SHARDED_RUNS = [{"rows": 16, "scripted_generation": False, "max_steps": 2}, {"rows": 16, "failing_rank": 1}]
+
+
 def options_of(processes, rows, **options):
     return options | {"per_device_train_batch_size": rows // processes}
 
 
-def launch(processes, runs, output_dir, *arguments):
+def launch(processes, runs, output_dir, *arguments, on_cpu=True):
     """`tests.worker` on `processes` processes; what each of them wrote."""
     command = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
     command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", *arguments]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    cpu = {"ACCELERATE_USE_CPU": "true"} if on_cpu else {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
+    environment = os.environ | cpu | {"OMP_NUM_THREADS": "1"}
     options = json.dumps([options_of(processes, **run) for run in runs])
     result = subprocess.run(
         [*command, "--module", "tests.worker", str(output_dir), options],
@@ -95,17 +99,28 @@ def test_processes_that_failed_together_can_go_on_together(together):
     assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together["after failures"])
 
 
-def test_sharded_parameters(tmp_path):
-    """FSDP2 on two processes generates, scores and updates as plain data parallel does."""
-    runs = [{"rows": 16, "scripted_generation": False}, {"rows": 16, "failing_rank": 1}]
-    sharded = launch(2, runs, tmp_path, "--config_file", str(CONFIGS / "fsdp2.yaml"))
-    plain = launch(2, runs, tmp_path, "--multi_gpu")
-    for ours, theirs in zip(sharded, plain, strict=True):
-        assert ours[0]["sharded"] and not theirs[0]["sharded"]
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory):
+    return launch(2, SHARDED_RUNS, tmp_path_factory.mktemp("replicated"), "--multi_gpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "wrapper"),
+    [("fsdp2", "FSDPQwen2ForCausalLM"), ("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine")],
+)
+def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
+    """FSDP2, ZeRO-2 and ZeRO-3 on two processes generate, score and update as plain data parallel does."""
+    if wrapper == "DeepSpeedEngine":
+        pytest.importorskip("deepspeed")
+    ranks = launch(2, SHARDED_RUNS, tmp_path, "--config_file", str(CONFIGS / f"{config}.yaml"), on_cpu=False)
+    for ours, theirs in zip(ranks, replicated, strict=True):
+        assert (ours[0]["wrapper"], theirs[0]["wrapper"]) == (wrapper, "DistributedDataParallel")
         assert ours[0]["error"] is None
-        assert ours[0]["batches"] == theirs[0]["batches"]
+        assert len(ours[0]["batches"]) == 2 and ours[0]["batches"] == theirs[0]["batches"]
         assert ours[0]["pools"] == theirs[0]["pools"]
-        assert ours[0]["logs"][0]["grad_norm"] == pytest.approx(theirs[0]["logs"][0]["grad_norm"], rel=1e-4)
+        for step in range(2):
+            norms = [run[0]["logs"][step]["grad_norm"] for run in (ours, theirs)]
+            assert norms[0] == pytest.approx(norms[1], rel=1e-4)
         assert "ZeroDivisionError: my bug" in ": ".join(ours[1]["error"])
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch.distributed.tensor import DTensor
@@ -87,32 +87,27 @@ def run(output_dir: str, options: dict) -> dict:
         "batches": trainer.batches,
         "pools": trainer.pools,
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
-        "moved": [not torch.equal(a, b) for a, b in zip(_full(trainer), before, strict=True)],
-        "sharded": any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters()),
+        "moved": _moved(trainer, before),
+        "wrapper": type(trainer.model_wrapped).__name__,
     }
 
 
-def _full(trainer) -> list[torch.Tensor]:
-    """The parameters, gathered where they are sharded."""
-    parameters = trainer.accelerator.unwrap_model(trainer.model).parameters()
-    return [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in parameters]
+def _moved(trainer, before: list[torch.Tensor]) -> list[bool] | None:
+    """Whether each parameter is another than before, if this process has it all."""
+    after = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
+    if any(isinstance(a, DTensor) or a.shape != b.shape for a, b in zip(after, before, strict=True)):
+        return None
+    return [not torch.equal(a, b) for a, b in zip(after, before, strict=True)]
 
 
 def shard_on_cpu() -> None:
-    """accelerate shards on accelerators only, though torch can do so on CPUs: make it believe."""
-    original = AcceleratorState.__init__
-
-    def init(self, *args, fsdp_plugin=None, **kwargs):
-        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
-        if fsdp_plugin is not None:
-            self.fsdp_plugin = fsdp_plugin
-        self.distributed_type = DistributedType.FSDP
-
-    AcceleratorState.__init__ = init
+    """accelerate shards on accelerators only, though torch and DeepSpeed can do so on CPUs: pretend to be one."""
+    PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_XPU)
+    QUICK["use_cpu"] = False
 
 
 def main(output_dir: str, runs: str) -> None:
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if "ACCELERATE_TORCH_DEVICE" in os.environ:
         shard_on_cpu()
     outcomes = [run(output_dir, options) for options in json.loads(runs)]
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
