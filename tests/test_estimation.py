@@ -1,12 +1,14 @@
 """Reinforce-Ada-Est end to end on a tiny model: budgets, unequal groups, honest metrics, the record, resume."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
 from peft import LoraConfig
+from transformers import Trainer
 
 from ada_trl.core import mean_and_std, prompt_key
 from ada_trl.core.pass_rate import fit_beta_prior, tally_counts
@@ -171,11 +173,11 @@ def test_an_id_column_is_the_identity(tmp_path):
     assert trainer.pass_rates.texts == dict(zip("abcd", PROMPTS, strict=True))
 
 
-def test_the_prior_is_learnt_when_asked(tmp_path):
-    for learn in (False, True):
-        trainer = build(tmp_path, by_prompt, identified(4), learn_pass_rate_prior=learn, max_steps=4, **LARGE)
+def test_the_prior_is_learnt_unless_told_otherwise(tmp_path):
+    for options, learnt in [({}, True), ({"learn_pass_rate_prior": False}, False)]:
+        trainer = build(tmp_path, by_prompt, identified(4), max_steps=4, **LARGE | options)
         trainer.train()
-        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == learn
+        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == learnt
 
 
 # Unequal groups in what the parent logs and in the loss mask
@@ -353,11 +355,10 @@ def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
 RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_resume_continues_as_if_never_stopped(mode, tmp_path):
-    # One epoch: TRL's sampler starts its shuffling anew in a resumed run, so that later epochs differ without us too.
-    options = RESUME | {"adaptive_sampling": mode, "learn_pass_rate_prior": True, "dataset": identified(48)}
-    options |= LARGE
+# 32 prompts per step: within the first epoch, in the middle of the second, at the end of the third.
+@pytest.mark.parametrize(("mode", "repeats"), [("est-ema", 48), ("est-value", 48), ("est-ema", 16), ("est-ema", 8)])
+def test_resume_continues_as_if_never_stopped(mode, repeats, tmp_path):
+    options = RESUME | {"adaptive_sampling": mode, "dataset": identified(repeats)} | LARGE
     whole = build(tmp_path / "whole", by_prompt, **options)
     whole.train()
     resumed = build(tmp_path / "resumed", by_prompt, model=tiny_model(seed=9), **options)
@@ -377,6 +378,20 @@ def test_resume_continues_as_if_never_stopped(mode, tmp_path):
     if mode == "est-value":
         heads = [trainer.pass_rates.head.state_dict() for trainer in (whole, resumed)]
         assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"save_only_model": True}], ids=["all", "save_only_model"])
+def test_a_checkpoint_is_complete_when_it_is_pushed(options, tmp_path, monkeypatch):
+    pushed = []
+
+    def push(trainer, folder):
+        pushed.append(sorted(path.name for path in Path(folder).glob("*") if path.name.startswith(("ada_", "model"))))
+
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(Trainer, "init_hf_repo", lambda *args, **kwargs: None)
+    options = RESUME | {"push_to_hub": True, "hub_strategy": "all_checkpoints"} | options
+    build(tmp_path, by_prompt, adaptive_sampling="est-value", **options).train()
+    assert pushed == [[PASS_RATES_FILE, VALUE_HEAD_FILE, "model.safetensors"]] * 2
 
 
 def checkpoint(tmp_path, mode):
