@@ -118,7 +118,7 @@ class AdaGRPOTrainer(ThroughParent):
         self._warned_of_other_weights = False
         self.pass_rates: PassRateTracker | None = None
         if args.estimates_budgets or args.track_pass_rates:
-            self.pass_rates = PassRateTracker(args, self.model)
+            self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
         self._check_exit_reward()
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
@@ -243,14 +243,10 @@ class AdaGRPOTrainer(ThroughParent):
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        if self._train_sampler is not None:
-            # Each epoch is one more shuffle from TRL's generator, which starts anew here: without this a resumed
-            # GRPOTrainer repeats the first epoch's order.
-            for _ in range(int(self.state.epoch)):
+        if checkpoint is not None and self._train_sampler is not None:
+            for _ in range(int(self.state.epoch)):  # else the first epoch's order is repeated, as GRPOTrainer does
                 next(iter(self._train_sampler), None)
-        if self.pass_rates is not None:
+        if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
 
     @property

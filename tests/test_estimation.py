@@ -376,7 +376,7 @@ def test_resume_continues_as_if_never_stopped(mode, repeats, tmp_path):
     assert records[0] == records[1]
     assert whole.pass_rates.ema.alpha != 1.0
     if mode == "est-value":
-        heads = [trainer.pass_rates.head.state_dict() for trainer in (whole, resumed)]
+        heads = [trainer.pass_rates.network.state_dict() for trainer in (whole, resumed)]
         assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
 
 
@@ -441,6 +441,7 @@ def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
         ({"max_rounds": 2}, r"max_rounds \(2\) has no effect"),
         ({"min_positives": 1}, r"min_positives \(1\) has no effect"),
         ({"min_negatives": 1}, r"min_negatives \(1\) has no effect"),
+        ({"value_model": "some/model"}, r"value_model \(some/model\) has no effect .*adaptive_sampling='est-value'"),
         ({"value_head_steps": 3}, r"value_head_steps \(3\) has no effect .*adaptive_sampling='est-value'"),
         (
             {"adaptive_sampling": "seq-pos", "min_samples": 3},
@@ -456,8 +457,11 @@ def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
         ({"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
         ({"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
         ({"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
-        ({"value_head_learning_rate": 0.0}, r"value_head_learning_rate \(0.0\) must be positive"),
-        ({"value_head_steps": 0}, r"value_head_steps \(0\) must be at least 1"),
+        (
+            {"adaptive_sampling": "est-value", "value_head_learning_rate": 0.0},
+            r"value_head_learning_rate \(0.0\) must be positive",
+        ),
+        ({"adaptive_sampling": "est-value", "value_head_steps": 0}, r"value_head_steps \(0\) must be at least 1"),
     ],
 )
 def test_invalid_fields(overrides, message, tmp_path):
