@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
-from trl.trainer.utils import pad
 
 from .ada_grpo_config import AdaGRPOConfig
 from .core import EMAPassRate, Pool, allocate, brier_metrics, prompt_key, prompt_text
@@ -174,10 +173,12 @@ def prompt_features(
     """
     share = -(-len(prompts) // accelerator.num_processes)
     padded = [*prompts, *[prompts[-1]] * (share * accelerator.num_processes - len(prompts))]
-    ids = [torch.tensor(row) for row in tokenize(padded[accelerator.process_index * share :][:share])]
-    input_ids = pad(ids, padding_value=pad_token_id, padding_side="left").to(accelerator.device)  # (share, T)
-    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side="left").to(accelerator.device)
-    features = last_hidden_states(model, input_ids, mask, batch_size=batch_size)
+    ids = tokenize(padded[accelerator.process_index * share :][:share])
+    padding = [max(map(len, ids)) - len(row) for row in ids]
+    input_ids = torch.tensor([[pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)])  # (share, T)
+    mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
+    device = accelerator.device
+    features = last_hidden_states(model, input_ids.to(device), mask.to(device), batch_size=batch_size)
     return accelerator.gather(features.contiguous())[: len(prompts)].cpu()
 
 

@@ -88,7 +88,7 @@ class PassRateHead(ValueNetwork):
         learning_rate (`float`, *optional*, defaults to `0.02`):
             Of AdamW, for features of norm 1.
         weight_decay (`float`, *optional*, defaults to `0.01`):
-            Of AdamW, on w.
+            Of AdamW.
         gradient_steps (`int`, *optional*, defaults to `16`):
             Steps per observation.
         replay_size (`int`, *optional*, defaults to `1024`):
@@ -123,15 +123,10 @@ class PassRateHead(ValueNetwork):
         self.hidden_size = hidden_size
         self.gradient_steps = gradient_steps
         self.replay_size = replay_size
-        self.weight = nn.Parameter(torch.zeros(hidden_size))
-        self.bias = nn.Parameter(torch.tensor(math.log(prior_mean / (1 - prior_mean))))
-        super().__init__(
-            {"weight": self.weight, "bias": self.bias},
-            [{"params": [self.weight]}, {"params": [self.bias], "weight_decay": 0.0}],
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            foreach=False,
-        )
+        # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
+        self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
+        self.weight.data[-1] = math.log(prior_mean / (1 - prior_mean))
+        super().__init__({"weight": self.weight}, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._observations = torch.tensor(0)
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
@@ -141,7 +136,7 @@ class PassRateHead(ValueNetwork):
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
         """p̂, one per row of the features `inputs` `(P, H)`."""
-        return self._logits(self._standardise(self._checked(inputs))).sigmoid().tolist()
+        return (self._standardise(self._checked(inputs)) @ self.weight).sigmoid().tolist()
 
     @torch.no_grad()
     def observe(self, inputs: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
@@ -155,19 +150,11 @@ class PassRateHead(ValueNetwork):
         self._features = torch.cat([self._features, features])[-keep:]
         self._counts = torch.cat([self._counts, counts])[-keep:]
         inputs = self._standardise(self._features)
+        k, n = (self._counts / self._counts[:, 1].sum()).T
         for _ in range(self.gradient_steps):
-            self._gradient_step(inputs)
-
-    def _gradient_step(self, inputs: torch.Tensor) -> None:
-        """The gradient is written out, so that a step can be taken wherever autograd is off."""
-        k, n = self._counts.T
-        error = (n * self._logits(inputs).sigmoid() - k) / n.sum()  # d loss / d logits
-        self.weight.grad = inputs.T @ error
-        self.bias.grad = error.sum()
-        self.optimizer.step()
-
-    def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.weight + self.bias
+            # Written out, so that a step can be taken wherever autograd is off.
+            self.weight.grad = inputs.T @ (n * (inputs @ self.weight).sigmoid() - k)
+            self.optimizer.step()
 
     def _checked(self, features: torch.Tensor) -> torch.Tensor:
         if features.ndim != 2 or features.size(1) != self.hidden_size:
@@ -185,12 +172,13 @@ class PassRateHead(ValueNetwork):
         self._mean_square += share * (features.square().mean(dim=0) - self._mean_square)
 
     def _standardise(self, features: torch.Tensor) -> torch.Tensor:
-        """`(P, H)` to `(P, H)`: about zero mean and unit variance per dimension, over √H. 0 before any observation."""
-        if not self._observations:
-            return torch.zeros_like(features)
+        """
+        `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, over √H (0 before any observation),
+        and a 1 for b.
+        """
         variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
-        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP)
-        return (standardised / math.sqrt(self.hidden_size)).float()
+        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
+        return nn.functional.pad(standardised.float() * bool(self._observations), (0, 1), value=1.0)
 
     def _shapes(self) -> dict[str, tuple]:
         return super()._shapes() | {"replay.features": (None, self.hidden_size), "replay.counts": (None, 2)}

@@ -83,7 +83,7 @@ class ValueModel(ValueNetwork):
         self.bias = nn.Parameter(torch.tensor(bias, device=accelerator.device))
         parameters = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         parameters["bias"] = self.bias
-        super().__init__(parameters, [{"params": list(parameters.values())}], lr=learning_rate, weight_decay=0.0)
+        super().__init__(parameters, lr=learning_rate, weight_decay=0.0)
 
     def encode(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Token ids of prompts: text as it is, conversations by the chat template if the tokenizer has one."""

@@ -1,7 +1,7 @@
 """What value networks share: predictions, learning from counts, and state on disk that continues exactly."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ class ValueNetwork(ABC):
     Args:
         parameters (`Mapping[str, nn.Parameter]`):
             All that is trained, by name.
-        groups (`Iterable[dict]`):
-            The same as parameter groups of AdamW.
         options:
             Of AdamW.
     """
@@ -38,9 +36,9 @@ class ValueNetwork(ABC):
     filename: str  # in a checkpoint
     _memory: Mapping[str, str] = {}  # tensors that are state but not trained: name in the file to attribute
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], groups: Iterable[dict], **options) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], **options) -> None:
         self._trained = dict(parameters)
-        self.optimizer = torch.optim.AdamW(groups, **options)
+        self.optimizer = torch.optim.AdamW(self._trained.values(), **options)
         for parameter in self._trained.values():  # AdamW would make these at its first step
             self.optimizer.state[parameter] = {
                 "step": torch.tensor(0.0),
