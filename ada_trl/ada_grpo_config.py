@@ -90,10 +90,10 @@ class AdaGRPOConfig(GRPOConfig):
             prompts with its own tokenizer (through its chat template, if it has one), and every process holds all of
             it, in float32 with AdamW's moments. Its state is saved in checkpoints.
         value_head_learning_rate (`float`, *optional*):
-            Learning rate of the value head or the `value_model`, for `"est-value"` only. If `None`, 0.02 for the head and
+            Learning rate of the value head or the `value_model`, for `"est-value"` only. If `None`, 0.04 for the head and
             1e-5 for a model.
         value_head_steps (`int`, *optional*):
-            Gradient steps of the value head or the `value_model` per generation, for `"est-value"` only. If `None`, 16
+            Gradient steps of the value head or the `value_model` per generation, for `"est-value"` only. If `None`, 8
             for the head and 1 for a model.
 
         > Parameters that control the advantages
@@ -251,11 +251,11 @@ class AdaGRPOConfig(GRPOConfig):
     )
     value_head_learning_rate: float | None = field(
         default=None,
-        metadata={"help": "Learning rate of the value head (if `None`, 0.02) or the `value_model` (1e-5)."},
+        metadata={"help": "Learning rate of the value head (if `None`, 0.04) or the `value_model` (1e-5)."},
     )
     value_head_steps: int | None = field(
         default=None,
-        metadata={"help": "Gradient steps per generation of the value head (if `None`, 16) or the `value_model` (1)."},
+        metadata={"help": "Gradient steps per generation of the value head (if `None`, 8) or the `value_model` (1)."},
     )
 
     # Parameters that control the advantages

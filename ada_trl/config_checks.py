@@ -149,7 +149,7 @@ def _check_estimates(args: "AdaGRPOConfig") -> None:
 
 
 def _check_value_network(args: "AdaGRPOConfig") -> None:
-    learning_rate, steps = (0.02, 16) if args.value_model is None else (1e-5, 1)
+    learning_rate, steps = (0.04, 8) if args.value_model is None else (1e-5, 1)
     if args.value_head_learning_rate is None:
         args.value_head_learning_rate = learning_rate
     if args.value_head_steps is None:

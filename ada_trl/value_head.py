@@ -85,11 +85,11 @@ class PassRateHead(ValueNetwork):
             H, the number of features.
         prior_mean (`float`, *optional*, defaults to `1/17`):
             The first prediction.
-        learning_rate (`float`, *optional*, defaults to `0.02`):
+        learning_rate (`float`, *optional*, defaults to `0.04`):
             Of AdamW, for features of norm 1.
         weight_decay (`float`, *optional*, defaults to `0.01`):
             Of AdamW.
-        gradient_steps (`int`, *optional*, defaults to `16`):
+        gradient_steps (`int`, *optional*, defaults to `8`):
             Steps per observation.
         replay_size (`int`, *optional*, defaults to `1024`):
             Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
@@ -113,9 +113,9 @@ class PassRateHead(ValueNetwork):
         hidden_size: int,
         *,
         prior_mean: float = 1 / 17,
-        learning_rate: float = 0.02,
+        learning_rate: float = 0.04,
         weight_decay: float = 0.01,
-        gradient_steps: int = 16,
+        gradient_steps: int = 8,
         replay_size: int = 1024,
     ) -> None:
         if not 0 < prior_mean < 1:

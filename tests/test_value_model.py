@@ -244,7 +244,7 @@ def test_defaults_are_those_of_a_model(name, tmp_path):
     args = build(tmp_path, adaptive_sampling="est-value", value_model=name).args
     assert (args.value_head_learning_rate, args.value_head_steps) == (1e-5, 1)
     args = build(tmp_path, adaptive_sampling="est-value").args
-    assert (args.value_head_learning_rate, args.value_head_steps) == (0.02, 16)
+    assert (args.value_head_learning_rate, args.value_head_steps) == (0.04, 8)
 
 
 def test_resume_continues_as_if_never_stopped(name, tmp_path):
