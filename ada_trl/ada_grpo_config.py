@@ -83,7 +83,8 @@ class AdaGRPOConfig(GRPOConfig):
         learn_pass_rate_prior (`bool`, *optional*, defaults to `True`):
             Whether to fit the prior to the run's own recent data (empirical Bayes), from about 32 prompts on; until
             then, and with fewer than 4 prompts per step always, it is `pass_rate_prior`. `False` is the paper's fixed
-            prior, which predicts worse than the batch's mean until a prompt's third visit where the mean pass rate is 0.4.
+            prior, which predicts worse than the batch's mean on a prompt's first three visits where the mean pass rate is
+            0.4 or more.
         value_model (`str`, *optional*):
             Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
             head on the policy's hidden state, for `"est-value"` only. It is trained along with the policy, reads
