@@ -29,7 +29,8 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
                 - `"est-ema"`: one round, of more rollouts for prompts with a lower estimated pass rate; with the default
                   budget GRPO's cost exactly. The estimate comes from what the prompt has shown before.
-                - `"est-value"`: the same with the estimate of a small value head on the policy's hidden state.
+                - `"est-value"`: the same with the estimate of a small value head on the policy's hidden state, or of a
+                  `value_model`.
                 - `"uniform"`: exactly `num_generations` per prompt and GRPO's advantages: the same weights as
                   [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything then, except that
                   `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
@@ -79,12 +80,22 @@ class AdaGRPOConfig(GRPOConfig):
             λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
         pass_rate_prior (`list[float]`, *optional*, defaults to `[1.0, 16.0]`):
             α and β of the Beta prior: the positives and negatives that it is worth.
-        learn_pass_rate_prior (`bool`, *optional*, defaults to `False`):
-            Whether to fit the prior to the run's own recent data (empirical Bayes), starting from `pass_rate_prior`.
-        value_head_learning_rate (`float`, *optional*, defaults to `0.02`):
-            Learning rate of the value head, for `"est-value"` only.
-        value_head_steps (`int`, *optional*, defaults to `16`):
-            Gradient steps of the value head per generation, for `"est-value"` only.
+        learn_pass_rate_prior (`bool`, *optional*, defaults to `True`):
+            Whether to fit the prior to the run's own recent data (empirical Bayes), from about 32 prompts on; until
+            then, and with fewer than 4 prompts per step always, it is `pass_rate_prior`. `False` is the paper's fixed
+            prior, which predicts worse than the batch's mean on a prompt's first three visits where the mean pass rate is
+            0.4 or more.
+        value_model (`str`, *optional*):
+            Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
+            head on the policy's hidden state, for `"est-value"` only. It is trained along with the policy, reads
+            prompts with its own tokenizer (through its chat template, if it has one), and every process holds all of
+            it, in float32 with AdamW's moments. Its state is saved in checkpoints.
+        value_head_learning_rate (`float`, *optional*):
+            Learning rate of the value head or the `value_model`, for `"est-value"` only. If `None`, 0.04 for the head and
+            1e-5 for a model.
+        value_head_steps (`int`, *optional*):
+            Gradient steps of the value head or the `value_model` per generation, for `"est-value"` only. If `None`, 8
+            for the head and 1 for a model.
 
         > Parameters that control the advantages
 
@@ -230,13 +241,22 @@ class AdaGRPOConfig(GRPOConfig):
         metadata={"help": "Positives and negatives that the Beta prior of a pass rate is worth."},
     )
     learn_pass_rate_prior: bool = field(
-        default=False, metadata={"help": "Whether to fit the prior to the run's own recent data."}
+        default=True, metadata={"help": "Whether to fit the prior to the run's own recent data."}
     )
-    value_head_learning_rate: float = field(
-        default=0.02, metadata={"help": "Learning rate of the value head, for `'est-value'`."}
+    value_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Sequence-classification model (name or path) that estimates the pass rates in place of the head on "
+            "the policy's hidden state, for `'est-value'`."
+        },
     )
-    value_head_steps: int = field(
-        default=16, metadata={"help": "Gradient steps of the value head per generation, for `'est-value'`."}
+    value_head_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Learning rate of the value head (if `None`, 0.04) or the `value_model` (1e-5)."},
+    )
+    value_head_steps: int | None = field(
+        default=None,
+        metadata={"help": "Gradient steps per generation of the value head (if `None`, 8) or the `value_model` (1)."},
     )
 
     # Parameters that control the advantages

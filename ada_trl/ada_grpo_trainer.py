@@ -113,12 +113,13 @@ class AdaGRPOTrainer(ThroughParent):
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         self.adaptive_sampling = args.adaptive_sampling
+        self._train_sampler = None  # of a data set that can be indexed
         self._step_inputs: list[dict] | None = None  # this process's rows of the step being generated
         self._replay: Replay | None = None
         self._warned_of_other_weights = False
         self.pass_rates: PassRateTracker | None = None
         if args.estimates_budgets or args.track_pass_rates:
-            self.pass_rates = PassRateTracker(args, self.model)
+            self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
         self._check_exit_reward()
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
@@ -251,14 +252,22 @@ class AdaGRPOTrainer(ThroughParent):
         return {} if self.pass_rates is None else self.pass_rates.observe(pools, self.state.global_step + 1)
 
     def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
+        # First, because the parent pushes the checkpoint to the hub as its last act.
         if self.pass_rates is not None and self.args.should_save:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             self.pass_rates.save(os.path.join(self._get_output_dir(trial=trial), name))
+        super()._save_checkpoint(model, trial)
+
+    def _get_train_sampler(self, dataset=None):
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.pass_rates is not None and checkpoint is not None:
+        if checkpoint is not None and self._train_sampler is not None:
+            for _ in range(int(self.state.epoch)):  # else the first epoch's order is repeated, as GRPOTrainer does
+                next(iter(self._train_sampler), None)
+        if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
 
     @property

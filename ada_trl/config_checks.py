@@ -23,7 +23,7 @@ CHOICES = {
 _ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives", "vllm_round_barrier")
 _BUDGETS = ("samples_per_prompt", "min_samples", "max_samples", "allocation_rule", "allocation_exponent")
 _ESTIMATES = ("ema_decay", "pass_rate_prior", "learn_pass_rate_prior")
-_VALUE_HEAD = ("value_head_learning_rate", "value_head_steps")
+_VALUE_NETWORK = ("value_model", "value_head_learning_rate", "value_head_steps")
 
 
 def check_config(args: "AdaGRPOConfig") -> None:
@@ -43,7 +43,7 @@ def check_config(args: "AdaGRPOConfig") -> None:
     if args.adaptive_sampling == "uniform":
         return
     if args.adaptive_sampling != "est-value":
-        _refuse(args, _VALUE_HEAD, "adaptive_sampling='est-value'")
+        _refuse(args, _VALUE_NETWORK, "adaptive_sampling='est-value'")
     if args.estimates_budgets:
         _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
         _check_budgets(args)
@@ -138,6 +138,16 @@ def _check_estimates(args: "AdaGRPOConfig") -> None:
             f"pass_rate_prior ({prior}) must be two positive numbers, the positives and negatives that it is worth, "
             "such as [1.0, 16.0]."
         )
+    if args.adaptive_sampling == "est-value":
+        _check_value_network(args)
+
+
+def _check_value_network(args: "AdaGRPOConfig") -> None:
+    learning_rate, steps = (0.04, 8) if args.value_model is None else (1e-5, 1)
+    if args.value_head_learning_rate is None:
+        args.value_head_learning_rate = learning_rate
+    if args.value_head_steps is None:
+        args.value_head_steps = steps
     if not args.value_head_learning_rate > 0:
         raise ValueError(f"value_head_learning_rate ({args.value_head_learning_rate}) must be positive.")
     if args.value_head_steps < 1:

@@ -9,12 +9,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
-from trl.trainer.utils import pad
 
 from .ada_grpo_config import AdaGRPOConfig
 from .core import EMAPassRate, Pool, allocate, brier_metrics, prompt_key, prompt_text
 from .pass_rate_record import PASS_RATES_FILE, load_pass_rates, save_pass_rates
-from .value_head import VALUE_HEAD_FILE, PassRateHead, last_hidden_states
+from .value_head import PassRateHead, last_hidden_states
+from .value_model import ValueModel
+from .value_network import ValueNetwork
 
 
 logger = get_logger(__name__)
@@ -26,32 +27,39 @@ class PassRateTracker:
     Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), or an observer beside other modes.
 
     Every process holds the same tracker: all of them `predict` and `observe` all prompts, in the same order, once per
-    generation. Discounted counts are kept in every mode; with `"est-value"` the predictions come from a value head and
-    the counts are there for comparison and for the record.
+    generation. Discounted counts are kept in every mode; with `"est-value"` the predictions come from a value network
+    and the counts are there for comparison and for the record.
 
     Args:
         args ([`AdaGRPOConfig`]):
             Which estimator, and its options.
         model (`nn.Module`):
             The policy, whose hidden size a value head needs.
+        accelerator (`Accelerator`):
+            Of the run, for a `value_model`.
     """
 
-    def __init__(self, args: AdaGRPOConfig, model: torch.nn.Module):
+    def __init__(self, args: AdaGRPOConfig, model: torch.nn.Module, accelerator: Accelerator):
         self.args = args
         alpha, beta = args.pass_rate_prior
         prior = "empirical" if args.learn_pass_rate_prior else "fixed"
         self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
-        self.head: PassRateHead | None = None
+        self.network: ValueNetwork | None = None
         if args.adaptive_sampling == "est-value":
-            self.head = PassRateHead(
-                model.get_output_embeddings().in_features,  # known even where the weights are sharded away
-                prior_mean=self.ema.prior_mean,
-                learning_rate=args.value_head_learning_rate,
-                gradient_steps=args.value_head_steps,
-            )
+            options = {
+                "prior_mean": self.ema.prior_mean,
+                "learning_rate": args.value_head_learning_rate,
+                "gradient_steps": args.value_head_steps,
+            }
+            if args.value_model is None:
+                # The hidden size is known even where the weights are sharded away.
+                self.network = PassRateHead(model.get_output_embeddings().in_features, **options)
+            else:
+                batch_size = args.per_device_train_batch_size
+                self.network = ValueModel(args.value_model, accelerator, batch_size=batch_size, **options)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
         self._keys: list[str] = []
-        self._features: torch.Tensor | None = None
+        self._inputs: Any = None  # what the network saw of the prompts under way
         self._estimates: dict[str, list[float]] = {}  # of the prompts under way, by name of the metric
         self._seconds = 0.0
 
@@ -65,15 +73,17 @@ class PassRateTracker:
             prompts (`Sequence[tuple[Any, dict]]`):
                 Prompts of all processes with their data set rows.
             to_features (`Callable[[list], torch.Tensor]`, *optional*):
-                Prompts to features `(P, H)`, the same on every process, for a value head.
+                Prompts to features `(P, H)`, the same on every process, for a value head. A value model encodes
+                prompts itself.
         """
         started = time.perf_counter()
         self._keys = [prompt_key(prompt, row) for prompt, row in prompts]
         self.texts |= {key: _text(prompt) for key, (prompt, _) in zip(self._keys, prompts, strict=True)}
         self._estimates = {"brier": self.ema.predict(self._keys)}
-        if self.head is not None:
-            self._features = to_features([prompt for prompt, _ in prompts])
-            self._estimates = {"brier": self.head.predict(self._features), "brier_ema": self._estimates["brier"]}
+        if self.network is not None:
+            encode = self.network.encode if isinstance(self.network, ValueModel) else to_features
+            self._inputs = encode([prompt for prompt, _ in prompts])
+            self._estimates = {"brier": self.network.predict(self._inputs), "brier_ema": self._estimates["brier"]}
         self._seconds = time.perf_counter() - started
         return self._estimates["brier"]
 
@@ -104,8 +114,8 @@ class PassRateTracker:
             metrics |= brier_metrics(estimates, positives, draws, prefix=name)
         metrics.pop("brier_ema_batch_mean", None)  # the batch's own mean is the same baseline for both
         self.ema.observe(self._keys, positives, draws, step=step)
-        if self.head is not None:
-            self.head.observe(self._features, positives, draws)
+        if self.network is not None:
+            self.network.observe(self._inputs, positives, draws)
         seconds = self._seconds + time.perf_counter() - started
         prior_mean = {"prior_mean": self.ema.prior_mean}
         return {f"estimator/{name}": value for name, value in (metrics | prior_mean).items()} | {
@@ -113,11 +123,11 @@ class PassRateTracker:
         }
 
     def save(self, directory: str) -> None:
-        """Write the record of pass rates and, if there is one, the value head. One process at a time."""
+        """Write the record of pass rates and, if there is one, the value network. One process at a time."""
         texts = {key: text for key, text in self.texts.items() if text is not None}
         save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts)
-        if self.head is not None:
-            self.head.save(os.path.join(directory, VALUE_HEAD_FILE))
+        if self.network is not None:
+            self.network.save(os.path.join(directory, self.network.filename))
 
     def load(self, directory: str) -> None:
         """
@@ -133,11 +143,11 @@ class PassRateTracker:
             self.ema.load_state_dict(state)
         except FileNotFoundError:
             _warn_of_missing(path)
-        if self.head is None:
+        if self.network is None:
             return
-        path = os.path.join(directory, VALUE_HEAD_FILE)
+        path = os.path.join(directory, self.network.filename)
         try:
-            self.head.load(path)
+            self.network.load(path)
         except FileNotFoundError:
             _warn_of_missing(path)
 
@@ -163,10 +173,12 @@ def prompt_features(
     """
     share = -(-len(prompts) // accelerator.num_processes)
     padded = [*prompts, *[prompts[-1]] * (share * accelerator.num_processes - len(prompts))]
-    ids = [torch.tensor(row) for row in tokenize(padded[accelerator.process_index * share :][:share])]
-    input_ids = pad(ids, padding_value=pad_token_id, padding_side="left").to(accelerator.device)  # (share, T)
-    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side="left").to(accelerator.device)
-    features = last_hidden_states(model, input_ids, mask, batch_size=batch_size)
+    ids = tokenize(padded[accelerator.process_index * share :][:share])
+    padding = [max(map(len, ids)) - len(row) for row in ids]
+    input_ids = torch.tensor([[pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)])  # (share, T)
+    mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
+    device = accelerator.device
+    features = last_hidden_states(model, input_ids.to(device), mask.to(device), batch_size=batch_size)
     return accelerator.gather(features.contiguous())[: len(prompts)].cpu()
 
 

@@ -1,18 +1,13 @@
 """A value network of one layer: the pass rate of a prompt from the policy's own hidden state."""
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from .core.pass_rate import check_counts
-from .files import atomic_write
+from .value_network import ValueNetwork, scored_rows
 
 
 VALUE_HEAD_FILE = "ada_value_head.safetensors"
@@ -20,7 +15,6 @@ VALUE_HEAD_FILE = "ada_value_head.safetensors"
 _SLOWEST_AVERAGE = 0.02  # weight of a new batch in the feature statistics: the policy, and so its features, drift
 _VARIANCE_FLOOR = 1e-6
 _CLIP = 5.0  # standard deviations; the statistics of the first few batches are rough
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @torch.no_grad()
@@ -75,13 +69,11 @@ def last_hidden_states(
     return torch.cat(caught)
 
 
-class PassRateHead:
+class PassRateHead(ValueNetwork):
     """
-    p̂ = σ(w · z + b) of the standardised features z of a prompt, trained online on observed counts: the value network
-    V_φ of Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)).
+    p̂ = σ(w · z + b) of the standardised features z of a prompt: a [`~value_network.ValueNetwork`] of one layer.
 
-    Each `observe` takes AdamW steps on the cross-entropy −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n over the last
-    `replay_size` observations. The cross-entropy of counts does not depend on the rule that stopped the sampling.
+    Each `observe` takes AdamW steps on the last `replay_size` observations.
 
     Features are standardised by running means and variances per dimension: hidden states share a large common part
     and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
@@ -93,11 +85,11 @@ class PassRateHead:
             H, the number of features.
         prior_mean (`float`, *optional*, defaults to `1/17`):
             The first prediction.
-        learning_rate (`float`, *optional*, defaults to `0.02`):
+        learning_rate (`float`, *optional*, defaults to `0.04`):
             Of AdamW, for features of norm 1.
         weight_decay (`float`, *optional*, defaults to `0.01`):
-            Of AdamW, on w.
-        gradient_steps (`int`, *optional*, defaults to `16`):
+            Of AdamW.
+        gradient_steps (`int`, *optional*, defaults to `8`):
             Steps per observation.
         replay_size (`int`, *optional*, defaults to `1024`):
             Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
@@ -106,14 +98,24 @@ class PassRateHead:
         `ValueError`: for a prior mean outside (0, 1).
     """
 
+    kind = "value head"
+    filename = VALUE_HEAD_FILE
+    _memory = {
+        "features.observations": "_observations",
+        "features.mean": "_mean",
+        "features.mean_square": "_mean_square",
+        "replay.features": "_features",
+        "replay.counts": "_counts",
+    }
+
     def __init__(
         self,
         hidden_size: int,
         *,
         prior_mean: float = 1 / 17,
-        learning_rate: float = 0.02,
+        learning_rate: float = 0.04,
         weight_decay: float = 0.01,
-        gradient_steps: int = 16,
+        gradient_steps: int = 8,
         replay_size: int = 1024,
     ) -> None:
         if not 0 < prior_mean < 1:
@@ -121,20 +123,10 @@ class PassRateHead:
         self.hidden_size = hidden_size
         self.gradient_steps = gradient_steps
         self.replay_size = replay_size
-        self.weight = nn.Parameter(torch.zeros(hidden_size))
-        self.bias = nn.Parameter(torch.tensor(math.log(prior_mean / (1 - prior_mean))))
-        self.optimizer = torch.optim.AdamW(
-            [{"params": [self.weight]}, {"params": [self.bias], "weight_decay": 0.0}],
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            foreach=False,
-        )
-        for parameter in (self.weight, self.bias):  # AdamW would make these at its first step
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
+        self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
+        self.weight.data[-1] = math.log(prior_mean / (1 - prior_mean))
+        super().__init__({"weight": self.weight}, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._observations = torch.tensor(0)
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
@@ -142,31 +134,14 @@ class PassRateHead:
         self._counts = torch.zeros(0, 2)  # (R, 2): positives, draws
 
     @torch.no_grad()
-    def predict(self, features: torch.Tensor) -> list[float]:
-        """p̂, one per row of `features` `(P, H)`."""
-        return self._logits(self._standardise(self._checked(features))).sigmoid().tolist()
+    def predict(self, inputs: torch.Tensor) -> list[float]:
+        """p̂, one per row of the features `inputs` `(P, H)`."""
+        return (self._standardise(self._checked(inputs)) @ self.weight).sigmoid().tolist()
 
     @torch.no_grad()
-    def observe(self, features: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
-        """
-        Learn from one step: call it once, with all prompts of all processes in the same order everywhere.
-
-        Args:
-            features (`torch.Tensor`):
-                `(P, H)`, what the predictions were made from.
-            positives (`Sequence[int]`):
-                Positive rollouts of each prompt.
-            draws (`Sequence[int]`):
-                Scored rollouts of each prompt; a prompt without any is left out.
-
-        Raises:
-            `ValueError`: if a prompt has more positives than draws, or the shapes do not fit.
-        """
-        features = self._checked(features)
-        for i, (k, n) in enumerate(zip(positives, draws, strict=True)):
-            check_counts(i, k, n)
-        counts = torch.tensor([positives, draws], dtype=torch.float32).T  # (P, 2)
-        scored = counts[:, 1] > 0
+    def observe(self, inputs: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
+        features = self._checked(inputs)
+        counts, scored = scored_rows(positives, draws)
         if not scored.any():
             return
         features, counts = features[scored], counts[scored]
@@ -175,19 +150,11 @@ class PassRateHead:
         self._features = torch.cat([self._features, features])[-keep:]
         self._counts = torch.cat([self._counts, counts])[-keep:]
         inputs = self._standardise(self._features)
+        k, n = (self._counts / self._counts[:, 1].sum()).T
         for _ in range(self.gradient_steps):
-            self._gradient_step(inputs)
-
-    def _gradient_step(self, inputs: torch.Tensor) -> None:
-        """The gradient is written out, so that a step can be taken wherever autograd is off."""
-        k, n = self._counts.T
-        error = (n * self._logits(inputs).sigmoid() - k) / n.sum()  # d loss / d logits
-        self.weight.grad = inputs.T @ error
-        self.bias.grad = error.sum()
-        self.optimizer.step()
-
-    def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.weight + self.bias
+            # Written out, so that a step can be taken wherever autograd is off.
+            self.weight.grad = inputs.T @ (n * (inputs @ self.weight).sigmoid() - k)
+            self.optimizer.step()
 
     def _checked(self, features: torch.Tensor) -> torch.Tensor:
         if features.ndim != 2 or features.size(1) != self.hidden_size:
@@ -205,91 +172,13 @@ class PassRateHead:
         self._mean_square += share * (features.square().mean(dim=0) - self._mean_square)
 
     def _standardise(self, features: torch.Tensor) -> torch.Tensor:
-        """`(P, H)` to `(P, H)`: about zero mean and unit variance per dimension, over √H. 0 before any observation."""
-        if not self._observations:
-            return torch.zeros_like(features)
+        """
+        `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, over √H (0 before any observation),
+        and a 1 for b.
+        """
         variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
-        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP)
-        return (standardised / math.sqrt(self.hidden_size)).float()
+        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
+        return nn.functional.pad(standardised.float() * bool(self._observations), (0, 1), value=1.0)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Weights, AdamW's moments and step, feature statistics and replay: copies, all that `observe` depends on."""
-        moments = {
-            f"{name}.{moment}": self.optimizer.state[parameter][moment]
-            for name, parameter in (("weight", self.weight), ("bias", self.bias))
-            for moment in _MOMENTS
-        }
-        tensors = {
-            "weight": self.weight,
-            "bias": self.bias,
-            "features.observations": self._observations,
-            "features.mean": self._mean,
-            "features.mean_square": self._mean_square,
-            "replay.features": self._features,
-            "replay.counts": self._counts,
-        }
-        return {name: tensor.detach().clone().contiguous() for name, tensor in (tensors | moments).items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """
-        Continue from `state_dict()`. Learning rate, steps and replay size stay those of this object.
-
-        Raises:
-            `ValueError`: if tensors are missing, or are those of a head with another hidden size.
-        """
-        current = self.state_dict()
-        if set(state) != set(current):
-            raise ValueError(f"The state has tensors {sorted(state)}, but a head has {sorted(current)}.")
-        for name, tensor in current.items():
-            rows_differ = name.startswith("replay.")
-            expected, found = tensor.shape[rows_differ:], state[name].shape[rows_differ:]
-            if expected != found:
-                raise ValueError(
-                    f"{name} has shape {tuple(found)}, but a head of hidden_size ({self.hidden_size}) has "
-                    f"{tuple(expected)}. Resume with the model that the head was trained with."
-                )
-        with torch.no_grad():
-            for name, parameter in (("weight", self.weight), ("bias", self.bias)):
-                parameter.copy_(state[name])
-                for moment in _MOMENTS:
-                    self.optimizer.state[parameter][moment].copy_(state[f"{name}.{moment}"])
-        self._observations = state["features.observations"].clone()
-        self._mean = state["features.mean"].clone()
-        self._mean_square = state["features.mean_square"].clone()
-        self._features = state["replay.features"].clone()
-        self._counts = state["replay.counts"].clone()
-
-    def save(self, path: str | Path) -> None:
-        """Write the state as safetensors with a checksum, atomically; `VALUE_HEAD_FILE` in a checkpoint."""
-        state = self.state_dict()
-        with atomic_write(path) as temporary:
-            save_file(state, temporary, metadata={"sha256": _checksum(state)})
-
-    def load(self, path: str | Path) -> None:
-        """
-        Continue from a file that `save` wrote. Nothing in it is executed or unpickled.
-
-        Raises:
-            `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-            `ValueError`: if the file is truncated, corrupt or of another head, naming it and the remedy.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                state = {name: file.get_tensor(name) for name in file.keys()}
-                expected = (file.metadata() or {}).get("sha256")
-            if _checksum(state) != expected:
-                raise ValueError("its tensors do not match its checksum")
-            self.load_state_dict(state)
-        except (SafetensorError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a usable value head: {error} Restore it from another checkpoint, or delete it to start "
-                "from the prior."
-            ) from error
-
-
-def _checksum(state: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(f"{name} {state[name].dtype} {tuple(state[name].shape)}".encode())
-        digest.update(state[name].numpy().tobytes())
-    return digest.hexdigest()
+    def _shapes(self) -> dict[str, tuple]:
+        return super()._shapes() | {"replay.features": (None, self.hidden_size), "replay.counts": (None, 2)}

@@ -1,12 +1,14 @@
 """Reinforce-Ada-Est end to end on a tiny model: budgets, unequal groups, honest metrics, the record, resume."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
 from peft import LoraConfig
+from transformers import Trainer
 
 from ada_trl.core import mean_and_std, prompt_key
 from ada_trl.core.pass_rate import fit_beta_prior, tally_counts
@@ -169,11 +171,11 @@ def test_an_id_column_is_the_identity(tmp_path):
     assert trainer.pass_rates.texts == dict(zip("abcd", PROMPTS, strict=True))
 
 
-def test_the_prior_is_learnt_when_asked(tmp_path):
-    for learn in (False, True):
-        trainer = build(tmp_path, by_prompt, identified(4), learn_pass_rate_prior=learn, max_steps=4, **LARGE)
+def test_the_prior_is_learnt_unless_told_otherwise(tmp_path):
+    for options, learnt in [({}, True), ({"learn_pass_rate_prior": False}, False)]:
+        trainer = build(tmp_path, by_prompt, identified(4), max_steps=4, **LARGE | options)
         trainer.train()
-        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == learn
+        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == learnt
 
 
 # Unequal groups in what the parent logs and in the loss mask
@@ -351,11 +353,10 @@ def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
 RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_resume_continues_as_if_never_stopped(mode, tmp_path):
-    # One epoch: TRL's sampler starts its shuffling anew in a resumed run, so that later epochs differ without us too.
-    options = RESUME | {"adaptive_sampling": mode, "learn_pass_rate_prior": True, "dataset": identified(48)}
-    options |= LARGE
+# 32 prompts per step: within the first epoch, in the middle of the second, at the end of the third.
+@pytest.mark.parametrize(("mode", "repeats"), [("est-ema", 48), ("est-value", 48), ("est-ema", 16), ("est-ema", 8)])
+def test_resume_continues_as_if_never_stopped(mode, repeats, tmp_path):
+    options = RESUME | {"adaptive_sampling": mode, "dataset": identified(repeats)} | LARGE
     whole = build(tmp_path / "whole", by_prompt, **options)
     whole.train()
     resumed = build(tmp_path / "resumed", by_prompt, model=tiny_model(seed=9), **options)
@@ -373,8 +374,22 @@ def test_resume_continues_as_if_never_stopped(mode, tmp_path):
     assert records[0] == records[1]
     assert whole.pass_rates.ema.alpha != 1.0
     if mode == "est-value":
-        heads = [trainer.pass_rates.head.state_dict() for trainer in (whole, resumed)]
+        heads = [trainer.pass_rates.network.state_dict() for trainer in (whole, resumed)]
         assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"save_only_model": True}], ids=["all", "save_only_model"])
+def test_a_checkpoint_is_complete_when_it_is_pushed(options, tmp_path, monkeypatch):
+    pushed = []
+
+    def push(trainer, folder):
+        pushed.append(sorted(path.name for path in Path(folder).glob("*") if path.name.startswith(("ada_", "model"))))
+
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(Trainer, "init_hf_repo", lambda *args, **kwargs: None)
+    options = RESUME | {"push_to_hub": True, "hub_strategy": "all_checkpoints"} | options
+    build(tmp_path, by_prompt, adaptive_sampling="est-value", **options).train()
+    assert pushed == [[PASS_RATES_FILE, VALUE_HEAD_FILE, "model.safetensors"]] * 2
 
 
 def checkpoint(tmp_path, mode):
@@ -424,6 +439,7 @@ def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
         ({"max_rounds": 2}, r"max_rounds \(2\) has no effect"),
         ({"min_positives": 1}, r"min_positives \(1\) has no effect"),
         ({"min_negatives": 1}, r"min_negatives \(1\) has no effect"),
+        ({"value_model": "some/model"}, r"value_model \(some/model\) has no effect .*adaptive_sampling='est-value'"),
         ({"value_head_steps": 3}, r"value_head_steps \(3\) has no effect .*adaptive_sampling='est-value'"),
         (
             {"adaptive_sampling": "seq-pos", "min_samples": 3},
@@ -439,8 +455,11 @@ def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
         ({"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
         ({"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
         ({"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
-        ({"value_head_learning_rate": 0.0}, r"value_head_learning_rate \(0.0\) must be positive"),
-        ({"value_head_steps": 0}, r"value_head_steps \(0\) must be at least 1"),
+        (
+            {"adaptive_sampling": "est-value", "value_head_learning_rate": 0.0},
+            r"value_head_learning_rate \(0.0\) must be positive",
+        ),
+        ({"adaptive_sampling": "est-value", "value_head_steps": 0}, r"value_head_steps \(0\) must be at least 1"),
     ],
 )
 def test_invalid_fields(overrides, message, tmp_path):

@@ -96,3 +96,12 @@ def test_private_state_exists(recorded):
 
 def test_standard_deviation_has_bessels_correction():
     torch.testing.assert_close(nanstd(torch.tensor([1.0, 2.0, torch.nan, 4.0])), torch.tensor([1.0, 2.0, 4.0]).std())
+
+
+def test_sampler_shuffles_anew_each_epoch_and_a_new_one_starts_over(recorded):
+    sampler = recorded._get_train_sampler()
+    first, second = list(sampler), list(sampler)
+    assert first != second, "AdaGRPOTrainer takes each iteration of the sampler to be one epoch's shuffle."
+    assert list(recorded._get_train_sampler()) == first and not hasattr(sampler, "set_epoch"), (
+        "TRL resumes the order of later epochs itself now: AdaGRPOTrainer._load_optimizer_and_scheduler must not."
+    )

@@ -224,6 +224,50 @@ def test_empirical_prior_of_a_run_without_contrast_stays_finite(positives):
     assert abs(estimator.predict(["unseen"])[0] - positives / 8) < 0.01
 
 
+SPREAD_OUT, ALIKE = 2.0, 17.0  # α + β of the true pass rates
+
+
+@pytest.mark.parametrize("concentration", [SPREAD_OUT, ALIKE])
+@pytest.mark.parametrize("mean", [1 / 17, 0.1, 0.4, 0.7])
+def test_a_learnt_prior_beats_the_authors_unless_theirs_is_true(mean, concentration):
+    """
+    Why `learn_pass_rate_prior` is on by default: 256 prompts in batches of 32, 3 visits of 4 rollouts, the same ones for
+    both estimators. The errors are Brier scores without p(1 − p), the noise that no prediction avoids, relative to
+    always predicting the true mean. Where the authors' prior is wrong the learnt one is better by 5 standard errors (20
+    runs); where it is the truth, Beta(1, 16), the learnt one costs less than a tenth of what there is to win.
+    """
+    prompts, visits, n = 256, 3, 4
+    errors = {"fixed": [], "empirical": []}
+    for seed in range(20):
+        rng = np.random.default_rng((seed, 9))
+        pass_rates = rng.beta(mean * concentration, (1 - mean) * concentration, size=prompts)
+        estimators = {kind: EMAPassRate(prior=kind) for kind in errors}
+        squares = dict.fromkeys(errors, 0.0)
+        for step in range(visits * prompts // 32):
+            batch = np.arange(32 * step, 32 * step + 32) % prompts
+            keys, positives = [str(i) for i in batch], rng.binomial(n, pass_rates[batch]).tolist()
+            for kind, estimator in estimators.items():
+                squares[kind] += ((np.array(estimator.predict(keys)) - pass_rates[batch]) ** 2).sum()
+                estimator.observe(keys, positives, [n] * 32, step=step)
+        for kind in errors:
+            errors[kind].append(squares[kind] / (visits * ((pass_rates - mean) ** 2).sum()))
+    gain = np.subtract(errors["fixed"], errors["empirical"])
+    if (mean, concentration) == (1 / 17, ALIKE):
+        assert gain.mean() > -0.1
+    else:
+        assert gain.mean() > 5 * gain.std(ddof=1) / math.sqrt(len(gain))
+
+
+def test_a_prior_is_not_learnt_from_fewer_than_4_prompts_per_step():
+    """Discounted by 0.9 per step, 3 prompts per step never add up to the 32 that a fit takes; 4 do."""
+    for prompts_per_step, learnt in [(3, False), (4, True)]:
+        estimator = EMAPassRate(prior="empirical")
+        for step in range(100):
+            keys = [f"{step} {i}" for i in range(prompts_per_step)]
+            estimator.observe(keys, [2] * prompts_per_step, [4] * prompts_per_step, step=step)
+        assert (estimator.prior_mean != 1 / 17) == learnt
+
+
 # State
 
 

@@ -41,7 +41,7 @@ def test_one_request_per_prompt_of_as_many_completions_as_its_budget(mode, tmp_p
 # Groups whole and not on 2 processes; one prompt too many for an even share of the value head's forward passes.
 @pytest.mark.parametrize(("processes", "per_device"), [(2, 8), (2, 6)])
 def test_same_updates_and_record_on_one_process_and_on_two(mode, processes, per_device, tmp_path):
-    options = ONE_ROUND | {"adaptive_sampling": mode, "learn_pass_rate_prior": True, "max_steps": 5}
+    options = ONE_ROUND | {"adaptive_sampling": mode, "max_steps": 5}
     options |= {"save_strategy": "steps", "save_steps": 5}
 
     def run(count, name):
