@@ -14,14 +14,14 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, completion_metrics, group_advantages, mean_and_std, sampling_metrics
+from .core import Pool, completion_metrics
 from .estimation import PassRateTracker, prompt_features, prompt_identity
 from .generation.local import LocalSampler
 from .generation.progress import StepProgress
 from .generation.sampler import Batch, Completions, Sampler
 from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
-from .replay import Replay, plan_update, select_groups
+from .replay import Replay, plan_update, select_groups, uniform_pools
 from .through_parent import ThroughParent
 
 
@@ -361,7 +361,9 @@ class AdaGRPOTrainer(ThroughParent):
         if self.args.unresolved == "mask":
             self._mask_rows(output)
         replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        self._relabel_rewards()
+        # The parent has just logged the rewards of the selected group: report those of the first round instead.
+        for name, value in replay.first_round_rewards(self.reward_func_names, self.args.estimates_budgets).items():
+            self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
 
     def _mask_rows(self, output: dict[str, Any]) -> None:
@@ -371,38 +373,9 @@ class AdaGRPOTrainer(ThroughParent):
         loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
 
-    def _relabel_rewards(self) -> None:
-        """The parent has just logged the rewards of the selected group: report those of the first round instead."""
-        first_round, metrics = self._replay.first_round, self._metrics["train"]
-
-        def statistics(values: list[list[float]]) -> tuple[float, float]:
-            return mean_and_std(values, each_prompt_once=self.args.estimates_budgets)
-
-        total, std = statistics([[rollout.reward for rollout in rollouts] for rollouts in first_round])
-        metrics["reward"][-1], metrics["reward_std"][-1] = total, std
-        metrics["frac_reward_zero_std"][-1] = self._replay.metrics["zero_signal/first_round"]
-        for i, name in enumerate(self.reward_func_names):
-            mean, std = statistics([[rollout.rewards[i] for rollout in rollouts] for rollouts in first_round])
-            metrics[f"rewards/{name}/mean"][-1], metrics[f"rewards/{name}/std"][-1] = mean, std
-
     def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
-        totals, signals = self._total_and_signal(rewards)
-        rollouts = [
-            Rollout(i % self.num_generations, total, signal, tuple(per_func))
-            for i, (total, signal, per_func) in enumerate(zip(totals, signals, rewards.tolist(), strict=True))
-        ]
-        groups = [rollouts[i : i + self.num_generations] for i in range(0, len(rollouts), self.num_generations)]
-        pools = [Pool(self.args.positive_threshold, group) for group in groups]
-        metrics = sampling_metrics(
-            pools,
-            groups,
-            [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
-            self.args.exit_condition,
-            samples_per_round=self.num_generations,
-            num_generations=self.num_generations,
-            weighting="none",
-        )
+        pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
             self._estimate(gather_object(self._own_prompts(self._step_inputs)))
             metrics |= self._learn(pools)

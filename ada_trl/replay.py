@@ -1,13 +1,22 @@
 """The update batch that is replayed through the parent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, Rollout, group_advantages, normalize_rewards, sampling_metrics, select_group
+from .core import (
+    Pool,
+    Rollout,
+    group_advantages,
+    mean_and_std,
+    normalize_rewards,
+    sampling_metrics,
+    select_group,
+)
 from .core.pool import sample_std
 from .generation.sampler import Batch
 
@@ -56,6 +65,20 @@ class Replay:
             {"prompt": prompt} | ({} if environment is None else {"environment": environment})
             for prompt, environment in zip(batch.prompts, self.per_row(environments)[self.local], strict=True)
         ]
+
+    def first_round_rewards(self, names: Sequence[str], each_prompt_once: bool) -> dict[str, float]:
+        """What GRPO logs of its rewards, of the first round; `names` are those of the reward functions."""
+
+        def statistics(value: Callable[[Rollout], float]) -> tuple[float, float]:
+            values = [[value(rollout) for rollout in rollouts] for rollouts in self.first_round]
+            return mean_and_std(values, each_prompt_once=each_prompt_once)
+
+        mean, std = statistics(attrgetter("reward"))
+        metrics = {"reward": mean, "reward_std": std}
+        for i, name in enumerate(names):
+            mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])
+            metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
+        return metrics | {"frac_reward_zero_std": self.metrics["zero_signal/first_round"]}
 
 
 def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
@@ -129,3 +152,26 @@ def plan_update(
         first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
         metrics=metrics,
     )
+
+
+def uniform_pools(
+    rewards: list[list[float]], totals: list[float], signals: list[float], args: AdaGRPOConfig
+) -> tuple[list[Pool], dict[str, float]]:
+    """What uniform sampling has drawn, as pools with the metrics of a sampling that stops after the first round."""
+    n = args.num_generations
+    rollouts = [
+        Rollout(i % n, total, signal, tuple(per_func))
+        for i, (total, signal, per_func) in enumerate(zip(totals, signals, rewards, strict=True))
+    ]
+    groups = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
+    pools = [Pool(args.positive_threshold, group) for group in groups]
+    metrics = sampling_metrics(
+        pools,
+        groups,
+        [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
+        args.exit_condition,
+        samples_per_round=n,
+        num_generations=n,
+        weighting="none",
+    )
+    return pools, metrics
