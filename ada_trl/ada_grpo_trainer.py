@@ -22,6 +22,7 @@ from .generation.sampler import Batch, Completions, Sampler
 from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
 from .replay import Replay, plan_update, select_groups, uniform_pools
+from .signal_warning import SignalWarning
 from .through_parent import ThroughParent
 
 
@@ -120,6 +121,7 @@ class AdaGRPOTrainer(ThroughParent):
         self.pass_rates: PassRateTracker | None = None
         if args.estimates_budgets or args.track_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
+        self.add_callback(SignalWarning())
         self._check_exit_reward()
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
