@@ -118,9 +118,7 @@ def sequential_outcome(
     and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave all
     correct after a later round.
     """
-    pools = pool_distribution(
-        pass_rates, exit_condition, samples_per_round=samples_per_round, max_rounds=max_rounds
-    )
+    pools = pool_distribution(pass_rates, exit_condition, samples_per_round=samples_per_round, max_rounds=max_rounds)
     rollouts = pools.probability @ pools.draws
     return Outcome(pools.probability @ pools.is_uniform, rollouts, rollouts / samples_per_round)
 
