@@ -246,16 +246,14 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
     )
 
 
-def plot(prompts: Prompts, found: list[Setting], budget: float, path: str | Path) -> None:
-    """Pass rates as observed and as fitted; cost and benefit of all settings."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def figure(prompts: Prompts, found: list[Setting], budget: float):
+    """Pass rates as observed and as fitted; cost and benefit of all settings. A `matplotlib.figure.Figure`."""
+    from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    edges = np.linspace(0, 1, 18)
+    drawn = Figure(figsize=(11, 4), layout="constrained")
+    left, right = drawn.subplots(1, 2)
+    edges = np.linspace(0, 1, 11)
     left.hist(prompts.observed, edges, weights=np.full(len(prompts.observed), 1 / len(prompts.observed)), alpha=0.5)
     rates, weights = prompts.distribution
     left.hist(rates, edges, weights=weights, histtype="step", linewidth=1.8, color="black")
@@ -274,8 +272,7 @@ def plot(prompts: Prompts, found: list[Setting], budget: float, path: str | Path
     right.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return drawn
 
 
 def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> None:
@@ -287,7 +284,7 @@ def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> 
         plan = {"budget": budget, "recommended": best.fields, "settings": [dataclasses.asdict(s) for s in found]}
         path.write_text(json.dumps(plan, indent=2) + "\n")
     else:
-        plot(prompts, found, budget, path)
+        figure(prompts, found, budget).savefig(path, dpi=110)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+import pyarrow.parquet as pq
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
 
@@ -54,12 +54,12 @@ def bernoulli_pools(
 def save_rows(rows: list[dict], name: str) -> list[dict]:
     """Write rows beside the figures; returns them as stored, so that figures and tables use nothing else."""
     FIGURES.mkdir(parents=True, exist_ok=True)
-    pa.csv.write_csv(pa.Table.from_pylist(rows), FIGURES / f"{name}.csv")
+    pq.write_table(pa.Table.from_pylist(rows), FIGURES / f"{name}.parquet", compression="zstd")
     return load_rows(name)
 
 
 def load_rows(name: str) -> list[dict]:
-    return pa.csv.read_csv(FIGURES / f"{name}.csv").to_pylist()
+    return pq.read_table(FIGURES / f"{name}.parquet").to_pylist()
 
 
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:

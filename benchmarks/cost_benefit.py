@@ -4,7 +4,7 @@ Performance against compute for each method over difficulty mixes, on a model wh
 A prompt is a feature vector; the policy is a softmax over eight answers, linear in the features, so that all prompts share
 its parameters and it generalises. The base policy is a noisy copy of the teacher that decides which answer is right.
 Rollouts, pools, exit conditions, selection, advantages and budgets are the core's; held-out pass rates are computed, not
-sampled. `python -m benchmarks.cost_benefit` writes `docs/figures/cost_benefit.{png,csv}` and its table into
+sampled. `python -m benchmarks.cost_benefit` writes `docs/figures/cost_benefit.{png,parquet}` and its table into
 `docs/analyses.md`; `--plot` starts from the stored data.
 """
 
@@ -25,7 +25,7 @@ FEATURES, ARMS = 128, 8
 TRAIN, TEST = 2048, 1000
 BATCH = 32  # prompts per step
 BUDGET = 38_400  # rollouts: 300 steps of GRPO n=4, 75 of GRPO n=16
-EVERY = 3_200  # rollouts between two evaluations
+EVERY = 1_600  # rollouts between two evaluations
 STEPS = 75  # of the comparison at equal steps
 LEARNING_RATES = (0.01, 0.03, 0.1)
 TUNING_SEED, SEEDS = 100, range(8)
@@ -218,20 +218,23 @@ def run(mix: str, name: str, seed: int, learning_rate: float) -> Iterator[dict]:
 
 
 def compute() -> list[dict]:
-    """Each method with the learning rate that does best within the budget on a seed that is not reported."""
+    """
+    Each method with the learning rate that does best, on a seed that is not reported, at equal steps, and with the one
+    that does best at equal rollouts: a run of few steps needs a larger one.
+    """
     rows = []
     for mix, name in tqdm([(mix, name) for mix in MIXES for name in METHODS]):
-        scores = {
-            rate: at(list(run(mix, name, TUNING_SEED, rate)), "generated", BUDGET, "accuracy")
-            for rate in LEARNING_RATES
-        }
-        best = max(scores, key=scores.get)
-        for seed in SEEDS:
-            rows += [
-                {k: round(v, 5) if isinstance(v, float) else v for k, v in r.items()}
-                for r in run(mix, name, seed, best)
-            ]
+        tuning = {rate: list(run(mix, name, TUNING_SEED, rate)) for rate in LEARNING_RATES}
+        for tuned_for, end in (("step", STEPS), ("generated", BUDGET)):
+            best = max(tuning, key=lambda rate: at(tuning[rate], tuned_for, end, "accuracy"))
+            for seed in SEEDS:
+                again = [r for r in rows if is_run(r, mix, name, seed) and r["learning_rate"] == best]
+                rows += [row | {"tuned_for": tuned_for} for row in again or run(mix, name, seed, best)]
     return rows
+
+
+def is_run(row: dict, mix: str, name: str, seed: int) -> bool:
+    return (row["mix"], row["method"], row["seed"]) == (mix, name, seed)
 
 
 def at(rows: list[dict], axis: str, value: float, column: str) -> float:
@@ -243,7 +246,7 @@ def at(rows: list[dict], axis: str, value: float, column: str) -> float:
 def by_run(rows: list[dict]) -> dict[tuple, list[dict]]:
     runs: dict[tuple, list[dict]] = {}
     for row in rows:
-        runs.setdefault((row["mix"], row["method"], row["seed"]), []).append(row)
+        runs.setdefault((row["mix"], row["method"], row["seed"], row["tuned_for"]), []).append(row)
     return runs
 
 
@@ -258,13 +261,13 @@ def plot(rows: list[dict]) -> None:
     for column, mix in enumerate(MIXES):
         for name in METHODS:
             style = {"color": COLORS[name.split(",")[0]], "linestyle": LINES.get(name, "-"), "label": name}
-            for axis, x, end in zip(axes[:, column], ("steps", "generated"), (STEPS, BUDGET), strict=True):
+            for axis, x, end in zip(axes[:, column], ("step", "generated"), (STEPS, BUDGET), strict=True):
                 grid = np.linspace(0, end, 40)
-                curves = [at_all(runs[mix, name, seed], "step" if x == "steps" else x, grid) for seed in SEEDS]
+                curves = [[at(runs[mix, name, seed, x], x, v, "accuracy") for v in grid] for seed in SEEDS]
                 mean, error = np.mean(curves, axis=0), np.std(curves, axis=0, ddof=1) / np.sqrt(len(curves))
                 axis.plot(grid, mean, **style)
                 axis.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.12, linewidth=0)
-                axis.set_xlabel({"steps": "Optimizer steps", "generated": "Generated rollouts"}[x])
+                axis.set_xlabel({"step": "Optimizer steps", "generated": "Generated rollouts"}[x])
                 axis.grid(alpha=0.3)
         axes[0, column].set_title(f"{mix}: base pass rates {MIXES[mix][0]:g} to {MIXES[mix][1]:g}")
     for axis in axes[:, 0]:
@@ -274,16 +277,15 @@ def plot(rows: list[dict]) -> None:
     plt.close(figure)
 
 
-def at_all(rows: list[dict], axis: str, values: np.ndarray) -> list[float]:
-    return [at(rows, axis, value, "accuracy") for value in values]
-
-
 def table(rows: list[dict]) -> str:
     """Held-out pass rates at equal cost, in three senses of cost."""
     runs = by_run(rows)
 
+    def own(row, axis):
+        return [runs[row["mix"], row["method"], seed, "step" if axis == "step" else "generated"] for seed in SEEDS]
+
     def values(row, axis, end, column):
-        return np.array([at(runs[row["mix"], row["method"], seed], axis, end, column) for seed in SEEDS])
+        return np.array([at(rows, axis, end, column) for rows in own(row, axis)])
 
     def show(axis, end):
         def cell(row):
@@ -298,7 +300,9 @@ def table(rows: list[dict]) -> str:
 
     columns = {
         "Method": lambda row: row["method"],
-        "Learning rate": lambda row: str(runs[row["mix"], row["method"], 0][0]["learning_rate"]),
+        "Learning rates": lambda row: " / ".join(
+            str(own(row, x)[0][0]["learning_rate"]) for x in ("step", "generated")
+        ),
         f"{STEPS} steps": show("step", STEPS),
         "rollouts of these": lambda row: f"{values(row, 'step', STEPS, 'generated').mean():,.0f}",
         f"{BUDGET:,} generated": show("generated", BUDGET),

@@ -1,8 +1,8 @@
 """
 How often a prompt has no gradient and what it costs, in closed form and simulated with the real core.
 
-`python -m benchmarks.signal_loss` writes `docs/figures/signal_loss.{png,csv}` and its table into `docs/analyses.md`.
-`--plot` draws the figure and the table from the stored data.
+`python -m benchmarks.signal_loss` writes `docs/figures/signal_loss.{png,parquet}` and its table into `docs/analyses.md`,
+and there the plan for the example run's prompts. `--plot` draws figure and table from the stored data.
 """
 
 import argparse
@@ -10,10 +10,22 @@ import math
 
 import numpy as np
 
+from ada_trl import plan
 from ada_trl.core import ExitCondition, allocate, group_advantages, select_group
 from ada_trl.core.power import refill_outcome, sequential_outcome, single_round_outcome
+from ada_trl.plan import Prompts, Setting, read_prompts, settings
 
-from .common import COLORS, ONE_ROUND, bernoulli_pools, fill, load_rows, markdown, save_figure, save_rows
+from .common import (
+    COLORS,
+    ONE_ROUND,
+    ROOT,
+    bernoulli_pools,
+    fill,
+    load_rows,
+    markdown,
+    save_figure,
+    save_rows,
+)
 
 
 BALANCE = ExitCondition(2, 2)
@@ -28,6 +40,8 @@ METHODS = {  # name: exit condition, M, N, n; Est draws by pass rate
 GRID = np.round(1 / (1 + np.exp(-np.linspace(-5.3, 5.3, 61))), 6)
 SIMULATED = slice(4, None, 7)
 PROMPTS = 2000
+EXAMPLE = ROOT / "notebooks" / "data" / "seq-balance" / "ada_pass_rates.parquet"
+BUDGET = 16  # of the example plan
 TABLE_RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
 
 
@@ -155,12 +169,21 @@ def table(rows: list[dict]) -> str:
     )
 
 
+def example_plan() -> tuple[Prompts, list[Setting]]:
+    """For the prompts of the run that the notebooks show."""
+    prompts = read_prompts(EXAMPLE)
+    return prompts, settings(prompts, num_generations=4, budget=BUDGET, max_samples=32)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", action="store_true", help="from the stored data")
     rows = load_rows("signal_loss") if parser.parse_args().plot else save_rows(compute(), "signal_loss")
     plot(rows)
     fill("signal-loss", table(rows))
+    prompts, found = example_plan()
+    save_figure(plan.figure(prompts, found, BUDGET), "plan")
+    fill("plan", plan.report(prompts, found, BUDGET))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Mean and noise of every gradient estimator on a bandit that can be solved exactl
 The policy is a softmax over four answers of which one is right. Given how many rollouts of a pool are positive, the core
 decides who is selected and every advantage; which wrong answer a negative rollout gave is independent of that. So the
 expectation over all pools ([`~core.power.pool_distribution`]) and the law of total variance give the estimator's mean and
-covariance without sampling. `python -m benchmarks.variance` writes `docs/figures/variance.{png,csv}` and its table into
+covariance without sampling. `python -m benchmarks.variance` writes `docs/figures/variance.{png,parquet}` and its table into
 `docs/analyses.md`; `--plot` starts from the stored data.
 """
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ada_trl import plan
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
 from benchmarks import common, cost_benefit, signal_loss, variance
 
@@ -151,7 +152,7 @@ def test_methods_cost_what_they_say(task):
     cost = {}
     for name, method in cost_benefit.METHODS.items():
         sampler = cost_benefit.Sampler(task, method, 0)
-        for _ in range(3):  # by the second step Est knows something about nobody yet, but must keep its total
+        for _ in range(3):
             prompts, pools, drawn = sampler(task.base)
             assert len(prompts) == len(pools) == cost_benefit.BATCH
         cost[name] = drawn / cost_benefit.BATCH
@@ -183,7 +184,7 @@ def test_a_mix_keeps_its_range_and_the_test_set_apart():
 
 
 def test_runs_learn_and_repeat(monkeypatch):
-    for name, value in {"BUDGET": 3200, "EVERY": 1600, "STEPS": 5, "FEATURES": 16}.items():
+    for name, value in {"BUDGET": 3200, "EVERY": 800, "STEPS": 5, "FEATURES": 16}.items():
         monkeypatch.setattr(cost_benefit, name, value)
     rows = list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
     assert rows == list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
@@ -208,6 +209,11 @@ def test_the_document_shows_the_stored_data(module, data, marker):
     assert f"<!-- {marker} -->\n{table}\n<!-- end -->" in common.DOCUMENT.read_text()
     assert f"](figures/{data}.png)" in common.DOCUMENT.read_text()
     assert (common.FIGURES / f"{data}.png").exists()
+
+
+def test_the_document_shows_the_plan_for_the_example_run():
+    report = plan.report(*signal_loss.example_plan(), signal_loss.BUDGET)
+    assert f"<!-- plan -->\n{report}\n<!-- end -->" in common.DOCUMENT.read_text()
 
 
 def test_stored_curves_are_those_of_the_code():
