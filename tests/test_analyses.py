@@ -128,7 +128,7 @@ def task():
     return cost_benefit.make_task("broad", 3)
 
 
-@pytest.mark.parametrize("name", ["GRPO n=4", "Seq-balance, corrected", "Est"])
+@pytest.mark.parametrize("name", ["GRPO n=4", "Seq-balance", "Seq-balance, corrected", "Est"])
 def test_the_batch_gradient_agrees_with_autograd(task, name):
     method = cost_benefit.METHODS[name]
     prompts, pools, _ = cost_benefit.Sampler(task, method, 0)(task.base)
