@@ -253,7 +253,7 @@ def figure(prompts: Prompts, found: list[Setting], budget: float):
 
     drawn = Figure(figsize=(11, 4), layout="constrained")
     left, right = drawn.subplots(1, 2)
-    edges = np.linspace(0, 1, 11)
+    edges = np.linspace(0, 1, 10)
     left.hist(prompts.observed, edges, weights=np.full(len(prompts.observed), 1 / len(prompts.observed)), alpha=0.5)
     rates, weights = prompts.distribution
     left.hist(rates, edges, weights=weights, histtype="step", linewidth=1.8, color="black")
