@@ -133,19 +133,23 @@ def plot(rows: list[dict]) -> None:
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
         axis.xaxis.minorticks_off()
     axes[2].set_yscale("log")
+    plot_quota(axes[3], rows)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False, fontsize=8)
+    save_figure(figure, "signal_loss")
+    plt.close(figure)
+
+
+def plot_quota(axis, rows: list[dict]) -> None:
     for p, line in zip((0.02, 0.1, 0.5), (":", "--", "-"), strict=True):
         for m, color in zip((4, 8, 16), ("#fdbe85", "#fd8d3c", "#a63603"), strict=True):
             points = [r for r in rows if r["part"] == "quota" and (r["pass_rate"], r["m"]) == (p, m)]
             style = {"color": color, "linestyle": line, "marker": "o", "markersize": 3}
-            axes[3].plot([r["quota"] for r in points], [r["rollouts"] for r in points], label=f"M={m}, p={p}", **style)
-    axes[3].set(xlabel="Quota K of each side (Seq-balance, M·N = 32)", ylabel="Rollouts per prompt")
-    axes[3].set_xticks([1, 2, 3, 4])
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[0].legend(frameon=False, fontsize=8)
-    axes[3].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    save_figure(figure, "signal_loss")
-    plt.close(figure)
+            axis.plot([r["quota"] for r in points], [r["rollouts"] for r in points], label=f"M={m}, p={p}", **style)
+    axis.set(xlabel="Quota K of each side (Seq-balance, M·N = 32)", ylabel="Rollouts per prompt")
+    axis.set_xticks([1, 2, 3, 4])
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def table(rows: list[dict]) -> str:

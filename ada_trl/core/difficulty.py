@@ -63,9 +63,6 @@ def fit_pass_rate_distribution(positives: Sequence[float], draws: Sequence[float
         draws (`Sequence[float]`):
             n; prompts without draws say nothing and are left out.
 
-    Returns:
-        [`PassRateDistribution`]
-
     Raises:
         `ValueError`: if no prompt has draws.
     """
