@@ -1,5 +1,7 @@
 # make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
 # make test       install, run the test suite (everything but the vLLM server)
+# make analyses   compute the figures and tables of docs/analyses.md again
+# make notebooks  execute all notebooks and store their outputs
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -8,7 +10,7 @@ VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
-.PHONY: demo test test-vllm lint benchmark benchmark-vllm clean
+.PHONY: demo test test-vllm lint benchmark benchmark-vllm analyses notebooks clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -45,6 +47,14 @@ benchmark: .venv/installed
 
 benchmark-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python benchmarks/server.py
+
+analyses: .venv/installed
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.signal_loss
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.variance
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.cost_benefit
+
+notebooks: .venv/installed
+	$(ENVIRONMENT) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
 
 clean:
 	rm -rf .venv .venv-vllm outputs

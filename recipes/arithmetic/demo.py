@@ -12,6 +12,7 @@ from pathlib import Path
 
 from transformers import ProgressCallback
 
+from ada_trl import plots
 from ada_trl.train import build_trainer, parse_args
 
 from .task import prepare
@@ -49,30 +50,24 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
     trainer.add_callback(CompactProgress)
     started = time.perf_counter()
     trainer.train()
-    return summarise(trainer.state.log_history, trainer.args.logging_steps) | {
+    return {
         "method": LABELS[method],
+        **summarise(trainer.state.log_history),
         "wall_seconds": time.perf_counter() - started,
+        "log_history": trainer.state.log_history,
     }
 
 
-def summarise(log_history: list[dict], logging_steps: int) -> dict:
-    """Curves and means of a run, all read from its logs. Logged metrics are means over `logging_steps` steps."""
-    train = [logs for logs in log_history if "ada/tokens/generated" in logs]
-    evaluations = [logs for logs in log_history if "eval_reward" in logs]
-
-    def mean(name):
-        return sum(logs[name] for logs in train) / len(train)
-
-    def tokens_until(step):
-        return sum(logs["ada/tokens/generated"] * logging_steps for logs in train if logs["step"] <= step)
-
+def summarise(log_history: list[dict]) -> dict:
+    """Curves and means of a run, all read from its logs."""
+    evaluations = plots.curve(log_history, "eval_reward")
     return {
-        "steps": [logs["step"] for logs in evaluations],
-        "accuracy": [logs["eval_reward"] for logs in evaluations],
-        "tokens": [tokens_until(logs["step"]) for logs in evaluations],
-        "zero_signal": mean("ada/zero_signal/final"),
-        "rollouts_per_prompt": mean("ada/samples_per_prompt/mean"),
-        "step_seconds": mean("step_time") * logging_steps * len(train),
+        "steps": evaluations.steps.tolist(),
+        "accuracy": evaluations.values.tolist(),
+        "tokens": plots.against(log_history, "eval_reward", plots.TOKENS)[0].tolist(),
+        "zero_signal": plots.curve(log_history, "ada/zero_signal/final").values.mean(),
+        "rollouts_per_prompt": plots.curve(log_history, "ada/samples_per_prompt/mean").values.mean(),
+        "step_seconds": plots.total(log_history, "step_time").values[-1],
     }
 
 
@@ -102,26 +97,6 @@ def table(results: list[dict]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def plot(results: list[dict], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import EngFormatter
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for axis, x, label in zip(axes, ("steps", "tokens"), ("Optimizer steps", "Generated tokens"), strict=True):
-        for result in results:
-            axis.plot(result[x], result["accuracy"], marker="o", markersize=3.5, label=result["method"])
-        axis.set_xlabel(label)
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("Held-out accuracy (sampled)")
-    axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 REPORT = """\
 # Arithmetic demo
 
@@ -134,7 +109,7 @@ which makes its standard error about 0.015. One seed: see it as a demonstration,
 *Zero-gradient prompts*: share of the prompts in a step whose rollouts in the update all have advantage 0, mean over the
 run. *Training seconds* leave evaluation out.
 
-![Accuracy against steps and against generated tokens](curves.png)
+![Accuracy against steps, generated tokens and time](curves.png)
 """
 
 
@@ -153,7 +128,10 @@ def main() -> None:
     report = table(results)
     (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
     (args.output_dir / "report.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
-    plot(results, args.output_dir / "curves.png")
+    logs = {result["method"]: result["log_history"] for result in results}
+    plots.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"}).savefig(
+        args.output_dir / "curves.png", dpi=150
+    )
     print(f"\n{report}\n\nWrote {args.output_dir / 'report.md'} and {args.output_dir / 'curves.png'}.")
 
 

@@ -1,0 +1,327 @@
+"""
+Which sampling settings fit your prompts and your budget?
+
+`python -m ada_trl.plan --pass-rates FILE` reads how hard your prompts are for your model, computes for every setting what
+share of prompts would have a gradient and what that costs, and recommends one for a mean number of rollouts per prompt.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from .core import ExitCondition, allocate
+from .core.difficulty import PassRateDistribution, fit_pass_rate_distribution
+from .core.power import Outcome, refill_outcome, sequential_outcome, single_round_outcome
+
+
+COUNT_COLUMNS = [("discounted_positives", "discounted_draws"), ("positives", "draws")]
+REFILL_ROUNDS = 10  # after which DAPO gives a place in the batch up
+READERS = {
+    ".parquet": pq.read_table,
+    ".csv": pa.csv.read_csv,
+    ".json": pa.json.read_json,
+    ".jsonl": pa.json.read_json,
+}
+
+
+class Prompts(NamedTuple):
+    """
+    What is known about the user's prompts.
+
+    Args:
+        observed (`np.ndarray`):
+            Pass rates as in the file, `(X,)`.
+        distribution ([`~core.difficulty.PassRateDistribution`]):
+            Of the true ones.
+        posterior (`np.ndarray`):
+            Of each prompt, over the distribution's grid, `(X, G)`.
+    """
+
+    observed: np.ndarray
+    distribution: PassRateDistribution
+    posterior: np.ndarray
+
+
+@dataclass
+class Setting:
+    """
+    One way to sample, and what to expect of it on average over the prompts.
+
+    Args:
+        method (`str`):
+            Name.
+        fields (`dict[str, Any]`):
+            The fields of `AdaGRPOConfig`; empty if this package does not do it.
+        with_gradient (`float`):
+            Share of the prompts in the update that have a gradient.
+        recovered (`float`):
+            Share of the prompts that GRPO with `num_generations` would lose and that have a gradient here, net.
+        rollouts (`float`):
+            Drawn per prompt in the update.
+        per_gradient (`float`):
+            Drawn per prompt with a gradient.
+        rounds (`float`):
+            Mean rounds per prompt.
+        trained (`float`):
+            Rollouts per prompt that the update trains on.
+    """
+
+    method: str
+    fields: dict[str, Any]
+    with_gradient: float
+    recovered: float
+    rollouts: float
+    per_gradient: float
+    rounds: float
+    trained: float
+
+
+def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | None = None) -> Prompts:
+    """
+    Read a difficulty record (`ada_pass_rates.parquet` of a checkpoint), or any parquet, CSV or JSON lines file with
+    columns `positives` and `draws`, or with a column of pass rates.
+
+    From counts the true pass rates are estimated ([`~core.difficulty.fit_pass_rate_distribution`]); a record's discounted
+    counts are preferred because they are about the policy as it is now. Pass rates without `draws` are taken as exact.
+
+    Raises:
+        `ValueError`: for a file without such columns or with values that cannot be pass rates.
+    """
+    suffix = Path(path).suffix
+    if suffix not in READERS:
+        raise ValueError(f"{path} ends in {suffix!r}; expected one of {', '.join(READERS)}.")
+    table = READERS[suffix](str(path))
+    for names in COUNT_COLUMNS:
+        if set(names) <= set(table.column_names):
+            return _from_counts(path, *_numbers(table, names))
+    if column not in table.column_names:
+        raise ValueError(
+            f"{path} has columns {', '.join(table.column_names)}, neither 'positives' and 'draws' nor {column!r}. Name "
+            "the column of pass rates with --column."
+        )
+    (rates,) = _numbers(table, [column])
+    _check(path, rates, np.ones_like(rates))
+    if draws is not None:
+        return _from_counts(path, rates * draws, np.full_like(rates, draws))
+    values, index, counts = np.unique(rates, return_inverse=True, return_counts=True)
+    return Prompts(rates, PassRateDistribution(values, counts / len(rates)), np.eye(len(values))[index])
+
+
+def _numbers(table: pa.Table, names: Sequence[str]) -> list[np.ndarray]:
+    """The columns, without rows in which one of them is empty."""
+    return [column.to_numpy().astype(np.float64) for column in table.select(names).drop_null().columns]
+
+
+def _check(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> None:
+    wrong = ~((positives >= 0) & (positives <= draws))
+    if wrong.any() or not len(positives):
+        example = f"{positives[wrong][0]:g} of {draws[wrong][0]:g}" if wrong.any() else "no row"
+        raise ValueError(f"{path} has {example} as pass rate; it takes 0 <= positives <= draws, or rates from 0 to 1.")
+
+
+def _from_counts(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> Prompts:
+    _check(path, positives, draws)
+    seen = draws > 0
+    distribution = fit_pass_rate_distribution(positives, draws)
+    return Prompts(positives[seen] / draws[seen], distribution, distribution.posterior(positives[seen], draws[seen]))
+
+
+def settings(prompts: Prompts, *, num_generations: int, budget: float, max_samples: int) -> list[Setting]:
+    """
+    All settings that are compared: GRPO of several sizes, DAPO's filter and refill, Seq-pos and Seq-balance with
+    several M, N and quotas, and Est with several means, none with more than `max_samples` rollouts for a prompt.
+    """
+    n = num_generations
+    rates, weights = prompts.distribution
+    sizes = sorted({n, 2 * n, 4 * n, 8 * n, max(n, int(budget))} & set(range(max_samples + 1)))
+    lost = float(weights @ single_round_outcome(rates, n).zero_signal)
+    found = []
+
+    def add(method: str, fields: dict[str, Any], outcome: Outcome, weights: np.ndarray, trained: float) -> None:
+        zero, rollouts, rounds = (float(weights @ value) for value in outcome)
+        recovered = 0.0 if method == "DAPO" or not lost else 1 - zero / lost
+        found.append(
+            Setting(method, fields, 1 - zero, recovered, rollouts, rollouts / max(1 - zero, 1e-12), rounds, trained)
+        )
+
+    for size in sizes:
+        fields = {"adaptive_sampling": "uniform", "num_generations": size}
+        add("GRPO", fields, single_round_outcome(rates, size), weights, size)
+    add("DAPO", {}, refill_outcome(rates, weights, n, max_rounds=REFILL_ROUNDS), np.ones(1), n)
+    for method, quotas in (("Seq-pos", (1, 0)), ("Seq-balance", (1, 1)), ("Seq-balance", (n // 2, n - n // 2))):
+        for m in (n, 2 * n, 4 * n):
+            for rounds in (r for r in (2, 4, 8) if r * m <= max_samples):
+                outcome = sequential_outcome(rates, ExitCondition(*quotas), samples_per_round=m, max_rounds=rounds)
+                fields = {"adaptive_sampling": method.lower(), "num_generations": n, "samples_per_round": m}
+                fields |= {"max_rounds": rounds, "min_positives": quotas[0]}
+                fields |= {"min_negatives": quotas[1]} if quotas[1] else {}
+                add(method, fields, outcome, weights, n)
+    for mean in sizes:
+        lowest = min(2, n) if mean == n else n
+        fields = {"adaptive_sampling": "est-ema", "num_generations": n, "samples_per_prompt": mean}
+        fields |= {"min_samples": lowest, "max_samples": max_samples}
+        outcome, shares = _estimated_outcome(prompts, mean, lowest, max_samples)
+        add("Est", fields, outcome, shares, n)
+    return found
+
+
+def _estimated_outcome(prompts: Prompts, mean: int, low: int, high: int) -> tuple[Outcome, np.ndarray]:
+    """Est over all prompts at once, each with the budget that its own estimate earns; outcomes and weights, `(X,)`."""
+    rates = prompts.distribution.pass_rates
+    estimates = np.clip(prompts.posterior @ rates, 0, 1)
+    budgets = np.array(allocate(estimates, mean * len(estimates), min_samples=low, max_samples=high))
+    zero = np.empty(len(budgets))
+    for size in np.unique(budgets):
+        zero[budgets == size] = prompts.posterior[budgets == size] @ single_round_outcome(rates, size).zero_signal
+    return Outcome(zero, budgets, np.ones(len(budgets))), np.full(len(budgets), 1 / len(budgets))
+
+
+def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Setting]]:
+    """
+    The setting of this package with the most prompts that have a gradient within the budget (of equals, the cheapest),
+    and the best of each method, in the order in which the methods come.
+
+    Raises:
+        `ValueError`: if not even GRPO fits.
+    """
+    affordable = [s for s in found if s.rollouts <= budget + 1e-9]
+    ranked = sorted(affordable, key=lambda s: (-round(s.with_gradient, 6), s.rollouts))
+    runnable = [s for s in ranked if s.fields]
+    if not runnable:
+        cheapest = min(s.rollouts for s in found)
+        raise ValueError(
+            f"A budget of {budget:g} rollouts per prompt is below the cheapest setting's {cheapest:g}. Raise --budget or "
+            "lower --num-generations."
+        )
+    methods = dict.fromkeys(s.method for s in found)
+    return runnable[0], [best for method in methods if (best := next((s for s in ranked if s.method == method), None))]
+
+
+def describe(setting: Setting) -> str:
+    """The setting's parameters in a few letters."""
+    f = setting.fields
+    if setting.method == "GRPO":
+        return f"n={f['num_generations']}"
+    if setting.method == "DAPO":
+        return f"n={setting.trained:g}, refill"
+    if setting.method == "Est":
+        return f"mean {f['samples_per_prompt']}, {f['min_samples']} to {f['max_samples']}"
+    return f"M={f['samples_per_round']}, N={f['max_rounds']}, K={f['min_positives']}+{f.get('min_negatives', 0)}"
+
+
+def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
+    """The recommendation as Markdown."""
+    best, best_of_each = recommend(found, budget)
+    rates, weights = prompts.distribution
+    shown = [found[0], *(setting for setting in best_of_each if setting is not found[0])]
+    header = "| Method | Settings | With gradient | Recovered | Rollouts | per gradient | Rounds | Trained |"
+    rows = [
+        f"| {s.method}{' **(recommended)**' if s is best else ''} | {describe(s)} | {s.with_gradient:.1%} | "
+        f"{'–' if s.method == 'DAPO' else f'{s.recovered:.1%}'} | {s.rollouts:.1f} | {s.per_gradient:.1f} | {s.rounds:.2f} | "
+        f"{s.trained:g} |"
+        for s in shown
+    ]
+    fields = "\n".join(f"{name}: {value}" for name, value in best.fields.items())
+    return (
+        f"{len(prompts.observed)} prompts, mean pass rate {weights @ rates:.3f}; "
+        f"{np.mean(prompts.observed == 0):.1%} never passed, {np.mean(prompts.observed == 1):.1%} always did. "
+        f"Expected with infinitely many draws: {weights[rates < 0.01].sum():.1%} below 0.01, "
+        f"{weights[rates > 0.99].sum():.1%} above 0.99.\n\n"
+        f"Best setting of each method with at most {budget:g} rollouts per prompt:\n\n"
+        + "\n".join([header, "|" + " --- |" * 8, *rows])
+        + "\n\n*With gradient*: share of the prompts in the update. *Recovered*: of the prompts that GRPO with "
+        f"{describe(found[0])} loses. *Rollouts*: drawn per prompt in the update; *per gradient*: per prompt that has one. "
+        "DAPO replaces prompts instead of recovering them. Est assumes that its estimates are as good as this file."
+        f"\n\n```yaml\n{fields}\n```"
+    )
+
+
+def figure(prompts: Prompts, found: list[Setting], budget: float):
+    """Pass rates as observed and as fitted; cost and benefit of all settings. A `matplotlib.figure.Figure`."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
+
+    drawn = Figure(figsize=(11, 4), layout="constrained")
+    left, right = drawn.subplots(1, 2)
+    edges = np.linspace(0, 1, 10)
+    left.hist(prompts.observed, edges, weights=np.full(len(prompts.observed), 1 / len(prompts.observed)), alpha=0.5)
+    rates, weights = prompts.distribution
+    left.hist(rates, edges, weights=weights, histtype="step", linewidth=1.8, color="black")
+    left.legend(["fitted", "observed"], frameon=False)
+    left.set(xlabel="Pass rate", ylabel="Share of the prompts")
+    best, _ = recommend(found, budget)
+    for method in dict.fromkeys(s.method for s in found):
+        label = "DAPO (other prompts)" if method == "DAPO" else method
+        points = sorted((s.rollouts, s.with_gradient) for s in found if s.method == method)
+        right.plot(*zip(*points, strict=True), "o-" if method in ("GRPO", "Est") else "o", markersize=4, label=label)
+    right.plot(best.rollouts, best.with_gradient, "o", markersize=11, markerfacecolor="none", color="black")
+    right.axvline(budget, color="grey", linestyle=":")
+    right.set(xlabel="Rollouts drawn per prompt", ylabel="Prompts with a gradient")
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter(ScalarFormatter())
+    right.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    return drawn
+
+
+def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> None:
+    """Write the plan in the format that the suffix names: .md, .json (all settings) or .png."""
+    if path.suffix == ".md":
+        path.write_text(report(prompts, found, budget) + "\n")
+    elif path.suffix == ".json":
+        best, _ = recommend(found, budget)
+        plan = {"budget": budget, "recommended": best.fields, "settings": [dataclasses.asdict(s) for s in found]}
+        path.write_text(json.dumps(plan, indent=2) + "\n")
+    else:
+        figure(prompts, found, budget).savefig(path, dpi=110)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Parse a command line (default: `sys.argv`), print the plan, write what was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ada_trl.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pass-rates", required=True, type=Path, help="difficulty record, or parquet, CSV, JSON lines"
+    )
+    parser.add_argument("--column", default="pass_rate", help="column of pass rates (default: %(default)s)")
+    parser.add_argument("--draws", type=int, help="draws behind each pass rate; default: pass rates are exact")
+    parser.add_argument("--budget", type=float, default=16, help="mean rollouts per prompt (default: %(default)s)")
+    parser.add_argument("--num-generations", type=int, default=4, help="n, rollouts trained on (default: %(default)s)")
+    parser.add_argument("--max-samples", type=int, default=32, help="most rollouts of a prompt (default: %(default)s)")
+    parser.add_argument(
+        "--write", type=Path, nargs="+", default=[], help="files to write: .md, .json (all settings), .png"
+    )
+    options = parser.parse_args(args)
+    unknown = [path.name for path in options.write if path.suffix not in (".md", ".json", ".png")]
+    if unknown:
+        parser.error(f"--write {unknown[0]}: expected a name that ends in .md, .json or .png")
+    if not 2 <= options.num_generations <= options.max_samples:
+        parser.error(
+            f"--num-generations ({options.num_generations}) must be between 2 and --max-samples ({options.max_samples})"
+        )
+    try:
+        prompts = read_prompts(options.pass_rates, column=options.column, draws=options.draws)
+        found = settings(
+            prompts, num_generations=options.num_generations, budget=options.budget, max_samples=options.max_samples
+        )
+        print(report(prompts, found, options.budget))
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    for path in options.write:
+        write(path, prompts, found, options.budget)
+
+
+if __name__ == "__main__":
+    main()

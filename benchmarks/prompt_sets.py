@@ -1,0 +1,117 @@
+"""
+Easy and hard problems of the arithmetic task, and exact evaluation.
+
+An answer is one string, so the probability of sampling it is a product of token probabilities: one forward pass gives
+the pass rate of a problem exactly, where average@k would estimate it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from ada_trl.files import atomic_write
+from recipes.arithmetic.task import MAX_ANSWER_TOKENS, collate, problems
+
+
+NUM_DRAWS = 16  # of the base model per candidate, as in the paper
+# Positives out of 16 that put a candidate into a set. The paper's hard set is the same, its easy one keeps 1 to 6.
+PROMPT_SETS = {"easy": (4, 12), "hard": (1, 2)}
+NUM_TRAIN, NUM_TEST = 1024, 256
+PASS_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Bins of the base model's exact pass rate, for accuracy by difficulty.
+BIN_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+@torch.no_grad()
+def pass_rates(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset, batch_size: int = 256
+) -> np.ndarray:
+    """Exact probability of sampling each row's answer at temperature 1, `(rows,)`."""
+    training = model.training
+    model.eval()
+    pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
+    rates = []
+    for start in range(0, len(pairs), batch_size):
+        batch = collate(tokenizer, pairs[start : start + batch_size])
+        labels = batch.pop("labels")[:, 1:]  # (B, T - 1)
+        logps = model(**batch).logits[:, :-1].float().log_softmax(-1)  # (B, T - 1, V)
+        chosen = logps.gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)
+        rates.append((chosen * (labels >= 0)).sum(1).exp())
+    model.train(training)
+    return torch.cat(rates).double().numpy()
+
+
+def pass_at_k(rates: np.ndarray, k: int) -> float:
+    """Mean probability that at least one of k completions is right, E[1 − (1 − p)^k]."""
+    return float(np.mean(1 - (1 - rates) ** k))
+
+
+@torch.no_grad()
+def sampled_entropy(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int = 0
+) -> float:
+    """Entropy of the policy in nats, mean over the tokens of one sampled completion per prompt."""
+    inputs = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    training = model.training
+    model.eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        output = model.generate(
+            **inputs,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=MAX_ANSWER_TOKENS,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    model.train(training)
+    entropies = torch.distributions.Categorical(logits=torch.stack(output.logits, dim=1)).entropy()  # (B, T)
+    ended = output.sequences[:, inputs["input_ids"].size(1) :] == tokenizer.eos_token_id
+    is_token = ended.cumsum(1) - ended.long() == 0  # up to and with the end-of-sequence token
+    return float(entropies[is_token].mean())
+
+
+def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_000) -> None:
+    """
+    Write `{easy,hard}_{train,test}.jsonl` and `spread_test.jsonl` (no selection) with a column `base_pass_rate`.
+
+    As in the paper, a candidate is selected by how many of 16 completions of the base model are right: draws of its
+    exact pass rate here, which is the same. Problems are not shared between training and test, whatever the set.
+    """
+    model, tokenizer = load(base)
+    rows = problems(num_candidates, seed=seed + 2000)
+    rates = pass_rates(model, tokenizer, rows)
+    rows = rows.add_column("base_pass_rate", rates)
+    positives = np.random.default_rng(seed).binomial(NUM_DRAWS, rates)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    write(output_dir / "spread_test.jsonl", rows.select(range(NUM_TEST)))
+    rest = np.arange(NUM_TEST, num_candidates)
+    for name, (fewest, most) in PROMPT_SETS.items():
+        selected = rest[(positives[rest] >= fewest) & (positives[rest] <= most)][: NUM_TRAIN + NUM_TEST]
+        if len(selected) < NUM_TRAIN + NUM_TEST:
+            raise ValueError(
+                f"Only {len(selected)} of {num_candidates} candidates are in the {name} set, "
+                f"{NUM_TRAIN + NUM_TEST} are needed. Raise num_candidates."
+            )
+        write(output_dir / f"{name}_test.jsonl", rows.select(selected[:NUM_TEST]))
+        write(output_dir / f"{name}_train.jsonl", rows.select(selected[NUM_TEST:]))
+
+
+def write(path: Path, rows: Dataset) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(path: Path) -> Dataset:
+    return Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def load(base: Path):
+    """The base model and its tokenizer."""
+    return AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)

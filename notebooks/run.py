@@ -1,0 +1,35 @@
+"""
+Execute notebooks from a clean kernel and store their outputs: `python notebooks/run.py [FILE …]`, default all.
+
+With `ADA_TRL_DRY_RUN=1`, notebooks that train a real model run the same cells on a tiny local one.
+"""
+
+import argparse
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+
+FOLDER = Path(__file__).parent
+
+
+def execute(path: Path, timeout: float = 600) -> nbformat.NotebookNode:
+    """The notebook with fresh outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(FOLDER)}})
+    client.execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # times, which would make every run a change
+    return notebook
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", type=Path, nargs="*", default=sorted(FOLDER.glob("*.ipynb")))
+    for path in parser.parse_args().notebooks:
+        nbformat.write(execute(path), path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The exactly solvable models of benchmarks/: their gradients, their moments, and that the document shows stored data."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ada_trl import plan
+from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
+from benchmarks import common, cost_benefit, signal_loss, variance
+
+
+OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("p", [0.02, 0.5, 0.9])
+def test_the_gradient_of_each_objective_agrees_with_autograd(objective, p):
+    pi = variance.policy(p)
+    logits = torch.tensor(np.log(pi), requires_grad=True)
+    OBJECTIVES[objective](torch.softmax(logits, 0)[0]).backward()
+    exact = p ** variance.OBJECTIVES[objective] * variance.pass_rate_gradient(pi)
+    assert exact == pytest.approx(logits.grad.numpy())
+
+
+def autograd_scores(pi):
+    """∇ log π of each answer, `(ARMS, ARMS)`."""
+    logits = torch.tensor(np.log(pi))
+    return torch.autograd.functional.jacobian(lambda x: torch.log_softmax(x, 0), logits).numpy()
+
+
+def draw_pool(answers, estimator):
+    rewards = [float(answer == 0) for answer in answers]
+    rollouts = [Rollout(i, r, r, source=a) for i, (r, a) in enumerate(zip(rewards, answers, strict=True))]
+    return eliminate(
+        1,
+        lambda rows: [rollouts[draw] for _, draw in rows],
+        estimator.exit_condition,
+        samples_per_round=estimator.samples_per_round,
+        max_rounds=estimator.max_rounds,
+        positive_threshold=0.5,
+    )[0]
+
+
+def estimate(pool, estimator, scores, seed):
+    group = select_group(pool, estimator.num_generations, seed)
+    options = {"weighting": estimator.weighting, "selection_correction": estimator.selection_correction}
+    values = group_advantages(pool, group, std=pool.std if estimator.divide_by_std else None, **options)
+    return np.mean([a * scores[rollout.source] for a, rollout in zip(values, group, strict=True)], axis=0)
+
+
+SMALL = {
+    "balance": variance.Estimator(ExitCondition(1, 1), 2, 2, 2),
+    "weighted": variance.Estimator(ExitCondition(1, 1), 2, 2, 2, weighting="inverse"),
+    "corrected": variance.Estimator(ExitCondition(1, 1), 3, 1, 2, weighting="inverse_sqrt", selection_correction=True),
+    "std": variance.Estimator(ExitCondition(0), 3, 1, 3, divide_by_std=True),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_moments_agree_with_listing_every_sequence_of_answers(name):
+    """
+    All answers to all draws, each through the real scheduler. Which rollouts of a side are selected is random and the
+    answers are exchangeable, so averaging over the sequences averages over the selection too.
+    """
+    estimator, pi = SMALL[name], variance.policy(0.3)
+    scores = autograd_scores(pi)
+    mean, square, rollouts = np.zeros(4), 0.0, 0.0
+    for answers in itertools.product(range(4), repeat=estimator.samples_per_round * estimator.max_rounds):
+        probability = np.prod(pi[list(answers)])
+        pool = draw_pool(answers, estimator)
+        gradient = estimate(pool, estimator, scores, (0,))
+        mean, square = mean + probability * gradient, square + probability * gradient @ gradient
+        rollouts += probability * len(pool)
+    exact = variance.moments(estimator, pi)
+    assert exact[0] == pytest.approx(mean)
+    assert exact[1] == pytest.approx(square - mean @ mean)
+    assert exact[2] == pytest.approx(rollouts)
+
+
+@pytest.mark.parametrize(
+    "name", ["Seq-balance, 1/√p", "Seq-balance, none, corrected", "Seq-pos, 1/√p", "GRPO n=4, /σ"]
+)
+def test_moments_agree_with_simulation(name):
+    """Five standard errors, from the sample, of each coordinate of the mean and of the squared length."""
+    estimator, pi = variance.ESTIMATORS[name], variance.policy(0.2)
+    scores, rng, samples = autograd_scores(pi), np.random.default_rng(0), 3000
+    draws = estimator.samples_per_round * estimator.max_rounds
+    gradients = np.array(
+        [
+            estimate(draw_pool(rng.choice(4, size=draws, p=pi).tolist(), estimator), estimator, scores, (i,))
+            for i in range(samples)
+        ]
+    )
+    mean, spread, _ = variance.moments(estimator, pi)
+    errors = gradients.std(axis=0) / math.sqrt(samples)
+    assert (np.abs(gradients.mean(axis=0) - mean) < 5 * errors).all()
+    lengths = (gradients**2).sum(axis=1)
+    assert lengths.mean() == pytest.approx(spread + mean @ mean, abs=5 * lengths.std() / math.sqrt(samples))
+    assert 5 * errors[0] < 0.2 * abs(mean[0]), "too few samples to say anything"
+
+
+def test_unweighted_grpo_is_unbiased_up_to_its_own_baseline():
+    for n, name in ((4, "GRPO n=4"), (16, "GRPO n=16")):
+        for p in (0.05, 0.5):
+            pi = variance.policy(p)
+            mean, _, rollouts = variance.moments(variance.ESTIMATORS[name], pi)
+            assert mean == pytest.approx((1 - 1 / n) * variance.pass_rate_gradient(pi))
+            assert rollouts == pytest.approx(n)
+
+
+def test_a_floor_bounds_the_weight():
+    floored = variance.ESTIMATORS["Seq-balance, 1/p, floor 0.1"]
+    for positives, floor_applies in ((1, True), (16, False)):
+        with_floor = variance.advantages(floored, 32, positives)
+        without = variance.advantages(variance.ESTIMATORS["Seq-balance, 1/p"], 32, positives)
+        factor = (positives / 32) / 0.1 if floor_applies else 1
+        assert with_floor[0] == pytest.approx(factor * without[0])
+
+
+# The linear policy of the cost-benefit analysis
+
+
+@pytest.fixture
+def task():
+    return cost_benefit.make_task("broad", 3)
+
+
+@pytest.mark.parametrize("name", ["GRPO n=4", "Seq-balance", "Seq-balance, corrected", "Est"])
+def test_the_batch_gradient_agrees_with_autograd(task, name):
+    method = cost_benefit.METHODS[name]
+    prompts, pools, _ = cost_benefit.Sampler(task, method, 0)(task.base)
+    gradient, trained = cost_benefit.batch_gradient(task, method, task.base, prompts, pools, (1,))
+    weights = torch.tensor(task.base, requires_grad=True)
+    log_pi = torch.log_softmax(torch.tensor(task.train[prompts]) @ weights.T, dim=1)
+    loss, rows = 0.0, 0
+    for i, pool in enumerate(pools):
+        group = pool.rollouts if method.estimated else select_group(pool, method.trained, (1, i))
+        std = pool.std if method.divide_by_std else None
+        options = {"weighting": method.weighting, "selection_correction": method.correction, "std": std}
+        for rollout, advantage in zip(group, group_advantages(pool, group, **options), strict=True):
+            loss, rows = loss + advantage * log_pi[i, rollout.source], rows + 1
+    (loss / rows).backward()
+    assert trained == rows
+    assert np.abs(weights.grad.numpy()).max() > 1e-3
+    assert gradient == pytest.approx(weights.grad.numpy())
+
+
+def test_methods_cost_what_they_say(task):
+    cost = {}
+    for name, method in cost_benefit.METHODS.items():
+        sampler = cost_benefit.Sampler(task, method, 0)
+        for _ in range(3):
+            prompts, pools, drawn = sampler(task.base)
+            assert len(prompts) == len(pools) == cost_benefit.BATCH
+        cost[name] = drawn / cost_benefit.BATCH
+    assert (cost["GRPO n=4"], cost["GRPO n=16"], cost["Est"]) == (4, 16, 4)
+    assert 8 <= cost["Seq-pos"] < cost["Seq-balance"] < 32
+    assert cost["DAPO n=4"] > 4
+
+
+def test_refilled_batches_have_signal_and_the_pass_rates_are_the_policys(task):
+    sampler = cost_benefit.Sampler(task, cost_benefit.METHODS["DAPO n=4"], 0)
+    _, pools, drawn = sampler(task.base)
+    assert not any(pool.is_uniform for pool in pools)
+    assert drawn > sum(map(len, pools))
+    prompts = np.arange(400)
+    grpo = cost_benefit.Sampler(task, cost_benefit.METHODS["GRPO n=16"], 1)
+    p = cost_benefit.probabilities(task.base, task.train[prompts])[prompts, task.train_right[prompts]]
+    rewards = np.array([pool.mean for pool in grpo.draw_pools(task.base, prompts)])
+    assert rewards.mean() == pytest.approx(p.mean(), abs=5 * math.sqrt((p * (1 - p)).sum() / 16) / 400)
+    assert np.corrcoef(rewards, p)[0, 1] > 0.9  # each prompt's own
+
+
+def test_a_mix_keeps_its_range_and_the_test_set_apart():
+    low, high = cost_benefit.MIXES["hard"]
+    task = cost_benefit.make_task("hard", 0)
+    p = cost_benefit.probabilities(task.base, task.train)[np.arange(cost_benefit.TRAIN), task.train_right]
+    assert low <= p.min() and p.max() <= high
+    assert len(task.test) == cost_benefit.TEST
+    assert not set(task.test[:, 0]) & set(task.train[:, 0])
+
+
+def test_runs_learn_and_repeat(monkeypatch):
+    for name, value in {"BUDGET": 3200, "EVERY": 800, "STEPS": 5, "FEATURES": 16}.items():
+        monkeypatch.setattr(cost_benefit, name, value)
+    rows = list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
+    assert rows == list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
+    assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.02
+    assert rows[-1]["generated"] >= 3200 and 5 in [row["step"] for row in rows]
+    assert cost_benefit.at(rows, "generated", 0, "accuracy") == rows[0]["accuracy"]
+
+
+# The document
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "marker"),
+    [
+        (signal_loss, "signal_loss", "signal-loss"),
+        (variance, "variance", "variance"),
+        (cost_benefit, "cost_benefit", "cost-benefit"),
+    ],
+)
+def test_the_document_shows_the_stored_data(module, data, marker):
+    table = module.table(common.load_rows(data))
+    assert f"<!-- {marker} -->\n{table}\n<!-- end -->" in common.DOCUMENT.read_text()
+    assert f"](figures/{data}.png)" in common.DOCUMENT.read_text()
+    assert (common.FIGURES / f"{data}.png").exists()
+
+
+def test_the_document_shows_the_plan_for_the_example_run():
+    report = plan.report(*signal_loss.example_plan(), signal_loss.BUDGET)
+    assert f"<!-- plan -->\n{report}\n<!-- end -->" in common.DOCUMENT.read_text()
+
+
+def test_stored_curves_are_those_of_the_code():
+    """A few points again, so that changing the core without running the analyses again shows."""
+    stored = {(r["method"], r["pass_rate"]): r for r in common.load_rows("signal_loss") if r["part"] == "pass_rate"}
+    for method in signal_loss.METHODS:
+        zero, rollouts, _ = signal_loss.expected(method, np.array(signal_loss.TABLE_RATES))
+        for i, p in enumerate(signal_loss.TABLE_RATES):
+            assert stored[method, p]["zero_signal"] == pytest.approx(zero[i])
+            assert stored[method, p]["rollouts"] == pytest.approx(rollouts[i])
+    stored = {(r["estimator"], r["pass_rate"]): r["weight"] for r in common.load_rows("variance")}
+    for name, estimator in variance.ESTIMATORS.items():
+        gradient = variance.pass_rate_gradient(variance.policy(0.1))
+        mean, _, _ = variance.moments(estimator, variance.policy(0.1))
+        assert stored[name, 0.1] == pytest.approx(mean @ gradient / (gradient @ gradient))
+
+
+def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
+    document = tmp_path / "analyses.md"
+    document.write_text("<!-- a -->\nold\n<!-- end -->\n\n<!-- b -->\n<!-- end -->\n")
+    monkeypatch.setattr(common, "DOCUMENT", document)
+    common.fill("a", "new")
+    common.fill("b", r"a \1 table")
+    assert document.read_text() == "<!-- a -->\nnew\n<!-- end -->\n\n<!-- b -->\na \\1 table\n<!-- end -->\n"
+    with pytest.raises(ValueError, match="0 places marked 'c'"):
+        common.fill("c", "new")
+
+
+def test_pools_are_drawn_at_their_own_pass_rates():
+    pools = common.bernoulli_pools(
+        [0.0, 1.0], np.random.default_rng(0), ExitCondition(1), samples_per_round=2, max_rounds=3
+    )
+    assert [(len(pool), pool.positives) for pool in pools] == [(6, 0), (2, 2)]
+    assert isinstance(pools[0], Pool)

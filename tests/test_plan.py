@@ -1,0 +1,168 @@
+"""`python -m ada_trl.plan`: what it reads, what it promises, what it recommends."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
+from ada_trl.pass_rate_record import save_pass_rates
+from ada_trl.plan import main, read_prompts, recommend, report, settings
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return np.random.default_rng(0).beta(0.4, 1.2, size=3000)
+
+
+@pytest.fixture(scope="module")
+def counts_file(truth, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "counts.parquet"
+    positives = np.random.default_rng(1).binomial(16, truth)
+    pq.write_table(pa.table({"positives": positives, "draws": np.full(len(truth), 16)}), path)
+    return path
+
+
+def plan(path, **kwargs):
+    return settings(read_prompts(path), **{"num_generations": 4, "budget": 16, "max_samples": 32} | kwargs)
+
+
+def simulated(fields, truth, seed=0):
+    """Share of the prompts with a gradient, and rollouts per prompt, through the real scheduler."""
+    rng = np.random.default_rng(seed)
+    n = fields["num_generations"]
+    exit_condition = ExitCondition(fields.get("min_positives", 0), fields.get("min_negatives", 0))
+
+    def draw(rows):
+        rewards = (rng.random(len(rows)) < truth[[prompt for prompt, _ in rows]]).astype(float).tolist()
+        return [Rollout(draw, reward, reward) for (_, draw), reward in zip(rows, rewards, strict=True)]
+
+    pools = eliminate(
+        len(truth),
+        draw,
+        exit_condition,
+        samples_per_round=fields.get("samples_per_round", n),
+        max_rounds=fields.get("max_rounds", 1),
+        positive_threshold=0.7,
+    )
+    teach = [any(group_advantages(pool, select_group(pool, n, (i,)))) for i, pool in enumerate(pools)]
+    return np.mean(teach), np.mean([len(pool) for pool in pools])
+
+
+@pytest.mark.parametrize("method", ["GRPO", "Seq-pos", "Seq-balance"])
+def test_the_plan_from_noisy_counts_foretells_the_run(truth, counts_file, method):
+    """
+    16 draws determine what up to 16 rollouts do. The plan is estimated from 3000 prompts and the run simulated on the
+    same ones, so each is off by at most √(1/4 / 3000) per standard error: five of both. Rollouts lie in [4, 16].
+    """
+    for setting in [s for s in plan(counts_file, max_samples=16) if s.method == method]:
+        teach, rollouts = simulated(setting.fields, truth)
+        tolerance = 5 * np.sqrt(2 * 0.25 / len(truth))
+        assert setting.with_gradient == pytest.approx(teach, abs=tolerance)
+        assert setting.rollouts == pytest.approx(rollouts, abs=12 * tolerance)
+        assert setting.per_gradient == pytest.approx(setting.rollouts / setting.with_gradient)
+
+
+def test_exact_pass_rates_are_taken_as_they_are(tmp_path):
+    path = tmp_path / "rates.csv"
+    pa.csv.write_csv(pa.table({"rate": [0.5, 0.5, 0.0, 0.1]}), path)
+    found = settings(read_prompts(path, column="rate"), num_generations=4, budget=4, max_samples=32)
+    lost = (2 * 2 * 0.5**4 + 1 + 0.1**4 + 0.9**4) / 4
+    assert found[0].with_gradient == pytest.approx(1 - lost)
+    assert found[0].recovered == 0
+    balance = next(s for s in found if describe_fields(s) == ("seq-balance", 8, 4, 2, 2))
+    left = (2 * 2 * 0.5**32 + 1 + 0.1**32 + 0.9**32) / 4
+    assert balance.with_gradient == pytest.approx(1 - left)
+    assert balance.recovered == pytest.approx((lost - left) / lost)
+    refill = next(s for s in found if s.method == "DAPO")
+    assert refill.rollouts == pytest.approx(4 * (1 - lost**10) / (1 - lost))
+    noisy = read_prompts(path, column="rate", draws=10)
+    assert len(noisy.distribution.pass_rates) > 3  # with draws, the rates are estimates
+
+
+def describe_fields(setting):
+    names = ("adaptive_sampling", "samples_per_round", "max_rounds", "min_positives", "min_negatives")
+    return tuple(setting.fields.get(name) for name in names)
+
+
+def test_estimates_pay_only_where_they_tell_prompts_apart(tmp_path, counts_file):
+    by_method = {(s.method, round(s.rollouts)): s for s in plan(counts_file)}
+    assert by_method["Est", 8].with_gradient != pytest.approx(by_method["GRPO", 8].with_gradient, abs=1e-3)
+    path = tmp_path / "same.csv"
+    pa.csv.write_csv(pa.table({"pass_rate": [0.2] * 50}), path)
+    same = {(s.method, round(s.rollouts)): s for s in plan(path)}
+    assert same["Est", 8].with_gradient == pytest.approx(same["GRPO", 8].with_gradient)
+
+
+def test_the_recommendation_is_the_best_that_fits(counts_file):
+    found = plan(counts_file)
+    best, best_of_each = recommend(found, 16)
+    affordable = [s for s in found if s.rollouts <= 16 and s.method != "DAPO"]
+    assert best.with_gradient == max(s.with_gradient for s in affordable)
+    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est"}
+    assert all(s.rollouts <= 16 + 1e-9 for s in best_of_each)
+    assert recommend(found, 4)[0].rollouts == pytest.approx(4)
+    with pytest.raises(ValueError, match="budget of 3 .* cheapest setting's 4"):
+        recommend(found, 3)
+
+
+def test_recommended_fields_are_accepted_by_the_configuration(counts_file, tmp_path):
+    from ada_trl import AdaGRPOConfig
+
+    for setting in recommend(plan(counts_file), 16)[1]:
+        if setting.fields:
+            size = 8 * setting.fields["num_generations"]
+            AdaGRPOConfig(tmp_path, use_cpu=True, bf16=False, per_device_train_batch_size=size, **setting.fields)
+
+
+def test_a_difficulty_record_is_read_by_its_discounted_counts(tmp_path):
+    estimator = EMAPassRate(decay=0.5)
+    for step, positives in enumerate([0, 0, 6]):  # it has just learned the second prompt
+        estimator.observe(["a", "b"], [0, positives], [8, 8], step=step)
+    save_pass_rates(tmp_path / "ada_pass_rates.parquet", estimator)
+    prompts = read_prompts(tmp_path / "ada_pass_rates.parquet")
+    assert prompts.observed == pytest.approx([0, 6 / 14])
+
+
+def test_command_line(counts_file, tmp_path, capsys):
+    outputs = [tmp_path / f"plan.{suffix}" for suffix in ("md", "json", "png")]
+    main(["--pass-rates", str(counts_file), "--budget", "12", "--write", *map(str, outputs)])
+    printed = capsys.readouterr().out
+    assert printed == outputs[0].read_text()
+    stored = json.loads(outputs[1].read_text())
+    for name, value in stored["recommended"].items():
+        assert f"{name}: {value}\n" in printed
+    assert outputs[2].read_bytes().startswith(b"\x89PNG")
+    prompts = read_prompts(counts_file)
+    assert report(prompts, settings(prompts, num_generations=4, budget=12, max_samples=32), 12) + "\n" == printed
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("a,b\n1,2\n", [], "has columns a, b, neither"),
+        ("positives,draws\n3,2\n", [], "3 of 2 as pass rate"),
+        ("pass_rate\n1.5\n", [], "1.5 of 1 as pass rate"),
+        ("pass_rate\n", [], "no row as pass rate"),
+        ("positives,draws\n0,0\n", [], "None of the 1 prompts has any draws"),
+        ("pass_rate\n0.5\n", ["--budget", "2"], "budget of 2 rollouts"),
+        ("pass_rate\n0.5\n", ["--write", "plan.pdf"], "plan.pdf: expected"),
+        ("pass_rate\n0.5\n", ["--num-generations", "64"], r"\(64\) must be between 2 and --max-samples \(32\)"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(tmp_path, capsys, content, options, message):
+    path = tmp_path / "rates.csv"
+    path.write_text(content)
+    with pytest.raises(SystemExit):
+        main(["--pass-rates", str(path), *options])
+    assert re.search(message, capsys.readouterr().err.replace("\n", " "))
+
+
+def test_a_missing_file_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["--pass-rates", "nowhere.parquet"])
+    assert "nowhere.parquet" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""Figures show what was logged, of Reinforce-Ada and of plain GRPO runs."""
+
+import importlib
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from trl import GRPOConfig, GRPOTrainer
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, plots
+from ada_trl.plots import STEPS, TOKENS, against, curve, learning_figure, main, read_log, read_record, total
+
+from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+EVALUATION = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "per_device_eval_batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A Reinforce-Ada run that has only its checkpoint left, and a plain GRPO run with its final state."""
+    directory = tmp_path_factory.mktemp("runs")
+    for name, trainer_class, config_class, options in (
+        ("ada", AdaGRPOTrainer, AdaGRPOConfig, {"track_pass_rates": True, "save_strategy": "steps", "save_steps": 4}),
+        ("grpo", GRPOTrainer, GRPOConfig, {"num_generations": 4}),
+    ):
+        args = config_class(str(directory / name), **QUICK | EVALUATION | {"max_steps": 4} | options)
+        data = {"train_dataset": prompt_dataset(), "eval_dataset": prompt_dataset(1)}
+        trainer = trainer_class(tiny_model(), even_reward, args, processing_class=tiny_tokenizer(), **data)
+        trainer.train()
+    trainer.save_state()
+    return directory
+
+
+def test_totals_count_every_step_between_two_logs():
+    log = [
+        {"step": 0, "eval_reward": 0.1},
+        {"step": 5, "ada/tokens/generated": 2.0},
+        {"step": 7, "ada/tokens/generated": 3.0},
+        {"step": 6, "eval_reward": 0.3},
+        {"step": 7, "eval_reward": None},
+    ]
+    assert total(log, "ada/tokens/generated").values.tolist() == [10, 16]
+    spent, rewards = against(log, "eval_reward", TOKENS)
+    assert spent.tolist() == [0, 13, 16]
+    assert rewards[:2].tolist() == [0.1, 0.3] and math.isnan(rewards[2])
+    assert against(log, "eval_reward", STEPS)[0].tolist() == [0, 6, 7]
+    assert len(curve(log, "reward").steps) == 0
+
+
+def test_read_log_of_directory_checkpoint_and_file(runs):
+    state = json.loads((runs / "ada" / "checkpoint-4" / "trainer_state.json").read_text())
+    for run in (runs / "ada", runs / "ada" / "checkpoint-4", runs / "ada" / "checkpoint-4" / "trainer_state.json"):
+        assert read_log(run) == state["log_history"]
+    assert read_record(runs / "grpo") is None
+    with pytest.raises(FileNotFoundError, match="trainer.save_state"):
+        read_log(runs)
+
+
+def test_lines_are_the_logged_values(runs):
+    log = read_log(runs / "ada")
+    figure = learning_figure({"ada": log})
+    by_steps, by_tokens, _ = (panel.lines[0] for panel in figure.axes[:3])
+    assert by_steps.get_xdata().tolist() == [1, 2, 3, 4]
+    assert by_steps.get_ydata().tolist() == [logs["reward"] for logs in log if "reward" in logs]
+    tokens = np.cumsum([logs["ada/tokens/generated"] for logs in log if "reward" in logs])
+    assert by_tokens.get_xdata().tolist() == tokens.tolist()
+    assert figure.axes[3].lines[0].get_ydata().tolist() == [
+        logs["eval_reward"] for logs in log if "eval_reward" in logs
+    ]
+    both = learning_figure({"ada": log, "grpo": read_log(runs / "grpo")})
+    assert both.axes[1].get_xlabel() == "Prompt and generated tokens"
+
+
+def test_command_line(runs, tmp_path, capsys):
+    main([str(runs / "ada"), str(runs / "grpo"), "--output_dir", str(tmp_path / "both")])
+    written = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("/")[2] for line in written] == [
+        "learning.png", "signal.png", "sampling.png", "difficulty.png"
+    ]  # fmt: skip
+    assert all((tmp_path / "both" / name.rpartition("/")[2]).stat().st_size > 5000 for name in written)
+    main([str(runs / "grpo"), "--output_dir", str(tmp_path / "grpo")])
+    assert sorted(path.name for path in (tmp_path / "grpo").iterdir()) == ["learning.png", "signal.png"]
+    with pytest.raises(SystemExit):
+        main([str(runs / "ada"), str(runs / "grpo"), "--labels", "one", "one"])
+
+
+def test_matplotlib_is_imported_only_to_draw(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
+    assert importlib.reload(plots).curve([], "reward").steps.size == 0
+    with pytest.raises(ImportError):
+        plots.signal_figure({})
