@@ -50,7 +50,7 @@ class SampleStore:
             `RuntimeError`: if another process has it open.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{self.path}.lock", timeout=0)
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0)
         try:
             lock.acquire()
         except Timeout as error:
