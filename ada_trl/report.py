@@ -224,12 +224,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
         _bars(axes[2], shown, **place)
     axes[1].set_xscale("log", base=2)
     axes[1].xaxis.set_major_formatter("{x:g}")
-    for axis, title in zip(axes, (f"average@{results['num_samples']}", "pass@k", "by pass rate"), strict=True):
+    for axis, title in zip(
+        axes, (f"average@{results['num_samples']}", "pass@k", "by pass rate (problems)"), strict=True
+    ):
         axis.set_title(title)
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
-    axes[0].tick_params(axis="x", labelrotation=20)
+    axes[0].tick_params(axis="x", labelrotation=10)
     axes[0].set_ylabel("Percent")
+    axes[1].set_xlabel("k")
     axes[0].set_ylim(0, 100)
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
