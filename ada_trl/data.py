@@ -30,6 +30,13 @@ from .sampling import Sampler, SamplingArguments, make_sampler
 
 logger = logging.getLogger(__name__)
 
+DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # load_dataset finds it by its name, beside other files
+PLACEHOLDERS = {
+    "proof",
+    "notfound",
+    "not found",
+}  # what NuminaMath 1.5, the source of OpenR1, has for want of an answer
+
 
 @dataclass(kw_only=True)
 class SelectionArguments(SamplingArguments):
@@ -104,7 +111,7 @@ def clean(
     """
     Drop problems that cannot be learnt from, in the data set's order.
 
-    A problem is dropped when it or its answer is empty; when it has more than `max_problem_tokens` tokens; when the data
+    A problem is dropped when it or its answer is empty, or the answer a placeholder; when it has more than `max_problem_tokens` tokens; when the data
     set says that none of its recorded solutions could be verified (`correctness_math_verify`); when math-verify cannot
     parse its answer or does not recognise it; when its `solution` ends in another `\\boxed{}` answer (one without a box
     cannot be compared and counts as agreeing); when a problem before it has the same normalised text.
@@ -113,7 +120,7 @@ def clean(
         `tuple[list[Problem], dict[str, int]]`: what is left, and the number dropped by each filter, in order.
     """
     filters: dict[str, Callable[[list[Problem]], list[bool]]] = {
-        "no problem or no answer": lambda rows: [bool(p.text.strip() and p.answer) for p in rows],
+        "no problem or no answer": lambda rows: [_complete(p) for p in rows],
         f"more than {max_problem_tokens} tokens": lambda rows: [
             len(ids) <= max_problem_tokens for ids in tokenizer([p.text for p in rows])["input_ids"]
         ],
@@ -128,6 +135,12 @@ def clean(
         dropped[name] = len(problems) - len(kept)
         problems = kept
     return problems, dropped
+
+
+def _complete(problem: Problem) -> bool:
+    answers = [problem.answer] if isinstance(problem.answer, str) else problem.answer
+    answers = {answer.strip().lower() for answer in answers}
+    return bool(problem.text.strip() and answers - PLACEHOLDERS - {""})
 
 
 def _some_verified(problem: Problem) -> bool:
@@ -246,9 +259,9 @@ def write(
     columns: list[str],
     args: SelectionArguments,
 ) -> None:
-    """Write `data/train.parquet`, `README.md` (the card), `selection.json` and `pass_rates.png`."""
+    """Write the data file, `README.md` (the card), `selection.json` and `pass_rates.png`."""
     (output_dir / "data").mkdir(parents=True, exist_ok=True)
-    with atomic_write(output_dir / "data" / "train.parquet") as temporary:
+    with atomic_write(output_dir / DATA_FILE) as temporary:
         dataset.to_parquet(temporary)
     (output_dir / "selection.json").write_text(json.dumps(counts, indent=2) + "\n")
     (output_dir / "README.md").write_text(card(dataset, measured, counts, columns, args), encoding="utf-8")
@@ -289,11 +302,11 @@ when they are sampled again.
 def card(
     dataset: Dataset, measured: Measurement, counts: dict[str, int], columns: list[str], args: SelectionArguments
 ) -> str:
-    """The data set's README, with the metadata that makes `load_dataset` find the file."""
+    """The data set's README."""
+    # No `configs`: with them, load_dataset takes what it cached of any directory of the same name for this one.
     metadata = DatasetCardData(
         task_categories=["text-generation"],
         tags=["math", "reinforcement-learning"],
-        configs=[{"config_name": "default", "data_files": [{"split": "train", "path": "data/train.parquet"}]}],
     )
     totals = ("loaded", "sampled", "kept")
     lines = [f"| {n if n in totals else f'dropped: {n}'} | {count:,} |" for n, count in counts.items()]
