@@ -53,6 +53,16 @@ def test_interval_of_a_tiny_set_by_hand():
     assert all(map(math.isnan, bootstrap_interval([[]])))
 
 
+def test_interval_is_that_of_all_resamples():
+    """All 4⁴ resamples of four values, enumerated. No quantile below is near a jump of their distribution."""
+    values = [0, 0.25, 0.5, 1]
+    means = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))
+    for level in (0.5, 0.8, 0.95):
+        low, high = ((1 - level) / 2, (1 + level) / 2)
+        expected = (means[math.ceil(low * 256) - 1], means[math.ceil(high * 256) - 1])
+        assert bootstrap_interval([values], level=level) == expected
+
+
 def test_data_sets_keep_their_size():
     """Resampling within constant data sets has no variance, whatever the difference between them."""
     assert bootstrap_interval([[0.0] * 3, [1.0]]) == (0.25, 0.25)
