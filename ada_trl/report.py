@@ -121,7 +121,7 @@ bootstrap resamples of the problems (percentile; problems are resampled within t
 
 {average}
 
-*Difference*: from {first}, problem by problem (paired). The weighted average weighs each data set by its number of problems.{notes}
+{difference}The weighted average weighs each data set by its number of problems.{notes}
 
 ## pass@k, in percent, {pooled}
 
@@ -161,7 +161,7 @@ def markdown(results: dict[str, Any]) -> str:
     return REPORT.format(
         **{k: v for k, v in settings.items() if k not in ("pass_at", "difficulty")},
         average=average,
-        first=first,
+        difference=f"*Difference*: from {first}, problem by problem (paired). " if len(models) > 1 else "",
         notes=_notes(results),
         pooled=f"all {sum(results['problems'].values())} problems",
         pass_at=_table(["Model", *(f"k = {k}" for k in ks)], by_k),
