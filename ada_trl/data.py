@@ -25,7 +25,7 @@ from .files import atomic_write
 from .measurement import Measurement, measure, to_model_prompt
 from .problems import Problem, load_problems, normalise
 from .rewards import boxed, verify_answers
-from .sampling import Sampler, SamplingArguments, make_sampler
+from .sampling import Sampler, SamplingArguments, make_sampler, once
 
 
 logger = logging.getLogger(__name__)
@@ -205,15 +205,17 @@ def build_dataset(problems: list[Problem], measured: Measurement, kept: np.ndarr
     )
 
 
-def run(args: SelectionArguments, make_sampler: Callable[[], Sampler]) -> Dataset:
+def run(
+    args: SelectionArguments, make: Callable[[str, PreTrainedTokenizerBase, SamplingArguments], Sampler] = make_sampler
+) -> Dataset:
     """
     Load, filter, sample, keep, write.
 
     Args:
         args ([`SelectionArguments`]):
             What to do.
-        make_sampler (`Callable[[], Sampler]`):
-            Called if there is anything to sample.
+        make (`Callable`, *optional*):
+            Makes the model's sampler, if anything is to be sampled.
 
     Returns:
         `Dataset`: what was written.
@@ -229,15 +231,16 @@ def run(args: SelectionArguments, make_sampler: Callable[[], Sampler]) -> Datase
     counts = {"loaded": len(problems)}
     problems, dropped = clean(problems, tokenizer, args.max_problem_tokens)
     problems = problems[: args.max_problems]
-    measured = measure(
-        Path(args.samples_dir or args.output_dir) / "samples.jsonl",
-        problems,
-        model=args.model_name_or_path,
-        tokenizer=tokenizer,
-        data=args.dataset_name,
-        args=args,
-        make_sampler=make_sampler,
-    )
+    with once(lambda: make(args.model_name_or_path, tokenizer, args)) as sampler:
+        measured = measure(
+            Path(args.samples_dir or args.output_dir) / "samples.jsonl",
+            problems,
+            model=args.model_name_or_path,
+            tokenizer=tokenizer,
+            data=args.dataset_name,
+            args=args,
+            make_sampler=sampler,
+        )
     kept = select(measured.pass_rates, args.min_pass_rate, args.max_pass_rate)
     counts |= {
         **dropped,
@@ -350,8 +353,7 @@ def main(args: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = TrlParser(SelectionArguments, prog="python -m ada_trl.data")
     (selection,) = parser.parse_args_and_config(args)
-    model = selection.model_name_or_path
-    run(selection, lambda: make_sampler(model, AutoTokenizer.from_pretrained(model), selection))
+    run(selection)
     counts = json.loads((Path(selection.output_dir) / "selection.json").read_text())
     print("\n".join(f"{count:>10,}  {name}" for name, count in counts.items()))
     print(f"Wrote {selection.output_dir}; train on it with --dataset_name {selection.output_dir}.")

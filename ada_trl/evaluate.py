@@ -12,7 +12,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from trl import TrlParser
 from .measurement import Measurement, measure
 from .problems import Problem, load_problems
 from .report import markdown, plot, summarise
-from .sampling import Sampler, SamplingArguments, make_sampler
+from .sampling import Sampler, SamplingArguments, make_sampler, once
 
 
 # The paper's: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
@@ -121,23 +120,6 @@ def load_all(args: EvaluationArguments) -> dict[str, list[Problem]]:
             raise ValueError(f"{name!r} has no problems (max_problems is {args.max_problems}).")
         loaded[short] = problems
     return loaded
-
-
-@contextmanager
-def once(make: Callable[[], Sampler]):
-    """A function that makes the sampler when first called, and returns the same from then on; closed at the end."""
-    made: list[Sampler] = []
-
-    def get() -> Sampler:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    try:
-        yield get
-    finally:
-        for sampler in made:
-            sampler.close()
 
 
 def run(

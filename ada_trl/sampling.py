@@ -2,8 +2,9 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -120,6 +121,23 @@ def make_sampler(model: str, tokenizer: PreTrainedTokenizerBase, args: SamplingA
     return {"vllm": VLLMSampler, "server": ServerSampler, "transformers": TransformersSampler}[args.backend](
         model, tokenizer, args
     )
+
+
+@contextmanager
+def once(make: Callable[[], Sampler]) -> Iterator[Callable[[], Sampler]]:
+    """A function that makes the sampler when first called, and returns the same from then on; closed at the end."""
+    made: list[Sampler] = []
+
+    def get() -> Sampler:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    try:
+        yield get
+    finally:
+        for sampler in made:
+            sampler.close()
 
 
 class TransformersSampler:

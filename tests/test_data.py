@@ -93,10 +93,10 @@ def arguments(files, output_dir, **overrides):
 
 
 def scripted(**options):
-    return lambda: ScriptedSampler(counts, 8, **options)
+    return lambda *args: ScriptedSampler(counts, 8, **options)
 
 
-def never():
+def never(*args):
     raise AssertionError("Nothing should be sampled.")
 
 
@@ -227,7 +227,7 @@ def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monk
     for _ in range(100):
         samplers = []
 
-        def sampler():
+        def sampler(*args):
             samplers.append(ScriptedSampler(counts, 8, fail_after=rng.randrange(12), seed=rng.randrange(99)))  # noqa: B023
             return samplers[0]  # noqa: B023
 
@@ -241,6 +241,8 @@ def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monk
             if rng.random() < 0.5 and data.count(b"\n") > 1:
                 path.write_bytes(data[: -rng.randrange(1, 20)])
                 torn += 1
+        finally:
+            assert all(sampler.closed for sampler in samplers)
     else:
         raise AssertionError("It never finished.")
     sampled.update(index for sampler in samplers for index in sampler.finished)
