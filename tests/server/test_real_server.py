@@ -95,8 +95,7 @@ def test_reward_rises_and_the_server_has_the_trained_weights(
     assert [model["id"] for model in models] == [str(task_dir / "base")]
 
 
-@pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
-def test_selection_and_evaluation_sample_from_it(server, task_dir, tmp_path):
+def test_evaluation_samples_from_it(server, task_dir, tmp_path):
     """Pass rates from the server agree with those of transformers: 20 problems, 4 standard errors of a difference."""
     model, data = str(task_dir / "base"), str(task_dir / "data" / "train.jsonl")
     averages = {}
@@ -116,6 +115,7 @@ def test_selection_and_evaluation_sample_from_it(server, task_dir, tmp_path):
     assert 0.1 < averages["server"] < 0.9
 
 
+@pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
 def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
     """The negative control of the test above."""
     monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
