@@ -1,0 +1,174 @@
+r"""
+Rewards for mathematics, to be named in a recipe: `reward_funcs: [ada_trl.rewards.math_accuracy_reward]`.
+
+The overlong penalty of DAPO (eq. 13 of https://huggingface.co/papers/2503.14476) is TRL's own:
+`trl.rewards.get_soft_overlong_punishment(max_completion_len=2048, soft_punish_cache=512)`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from .verifier import available_cores, shared_pool
+
+
+TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for
+BRACES = re.compile(r"\\f?boxed\s*{|\\.|[{}]", re.DOTALL)
+BETWEEN_BOXES = re.compile(r"[\s$,;.()\[\]\\]*(?:and|or)?[\s$,;()\[\]\\]*")
+
+Completion = str | list[dict[str, str]]
+References = str | Sequence[str]
+
+
+def verify_answers(
+    completions: Sequence[str],
+    references: Sequence[References],
+    *,
+    timeout: float = 5.0,
+    num_workers: int | None = None,
+) -> list[float | None]:
+    r"""
+    Compare the answer of each completion with its reference by math-verify, in parallel processes.
+
+    The answer is the last `\boxed{}` (or several, joined by commas or "and"); in a completion without one, what
+    math-verify finds in its end. Equal answers to equal references are compared once. Safe to call from any thread and
+    any process, for any text: what takes longer than `timeout`, or kills its process, counts as wrong and disturbs no
+    other row.
+
+    Args:
+        completions (`Sequence[str]`):
+            Texts, of any content.
+        references (`Sequence[str | Sequence[str]]`):
+            For each completion its reference answer, or several of which any may match. Bare (`\frac12`), in dollars, or
+            a solution with a `\boxed{}` answer.
+        timeout (`float`, *optional*, defaults to `5.0`):
+            Seconds for one comparison.
+        num_workers (`int`, *optional*):
+            Most processes to use. If `None`, one per core that this process may use, divided by `LOCAL_WORLD_SIZE`.
+
+    Returns:
+        `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.
+
+    Raises:
+        `ValueError`: if the two lists differ in length.
+        `RuntimeError`: if math-verify cannot be started.
+    """
+    if len(completions) != len(references):
+        raise ValueError(
+            f"There are {len(completions)} completions but {len(references)} references. Give one reference, or one "
+            "list of references, for each completion."
+        )
+    num_workers = available_cores() if num_workers is None else num_workers
+    alternatives = [(row,) if isinstance(row, str) else tuple(row) for row in references]
+    answers = [extract_answer(completion) for completion in completions]
+
+    def run(tasks: set) -> dict:
+        ordered = sorted(tasks, key=lambda task: (task[0], task[1] or ""))
+        return dict(zip(ordered, shared_pool().run(ordered, timeout=timeout, num_workers=num_workers), strict=True))
+
+    parsed = run({(reference, None) for row in alternatives for reference in row})
+    usable = [[reference for reference in row if parsed[reference, None]] for row in alternatives]
+    pairs = zip(usable, answers, strict=True)
+    matches = run({(reference, answer) for row, answer in pairs for reference in row if answer})
+    return [
+        float(any(matches.get((reference, answer)) for reference in row)) if row else None
+        for row, answer in zip(usable, answers, strict=True)
+    ]
+
+
+def extract_answer(completion: str) -> str:
+    r"""The last `\boxed{}` with its neighbours, as `\boxed{a, b}`; if there is none, the end of the completion."""
+    boxes = boxed(completion)
+    if not boxes:
+        return completion[-TAIL:].strip()
+    contents = [boxes[-1][2]]
+    for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
+        if start - end > 20 or not BETWEEN_BOXES.fullmatch(completion, end, start):
+            break
+        contents.insert(0, content)
+    return f"\\boxed{{{', '.join(contents)}}}"
+
+
+def boxed(text: str) -> list[tuple[int, int, str]]:
+    r"""Start, end and content of every closed, outermost `\boxed{}` of `text`, in one pass."""
+    boxes, opened = [], []
+    for token in BRACES.finditer(text):
+        if token.group().endswith("{") and len(token.group()) != 2:  # not an escaped brace
+            opened.append(token)
+        elif token.group() == "}" and opened:
+            opening = opened.pop()
+            if opening.group() != "{":
+                while boxes and boxes[-1][0] > opening.start():
+                    boxes.pop()
+                boxes.append((opening.start(), token.end(), text[opening.end() : token.start()].strip()))
+    return boxes
+
+
+def text_of(completion: Completion) -> str:
+    """The text of a plain or a conversational completion."""
+    return completion if isinstance(completion, str) else (completion[-1]["content"] or "" if completion else "")
+
+
+def get_math_accuracy_reward(timeout: float = 5.0, num_workers: int | None = None) -> Callable:
+    """
+    [`math_accuracy_reward`] with other limits than the default ones, see [`verify_answers`].
+
+    In a recipe: `reward_funcs: ["ada_trl.rewards.get_math_accuracy_reward(timeout=10)"]`.
+    """
+    return _MathAccuracy(timeout, num_workers)
+
+
+class _MathAccuracy:
+    """A class and not a closure, so that the reward function can be pickled."""
+
+    __name__ = "math_accuracy_reward"
+
+    def __init__(self, timeout: float, num_workers: int | None):
+        self.timeout = timeout
+        self.num_workers = num_workers
+
+    def __call__(
+        self,
+        completions: list[Completion],
+        answer: list[References] | None = None,
+        solution: list[References] | None = None,
+        **kwargs,
+    ) -> list[float | None]:
+        references = solution if answer is None else answer
+        if references is None:
+            raise ValueError(
+                "math_accuracy_reward needs the reference answers in a column `answer` or `solution` of the data set; "
+                f"it has {', '.join(sorted(kwargs)) or 'no other columns'}. Rename the column."
+            )
+        texts = [text_of(completion) for completion in completions]
+        return verify_answers(texts, references, timeout=self.timeout, num_workers=self.num_workers)
+
+
+def math_accuracy_reward(
+    completions: list[Completion],
+    answer: list[References] | None = None,
+    solution: list[References] | None = None,
+    **kwargs,
+) -> list[float | None]:
+    """
+    1 for a correct answer, 0 for a wrong one or none, `None` where the reference cannot be parsed.
+
+    Args:
+        completions (`list[str]` or `list[list[dict[str, str]]]`):
+            Plain or conversational completions.
+        answer (`list[str]` or `list[list[str]]`, *optional*):
+            The data set's column of reference answers, one or several per row.
+        solution (`list[str]` or `list[list[str]]`, *optional*):
+            Used if there is no column `answer`; the name that [`~trl.rewards.accuracy_reward`] expects.
+        **kwargs:
+            The other columns; not used.
+
+    Raises:
+        `ValueError`: if the data set has neither column.
+    """
+    return get_math_accuracy_reward()(completions, answer, solution, **kwargs)
+
+
+def boxed_format_reward(completions: list[Completion], **kwargs) -> list[float]:
+    r"""1 for a completion with exactly one closed, non-empty `\boxed{}`, else 0."""
+    contents = [[content for _, _, content in boxed(text_of(completion))] for completion in completions]
+    return [float(len(found) == 1 and bool(found[0])) for found in contents]

@@ -1,0 +1,182 @@
+"""Worker processes that check answers, and are killed and replaced when one takes too long."""
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+
+Task = tuple[str, str | None]  # reference, answer; without an answer: can the reference be parsed?
+
+START_TIMEOUT = 120.0  # seconds for an interpreter to start and import math-verify, on a busy machine
+POLL = 0.02  # seconds between two looks at the deadlines
+
+
+class VerifierPool:
+    """
+    Processes that run [math-verify](https://github.com/huggingface/Math-Verify), started when first needed.
+
+    A symbolic parser can loop in C code, where no signal handler or thread of the same process can stop it, use up the
+    memory or overflow the stack. So each task runs in a process of its own pool, with a deadline; a process that is late
+    or dies takes only that task with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and
+    locks are not inherited; no import of the main module: notebooks and unguarded scripts work) and end when this
+    process does, however it ends, because their input ends.
+    """
+
+    def __init__(self):
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+
+    def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[bool | None]:
+        """
+        Check all tasks.
+
+        Args:
+            tasks (`Sequence[tuple[str, str | None]]`):
+                Pairs of reference and answer, see [`check`].
+            timeout (`float`):
+                Seconds for one task.
+            num_workers (`int`):
+                Most processes to use.
+
+        Returns:
+            `list[bool | None]`: the outcome of each task; `None` if it took too long or its process died.
+
+        Raises:
+            `RuntimeError`: if a process cannot be started.
+        """
+        outcomes: list[bool | None] = [None] * len(tasks)
+        waiting = deque(range(len(tasks)))
+        with self._lock:
+            number = min(num_workers, len(tasks))
+            self._workers += [_Worker() for _ in range(number - len(self._workers))]
+            workers = self._workers[:number]
+            with ThreadPoolExecutor(max(number, 1), thread_name_prefix="verifier") as threads:
+                futures = [threads.submit(w.work, tasks, waiting, outcomes, timeout) for w in workers]
+                try:
+                    while wait(futures, timeout=POLL).not_done:
+                        for worker in workers:
+                            worker.kill_if_late()
+                finally:  # after an interrupt, there are threads left, which end when their processes do
+                    waiting.clear()
+                    while wait(futures, timeout=POLL).not_done:
+                        self.close()
+            for future in futures:
+                future.result()
+        return outcomes
+
+    def close(self) -> None:
+        """End all processes. The next `run` starts new ones."""
+        for worker in self._workers:
+            worker.kill()
+
+
+class _Worker:
+    """One process, driven by one thread at a time."""
+
+    def __init__(self):
+        self._process: subprocess.Popen | None = None
+        self._deadline = math.inf
+        self._lock = threading.Lock()  # so that a process is not killed for a task that it has just finished
+
+    def work(self, tasks: Sequence[Task], waiting: deque[int], outcomes: list[bool | None], timeout: float) -> None:
+        """Take tasks from `waiting` until there are none."""
+        while waiting:
+            try:
+                index = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            outcomes[index] = self._ask(tasks[index], timeout)
+
+    def kill_if_late(self) -> None:
+        with self._lock:
+            if time.monotonic() > self._deadline and self._process is not None:
+                self._process.kill()
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
+    def _ask(self, task: Task, timeout: float) -> bool | None:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        message = json.dumps([timeout, *task])  # ASCII: half a surrogate pair passes too
+        reply = self._exchange(message, timeout)
+        if not reply:
+            self._discard()
+            return None
+        return json.loads(reply)
+
+    def _exchange(self, message: str | None, timeout: float) -> str:
+        """Send a line and return the next one, or the empty string if the process has ended or was late."""
+        with self._lock:
+            self._deadline = time.monotonic() + timeout
+        try:
+            if message is not None:
+                self._process.stdin.write(message + "\n")
+                self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        with self._lock:
+            late = time.monotonic() > self._deadline
+            self._deadline = math.inf
+        return "" if late else reply
+
+    def _start(self) -> None:
+        self._discard()
+        command = [sys.executable, str(Path(__file__).with_name("verifier_worker.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        if self._exchange(None, START_TIMEOUT) != "ready\n":
+            self._discard()
+            raise RuntimeError(
+                f"A verifier process did not start within {START_TIMEOUT:.0f} s ({' '.join(command)}). Its error is "
+                "printed above; is math-verify installed (`pip install math-verify`)?"
+            )
+
+    def _discard(self) -> None:
+        if self._process is None:
+            return
+        self.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:  # what was not read is lost, as it should be
+            pass
+        self._process = None
+
+
+def available_cores() -> int:
+    """Cores for this process: those it may run on, shared with the other processes of a distributed run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+_pool = VerifierPool()
+atexit.register(lambda: _pool.close())
+
+
+def shared_pool() -> VerifierPool:
+    """The pool of this process; a forked child gets one of its own, since two cannot share a pipe."""
+    return _pool
+
+
+def _forget() -> None:
+    global _pool
+    _pool = VerifierPool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,70 @@
+"""
+What a verifier process runs: reads one JSON task per line, writes one JSON answer per line.
+
+It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It has no time
+limit of its own making: `ada_trl.verifier` kills a process that is late and starts another.
+"""
+
+import json
+import os
+import signal
+import sys
+from functools import lru_cache
+
+
+MEMORY_LIMIT = 4 * 2**30  # bytes of address space; more is an explosion, and raises MemoryError
+GRACE = 10  # seconds after its deadline at which a process whose parent has died ends itself
+
+
+def as_math(text: str) -> str:
+    r"""A bare answer in `\boxed{}`, so that all of it is parsed and not the first number in it."""
+    delimited = "\\boxed" in text or "\\(" in text or "\\[" in text or text.replace("\\$", "").count("$") >= 2
+    return text if delimited else f"\\boxed{{{text}}}"
+
+
+@lru_cache(maxsize=4096)
+def parse_answer(text: str) -> list:
+    """What math-verify makes of an answer; an empty list if nothing."""
+    from math_verify import parse
+
+    return parse(text, parsing_timeout=None)
+
+
+def check(reference: str, answer: str | None) -> bool:
+    """Whether `answer` equals `reference`; for the answer `None`, whether the reference can be parsed."""
+    from math_verify import verify
+
+    gold = parse_answer(as_math(reference))
+    if answer is None:
+        return bool(gold)
+    return answer == reference or verify(gold, parse_answer(answer), timeout_seconds=None)
+
+
+def main() -> None:
+    """Answer tasks `[seconds, reference, answer]` until the input ends."""
+    import math_verify  # noqa: F401  before the output is silenced, so that a missing package is seen
+
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # parsers print
+    os.dup2(nowhere, 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        seconds, reference, answer = json.loads(line)
+        if hasattr(signal, "alarm"):
+            signal.alarm(int(seconds) + GRACE)
+        print(json.dumps(check(reference, answer)), file=replies, flush=True)
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the package's folder: its modules are not meant to be found at the top level
+    main()

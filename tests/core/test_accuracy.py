@@ -1,0 +1,109 @@
+"""pass@k against brute force, intervals against theory, bins against their definition."""
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ada_trl.core.accuracy import bootstrap_interval, difficulty_bins, pass_at_k
+
+
+@given(st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_completion(data):
+    rewards = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
+    k = data.draw(st.integers(1, len(rewards)))
+    subsets = list(itertools.combinations(rewards, k))
+    expected = sum(map(any, subsets)) / len(subsets)
+    assert pass_at_k([sum(rewards)], len(rewards), k) == pytest.approx([expected], abs=1e-12)
+
+
+def test_pass_at_k_by_hand():
+    # n = 4, k = 2, 6 subsets: without a correct one are C(4, 2) = 6, C(3, 2) = 3, C(2, 2) = 1, none, none.
+    assert pass_at_k([0, 1, 2, 3, 4], 4, 2).tolist() == pytest.approx([0, 1 / 2, 5 / 6, 1, 1])
+    assert pass_at_k([0, 1, 2, 3, 4], 4, 1).tolist() == [0, 0.25, 0.5, 0.75, 1]
+    # The numerically stable product of the Codex paper, at a size where binomials overflow a float.
+    assert pass_at_k([3], 2048, 512)[0] == pytest.approx(1 - np.prod(1 - 512 / np.arange(2046, 2049)))
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_pass_at_k_beyond_the_samples_is_refused(k):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be estimated from 4 completions"):
+        pass_at_k([1], 4, k)
+
+
+def test_pass_at_k_is_unbiased():
+    """Monte Carlo: its mean over binomial counts is 1 − (1 − p)^k, within four standard errors."""
+    rng = np.random.default_rng(0)
+    estimates = pass_at_k(rng.binomial(16, 0.1, size=20_000).tolist(), 16, 8)
+    expected = 1 - 0.9**8
+    assert abs(estimates.mean() - expected) < 4 * estimates.std() / math.sqrt(20_000)
+    plug_in = 1 - (1 - rng.binomial(16, 0.1, size=20_000) / 16) ** 8
+    assert abs(plug_in.mean() - expected) > 0.02  # the estimator that this is not
+
+
+def test_interval_of_a_tiny_set_by_hand():
+    """The mean of two draws from {0, 1} is 0, 1/2, 1 with probability 1/4, 1/2, 1/4."""
+    assert bootstrap_interval([[0, 1]], level=0.95) == (0, 1)
+    assert bootstrap_interval([[0, 1]], level=0.4) == (0.5, 0.5)  # 0.3 and 0.7 lie in the middle half
+    assert bootstrap_interval([[0.25]]) == (0.25, 0.25)
+    assert all(map(math.isnan, bootstrap_interval([[]])))
+
+
+def test_interval_is_that_of_all_resamples():
+    """All 4⁴ resamples of four values, enumerated. No quantile below is near a jump of their distribution."""
+    values = [0, 0.25, 0.5, 1]
+    means = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))
+    for level in (0.5, 0.8, 0.95):
+        low, high = ((1 - level) / 2, (1 + level) / 2)
+        expected = (means[math.ceil(low * 256) - 1], means[math.ceil(high * 256) - 1])
+        assert bootstrap_interval([values], level=level) == expected
+
+
+def test_data_sets_keep_their_size():
+    """Resampling within constant data sets has no variance, whatever the difference between them."""
+    assert bootstrap_interval([[0.0] * 3, [1.0]]) == (0.25, 0.25)
+
+
+def test_interval_agrees_with_the_normal_one():
+    """For many prompts the ends are mean ± 1.96 standard errors; the tolerance is that of a simulated quantile."""
+    values = np.random.default_rng(1).beta(0.5, 0.5, size=400)
+    standard_error = values.std() / math.sqrt(400)
+    z = NormalDist().inv_cdf(0.975)
+    density = NormalDist().pdf(z)
+    tolerance = 5 * math.sqrt(0.025 * 0.975 / 10_000) / density * standard_error
+    low, high = bootstrap_interval([values[:150], values[150:]])
+    assert abs(low - (values.mean() - z * standard_error)) < 2 * tolerance
+    assert abs(high - (values.mean() + z * standard_error)) < 2 * tolerance
+    assert (low, high) == bootstrap_interval([values[:150], values[150:]])
+    assert (low, high) != bootstrap_interval([values[:150], values[150:]], seed=1)
+
+
+def test_interval_covers_the_truth_as_often_as_it_says():
+    """200 experiments of 60 prompts; with a coverage of 0.95, fewer than 180 happen with probability below 0.002."""
+    rng = np.random.default_rng(2)
+    covered = 0
+    for seed in range(200):
+        low, high = bootstrap_interval([rng.beta(0.4, 0.6, size=60)], num_resamples=1000, seed=seed)
+        covered += low <= 0.4 <= high
+    assert 180 <= covered < 200
+
+
+def test_bins_partition_the_prompts():
+    rates = [0, 0.01, 0.25, 0.26, 1, 0.5, 0]
+    bins = difficulty_bins(rates, [0, 0.25, 0.5, 1])
+    assert [(name, members.tolist()) for name, members in bins] == [
+        ("0", [0, 6]),
+        ("(0, 0.25]", [1, 2]),
+        ("(0.25, 0.5]", [3, 5]),
+        ("(0.5, 1]", [4]),
+    ]
+
+
+@pytest.mark.parametrize("edges", [[0, 1, 0.5], [0.1, 1], [0, 0.5], [0, 0.5, 0.5, 1], [0]])
+def test_edges_must_span_everything(edges):
+    with pytest.raises(ValueError, match="must increase from 0 to 1"):
+        difficulty_bins([0.5], edges)
