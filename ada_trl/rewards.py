@@ -12,7 +12,7 @@ from .verifier import available_cores, shared_pool
 
 
 TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for
-BRACES = re.compile(r"\\f?boxed\s*{|\\.|[{}]", re.DOTALL)
+BRACES = re.compile(r"\\(?:f?boxed|fbox)\s*{|\\.|[{}]", re.DOTALL)
 BETWEEN_BOXES = re.compile(r"[\s$,;.()\[\]\\]*(?:and|or)?[\s$,;()\[\]\\]*")
 
 Completion = str | list[dict[str, str]]
