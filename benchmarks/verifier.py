@@ -1,0 +1,100 @@
+"""
+Completions scored per second: `verify_answers` with 1 and 2 processes, and TRL's `accuracy_reward`, which is serial.
+
+`python benchmarks/verifier.py [--prompts 256] [--rollouts 8] [--workers 1 2]`. Two loads of the same texts: every prompt of
+its own, so that nothing is scored once for several rows, and `--rollouts` completions per prompt, as in training.
+"""
+
+import argparse
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from trl.rewards import accuracy_reward
+
+from ada_trl.rewards import verify_answers
+
+
+FILLER = "We rewrite the sum, cancel the common factor of both sides and check that $x = {}$ is no root. "
+
+
+def answers(rng: random.Random) -> tuple[str, list[str]]:
+    """A reference and ways to answer: the same, an equivalent form, and wrong ones."""
+    a, b, c = (rng.randrange(2, 99) for _ in range(3))
+    kind = rng.choice(["integer", "fraction", "radical", "polynomial", "set", "interval"])
+    if kind == "integer":
+        return str(a * b), [str(a * b), f"{a} \\cdot {b}", str(a * b + 1), str(a)]
+    if kind == "fraction":
+        return f"\\frac{{{a}}}{{{b}}}", [
+            f"\\frac{{{a}}}{{{b}}}",
+            f"{a * c}/{b * c}",
+            f"\\frac{{{b}}}{{{a}}}",
+            f"{a / b:.2f}",
+        ]
+    if kind == "radical":
+        return f"{a}\\sqrt{{{b}}}", [
+            f"\\sqrt{{{a * a * b}}}",
+            f"{a}\\sqrt{{{b}}}",
+            f"{b}\\sqrt{{{a}}}",
+            f"\\sqrt{{{b}}}",
+        ]
+    if kind == "polynomial":
+        return f"(x+{a})(x+{b})", [f"x^2+{a + b}x+{a * b}", f"(x+{b})(x+{a})", f"x^2+{a}x+{b}", f"(x-{a})(x+{b})"]
+    if kind == "set":
+        return f"{a}, {a + b}", [f"\\{{{a + b}, {a}\\}}", f"{a}, {a + b}", f"{a}", f"{a}, {b}, {a + b}"]
+    return f"({a}, {a + b}]", [f"({a}, {a + b}]", f"\\left({a}, {a + b}\\right]", f"[{a}, {a + b}]", f"({a}, {a + b})"]
+
+
+def completions(prompts: int, rollouts: int, seed: int) -> tuple[list[str], list[str]]:
+    """About 1 to 6 thousand characters each, no two alike."""
+    rng = random.Random(seed)
+    texts, references = [], []
+    for _ in range(prompts):
+        reference, forms = answers(rng)
+        for _ in range(rollouts):
+            filler = "".join(FILLER.format(rng.randrange(10**6)) for _ in range(rng.randrange(10, 60)))
+            texts.append(f"{filler}\nThe final answer is $\\boxed{{{rng.choice(forms)}}}$.")
+            references.append(f"${reference}$")
+    return texts, references
+
+
+def measure(score: Callable, texts: list[str], references: list[str]) -> tuple[float, list]:
+    start = time.perf_counter()
+    scores = score(texts, references)
+    return len(texts) / (time.perf_counter() - start), scores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def trl(texts: list[str], references: list[str]) -> list:
+        return accuracy_reward([[{"content": text}] for text in texts], references)
+
+    methods = {"TRL's accuracy_reward": trl} | {
+        f"verify_answers, {n} process{'es' * (n > 1)}": lambda t, r, n=n: verify_answers(t, r, num_workers=n)
+        for n in args.workers
+    }
+    for score in methods.values():  # starts processes, loads the parser
+        score(*completions(8, 1, args.seed + 1))
+    for rollouts in (1, args.rollouts):
+        texts, references = completions(args.prompts * args.rollouts // rollouts, rollouts, args.seed + 1 + rollouts)
+        print(
+            f"{len(texts)} completions, {rollouts} per prompt, {sum(map(len, texts)) / len(texts):.0f} characters on average"
+        )
+        base, expected = None, None
+        for name, score in methods.items():
+            rate, scores = measure(score, texts, references)
+            base, expected = base or rate, expected or scores
+            agreement = sum(a == b for a, b in zip(scores, expected, strict=True)) / len(texts)
+            print(f"  {name:30} {rate:8.0f} per second, ratio {rate / base:5.2f}, agreement with TRL {agreement:.1%}")
+
+
+if __name__ == "__main__":
+    main()
