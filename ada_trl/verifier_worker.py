@@ -27,6 +27,7 @@ SPELLINGS = [
     (re.compile(r"\\text\{\s*percent\s*\}"), r"\\%"),
     (re.compile(r"(?:\\[,;:!\s]|[.,;:\s])+(?=\}$|$)"), ""),  # at the end
 ]
+INTEGER = re.compile(r"\\boxed\{(-?[0-9]{1,99})\}")
 
 
 def normalise(text: str) -> str:
@@ -52,19 +53,24 @@ def parse_answer(text: str) -> list:
 
 def check(reference: str, answer: str | None) -> bool:
     """Whether `answer` equals `reference`; for the answer `None`, whether the reference can be parsed."""
+    reference = as_math(reference)
+    whole = INTEGER.fullmatch(reference)
+    if answer is None:
+        return bool(whole or parse_answer(reference))
+    if normalise(answer) == normalise(reference):
+        return True
+    if whole and (other := INTEGER.fullmatch(answer)):  # most comparisons, a thousand times faster
+        return int(whole[1]) == int(other[1])
     from math_verify import verify
 
-    gold = parse_answer(as_math(reference))
-    if answer is None:
-        return bool(gold)
     # An interval is also accepted as the inequality that describes it.
-    return verify(gold, parse_answer(answer), timeout_seconds=None, allow_set_relation_comp=True)
+    return verify(parse_answer(reference), parse_answer(answer), timeout_seconds=None, allow_set_relation_comp=True)
 
 
 def main() -> None:
     """Answer tasks `[seconds, reference, answer]` until the input ends."""
     logging.disable()  # math-verify warns that it has no time limit of its own
-    check("1/2", r"\boxed{1/2}")  # loads the parser, so that no task pays for it; a missing package is seen
+    check("1/2", r"\boxed{0.5}")  # loads the parser, so that no task pays for it; a missing package is seen
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # parsers print
