@@ -50,7 +50,7 @@ def verify_answers(
         `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.
 
     Raises:
-        `ValueError`: if the two lists differ in length.
+        `ValueError`: if the two lists differ in length, or a limit is not positive.
         `RuntimeError`: if math-verify cannot be started.
     """
     if len(completions) != len(references):
@@ -59,6 +59,8 @@ def verify_answers(
             "list of references, for each completion."
         )
     num_workers = available_cores() if num_workers is None else num_workers
+    if num_workers < 1 or not timeout > 0:
+        raise ValueError(f"num_workers ({num_workers}) must be at least 1 and timeout ({timeout}) positive.")
     alternatives = [(row,) if isinstance(row, str) else tuple(row) for row in references]
     answers = [extract_answer(completion) for completion in completions]
 

@@ -25,8 +25,8 @@ class VerifierPool:
     Processes that run [math-verify](https://github.com/huggingface/Math-Verify), started when first needed.
 
     A symbolic parser can loop in C code, where no signal handler or thread of the same process can stop it, use up the
-    memory or overflow the stack. So each task runs in a process of its own pool, with a deadline; a process that is late
-    or dies takes only that task with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and
+    memory or overflow the stack. So it runs in other processes, with a deadline for each comparison; a process that is
+    late or dies takes only that comparison with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and
     locks are not inherited; no import of the main module: notebooks and unguarded scripts work) and end when this
     process does, however it ends, because their input ends.
     """
@@ -149,16 +149,17 @@ class _Worker:
             )
 
     def _discard(self) -> None:
-        if self._process is None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
             return
-        self.kill()
-        self._process.wait()
-        self._process.stdout.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
         try:
-            self._process.stdin.close()
+            process.stdin.close()
         except BrokenPipeError:  # what was not read is lost, as it should be
             pass
-        self._process = None
 
 
 def available_cores() -> int:

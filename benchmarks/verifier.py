@@ -3,7 +3,7 @@ Completions scored per second: `verify_answers` with 1 and 2 processes, and TRL'
 
 `python benchmarks/verifier.py [--prompts 32] [--rollouts 8] [--workers 1 2]`. Two loads: a prompt for every completion, so that
 nothing is compared once for several rows, and `--rollouts` completions per prompt, as in training. Four answers in nine are
-integers. The methods take turns, each with new texts, and the best rate of `--repeats` counts. All have parsed a few hundred texts
+integers. The methods take turns, each with new texts, and the best of `--repeats` counts. All have parsed a few hundred texts
 before, because the parser is slow at its first ones.
 """
 
@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 
+import psutil
 from trl.rewards import accuracy_reward
 
 from ada_trl.rewards import verify_answers
@@ -61,10 +62,17 @@ def completions(prompts: int, rollouts: int, seed: int) -> tuple[list[str], list
     return texts, references
 
 
-def measure(score: Callable, texts: list[str], references: list[str]) -> tuple[float, list]:
-    start = time.perf_counter()
+def cpu_seconds() -> float:
+    """Used so far by this process and those that it started."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in [this, *this.children(recursive=True)])
+
+
+def measure(score: Callable, texts: list[str], references: list[str]) -> tuple[float, float, list]:
+    """Seconds and CPU seconds per completion, and the scores."""
+    start, cpu_start = time.perf_counter(), cpu_seconds()
     scores = score(texts, references)
-    return len(texts) / (time.perf_counter() - start), scores
+    return (time.perf_counter() - start) / len(texts), (cpu_seconds() - cpu_start) / len(texts), scores
 
 
 def main() -> None:
@@ -91,20 +99,21 @@ def main() -> None:
 
 
 def compare(methods: dict[str, Callable], prompts: int, rollouts: int, repeats: int, seed: int) -> None:
-    """Print the best rate of each method, its ratio to the first one's, and how often the two agree."""
-    rates = {name: [] for name in methods}
+    """Print the best of each method, its ratio to the first one's, and how often the two agree."""
+    times = {name: [] for name in methods}
     for repeat in range(repeats):
         for i, (name, score) in enumerate(methods.items()):
-            rate, _ = measure(score, *completions(prompts, rollouts, seed=hash((seed, repeat, i))))
-            rates[name].append(rate)
+            times[name].append(measure(score, *completions(prompts, rollouts, seed=hash((seed, repeat, i))))[:2])
     same_texts = completions(prompts, rollouts, seed)
-    first, *others = (measure(score, *same_texts)[1] for score in methods.values())
+    first, *others = (measure(score, *same_texts)[2] for score in methods.values())
     print(f"{repeats} × {prompts * rollouts} completions, {rollouts} per prompt")
-    base = max(next(iter(rates.values())))
-    for (name, values), scores in zip(rates.items(), [first, *others], strict=True):
+    base = [min(column) for column in zip(*next(iter(times.values())), strict=True)]
+    for (name, values), scores in zip(times.items(), [first, *others], strict=True):
+        wall, cpu = (min(column) for column in zip(*values, strict=True))
         agreement = sum(a == b for a, b in zip(scores, first, strict=True)) / len(first)
         print(
-            f"  {name:30} {max(values):6.0f} per second, ratio {max(values) / base:5.2f}, same score {agreement:.1%}"
+            f"  {name:30} {1 / wall:6.0f} per second (ratio {base[0] / wall:5.2f}), {1000 * cpu:6.2f} ms of CPU each "
+            f"(ratio {cpu / base[1]:5.2f}), same score {agreement:.1%}"
         )
 
 

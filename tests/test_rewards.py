@@ -78,6 +78,8 @@ def test_several_references_any_matches_and_none_parsed():
     assert verify_answers([], []) == []
     with pytest.raises(ValueError, match="There are 1 completions but 2 references"):
         verify_answers(["1"], ["1", "2"])
+    with pytest.raises(ValueError, match=r"num_workers \(0\) must be at least 1"):
+        verify_answers(["1"], ["1"], num_workers=0)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,15 @@ def test_workers_that_died_in_between_are_replaced():
             os.kill(worker._process.pid, signal.SIGKILL)
             worker._process.wait()
     assert verify_answers([r"\boxed{5}", r"\boxed{6}"], ["5", "5"]) == [1.0, 0.0]
+
+
+def test_an_interrupt_is_not_held_up_by_a_hang():
+    assert verify_answers([r"\boxed{5}"], ["5"], num_workers=1) == [1.0]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):  # long before the time limit, which the test would not survive
+        verify_answers([HOSTILE["power tower"]] * 3, ["5", "6", "7"], timeout=100_000, num_workers=2)
+    assert verify_answers([r"\boxed{5}"], ["5"]) == [1.0]
 
 
 def test_threads_at_the_same_time():
