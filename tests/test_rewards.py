@@ -119,20 +119,26 @@ def score_a_hang() -> list[float | None]:
     return verify_answers([HOSTILE["power tower"], r"\boxed{5}"], ["5", "5"], timeout=TIMEOUT, num_workers=1)
 
 
+def worker_pids() -> set[int]:
+    return {worker._process.pid for worker in verifier.shared_pool()._workers if worker._process is not None}
+
+
 def _in_child(queue):
-    queue.put(score_a_hang())
+    queue.put((score_a_hang(), worker_pids()))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_in_a_daemon_process_of_multiprocessing(method):
     assert verify_answers([r"\boxed{5}"], ["5"]) == [1.0]  # the parent's workers are there when it forks
+    ours = worker_pids()
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     process = context.Process(target=_in_child, args=(queue,), daemon=True)
     process.start()
-    assert queue.get(timeout=300) == [0.0, 1.0]
+    scores, theirs = queue.get(timeout=300)
     process.join()
-    assert verify_answers([r"\boxed{6}"], ["6"]) == [1.0]  # and still work for it afterwards
+    assert scores == [0.0, 1.0] and theirs and not ours & theirs
+    assert verify_answers([r"\boxed{6}"], ["6"]) == [1.0] and worker_pids() & ours
 
 
 def test_a_reference_that_hangs_is_one_that_cannot_be_parsed_and_costs_its_timeout_once(monkeypatch):
