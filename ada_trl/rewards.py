@@ -61,7 +61,7 @@ def verify_answers(
     num_workers = available_cores() if num_workers is None else num_workers
     if num_workers < 1 or not timeout > 0:
         raise ValueError(f"num_workers ({num_workers}) must be at least 1 and timeout ({timeout}) positive.")
-    alternatives = [(row,) if isinstance(row, str) else tuple(row) for row in references]
+    alternatives = [list_references(row) for row in references]
     answers = [extract_answer(completion) for completion in completions]
 
     tasks = comparisons(alternatives, answers)
@@ -75,6 +75,12 @@ def verify_answers(
         float(any(matches.get(answer) for matches in row)) if row else None
         for row, answer in zip(usable, answers, strict=True)
     ]
+
+
+def list_references(row: References | float | None) -> list[str]:
+    """The references of a row as texts; a column may hold numbers, and nothing."""
+    several = [row] if isinstance(row, (str, int, float)) else row or ()
+    return [str(reference) for reference in several if reference is not None]
 
 
 def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -> list[tuple[str, list[str]]]:

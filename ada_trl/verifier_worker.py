@@ -1,8 +1,8 @@
 """
 What a verifier process runs: reads one JSON task per line, writes one JSON answer per line.
 
-It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It has no time
-limit of its own making: `ada_trl.verifier` kills a process that is late and starts another.
+It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. `ada_trl.verifier`
+kills a process that is late and starts another; the alarm here is for a process whose parent has died.
 """
 
 import json

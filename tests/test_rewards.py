@@ -75,6 +75,7 @@ def test_several_references_any_matches_and_none_parsed():
     completions = [r"\boxed{2}"] * 5
     references = [["1", "2"], ["1", "3"], ["", "2"], ["", " "], []]
     assert verify_answers(completions, references) == [1.0, 0.0, 1.0, None, None]
+    assert verify_answers(completions, [2, 2.0, None, [None, 2], [None]]) == [1.0, 1.0, None, 1.0, None]
     assert verify_answers([], []) == []
     with pytest.raises(ValueError, match="There are 1 completions but 2 references"):
         verify_answers(["1"], ["1", "2"])
