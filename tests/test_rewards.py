@@ -135,7 +135,8 @@ def test_in_a_daemon_process_of_multiprocessing(method):
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     process = context.Process(target=_in_child, args=(queue,), daemon=True)
-    process.start()
+    with verifier.shared_pool()._lock:  # as if another thread were scoring at this moment
+        process.start()
     scores, theirs = queue.get(timeout=300)
     process.join()
     assert scores == [0.0, 1.0] and theirs and not ours & theirs
