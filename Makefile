@@ -44,6 +44,7 @@ lint: .venv/installed
 
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python benchmarks/overhead.py
+	$(ENVIRONMENT) $(BIN)/python benchmarks/verifier.py
 
 benchmark-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python benchmarks/server.py

@@ -12,7 +12,8 @@ from .verifier import available_cores, shared_pool
 
 
 TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for
-BRACES = re.compile(r"\\f?boxed\s*{|\\.|[{}]", re.DOTALL)
+CHUNK = 8  # answers that one process compares with a reference, which it parses once for them
+BRACES = re.compile(r"\\(?:f?boxed|fbox)\s*{|\\.|[{}]", re.DOTALL)
 BETWEEN_BOXES = re.compile(r"[\s$,;.()\[\]\\]*(?:and|or)?[\s$,;()\[\]\\]*")
 
 Completion = str | list[dict[str, str]]
@@ -49,7 +50,7 @@ def verify_answers(
         `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.
 
     Raises:
-        `ValueError`: if the two lists differ in length.
+        `ValueError`: if the two lists differ in length, or a limit is not positive.
         `RuntimeError`: if math-verify cannot be started.
     """
     if len(completions) != len(references):
@@ -58,20 +59,40 @@ def verify_answers(
             "list of references, for each completion."
         )
     num_workers = available_cores() if num_workers is None else num_workers
-    alternatives = [(row,) if isinstance(row, str) else tuple(row) for row in references]
+    if num_workers < 1 or not timeout > 0:
+        raise ValueError(f"num_workers ({num_workers}) must be at least 1 and timeout ({timeout}) positive.")
+    alternatives = [list_references(row) for row in references]
     answers = [extract_answer(completion) for completion in completions]
 
-    def run(tasks: set) -> dict:
-        ordered = sorted(tasks, key=lambda task: (task[0], task[1] or ""))
-        return dict(zip(ordered, shared_pool().run(ordered, timeout=timeout, num_workers=num_workers), strict=True))
-
-    parsed = run({(reference, None) for row in alternatives for reference in row})
-    usable = [[reference for reference in row if parsed[reference, None]] for row in alternatives]
-    pairs = zip(usable, answers, strict=True)
-    matches = run({(reference, answer) for row, answer in pairs for reference in row if answer})
+    tasks = comparisons(alternatives, answers)
+    outcomes = shared_pool().run(tasks, timeout=timeout, num_workers=num_workers)
+    equal: dict[str, dict[str, bool]] = {}
+    for (reference, distinct), (parsed, *matches) in zip(tasks, outcomes, strict=True):
+        if parsed:
+            equal.setdefault(reference, {}).update(zip(distinct, matches, strict=True))
+    usable = [[equal[reference] for reference in row if reference in equal] for row in alternatives]
     return [
-        float(any(matches.get((reference, answer)) for reference in row)) if row else None
+        float(any(matches.get(answer) for matches in row)) if row else None
         for row, answer in zip(usable, answers, strict=True)
+    ]
+
+
+def list_references(row: References | float | None) -> list[str]:
+    """The references of a row as texts; a column may hold numbers, and nothing."""
+    several = [row] if isinstance(row, (str, int, float)) else row or ()
+    return [str(reference) for reference in several if reference is not None]
+
+
+def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each reference with the distinct, non-empty answers to it, at most `CHUNK` at a time; at least once."""
+    wanted: dict[str, dict[str, None]] = {}  # of dicts, because they are ordered sets
+    for row, answer in zip(alternatives, answers, strict=True):
+        for reference in row:
+            wanted.setdefault(reference, {}).update({answer: None} if answer else {})
+    return [
+        (reference, list(distinct)[start : start + CHUNK])
+        for reference, distinct in wanted.items()
+        for start in range(0, max(len(distinct), 1), CHUNK)
     ]
 
 

@@ -2,9 +2,10 @@
 Train with Reinforce-Ada from a configuration file.
 
 `python -m ada_trl.train --config recipes/arithmetic/seq-balance.yaml [--any_field value]`, or under
-`accelerate launch -m ada_trl.train …`.
+`accelerate launch -m ada_trl.train …`. Of several files, the later ones win.
 """
 
+import ast
 import dataclasses
 import importlib
 import os
@@ -13,11 +14,13 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import yaml
 from datasets import load_dataset
 from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
 from .ada_grpo_config import AdaGRPOConfig
 from .ada_grpo_trainer import AdaGRPOTrainer
+from .math_prompts import with_prompts
 
 
 @dataclass
@@ -28,8 +31,8 @@ class AdaScriptArguments(ScriptArguments):
     Args:
         reward_funcs (`list[str]`):
             Reward functions: dotted import paths of functions (`my_package.rewards.accuracy`, looked up in the current
-            directory too; those of TRL are `trl.rewards.accuracy_reward` and so on), or reward models by name or local
-            path.
+            directory too; those of TRL are `trl.rewards.accuracy_reward` and so on), calls of functions that make one
+            (`trl.rewards.get_repetition_penalty_reward(ngram_size=4)`), or reward models by name or local path.
     """
 
     reward_funcs: list[str] | None = field(
@@ -42,11 +45,11 @@ class AdaScriptArguments(ScriptArguments):
 
 
 HELP = """\
-usage: python -m ada_trl.train --config FILE [--any_field value ...]
-       accelerate launch -m ada_trl.train --config FILE [--any_field value ...]
+usage: python -m ada_trl.train --config FILE [FILE ...] [--any_field value ...]
+       accelerate launch -m ada_trl.train --config FILE [FILE ...] [--any_field value ...]
 
-Train a causal language model with Reinforce-Ada. A field is given in the YAML file, on the command line (which wins),
-or left at its default. The most important ones are listed here. Every field of trl.GRPOConfig,
+Train a causal language model with Reinforce-Ada. A field is given in a YAML file (of several files, the last one wins), on
+the command line (which wins over files), or left at its default. The most important ones are listed here. Every field of trl.GRPOConfig,
 transformers.TrainingArguments and trl.ModelConfig (LoRA: --use_peft) is accepted too; --help-all lists them all.
 """
 
@@ -60,7 +63,29 @@ def parse_args(args: list[str] | None = None) -> tuple[AdaScriptArguments, AdaGR
     if "--help-all" in args:
         args = ["--help"]
     parser = TrlParser((AdaScriptArguments, AdaGRPOConfig, ModelConfig), prog="python -m ada_trl.train")
-    return parser.parse_args_and_config(args)
+    return parser.parse_args_and_config(_apply_configs(parser, args))
+
+
+def _apply_configs(parser: TrlParser, args: list[str]) -> list[str]:
+    """
+    `args` with the last of the files after `--config` only, which is all that [`~trl.TrlParser`] takes. Those before it
+    become defaults of `parser`.
+
+    Raises:
+        `ValueError`: for a file that is no mapping, or a field that does not exist.
+    """
+    if "--config" not in args:
+        return args
+    start = args.index("--config") + 1
+    end = next((i for i in range(start, len(args)) if args[i].startswith("--")), len(args))
+    for path in args[start : end - 1]:
+        with open(path) as file:
+            config = yaml.safe_load(file)
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
+        if unknown := parser.set_defaults_with_config(**config):
+            raise ValueError(f"{path} has unknown fields: {' '.join(unknown)}. `--help-all` lists all fields.")
+    return args[:start] + args[end - 1 :]
 
 
 def short_help() -> str:
@@ -117,16 +142,35 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
 
 
 def _load_reward_func(name: str) -> Callable | str:
-    module_name, _, attribute = name.rpartition(".")
-    if not module_name or "/" in name:
-        return name
+    if name.endswith(")"):
+        return _call_reward_factory(name)
+    return name if "." not in name or "/" in name else _import_reward_func(name)
+
+
+def _import_reward_func(path: str) -> Callable:
+    module_name, _, attribute = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"Reward function {name!r} could not be imported ({error}). Give the dotted path of a function that is "
+            f"Reward function {path!r} could not be imported ({error}). Give the dotted path of a function that is "
             f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
         ) from error
+
+
+def _call_reward_factory(text: str) -> Callable:
+    """The result of a call with literal keyword arguments, such as `package.get_reward(limit=5)`."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):
+            raise ValueError("it is no call with keyword arguments only")
+        path, arguments = ast.unparse(call.func), {item.arg: ast.literal_eval(item.value) for item in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(
+            f"Reward function {text!r} could not be read ({error}). Write a call as "
+            "`package.get_reward(name=value, ...)` with plain values."
+        ) from error
+    return _import_reward_func(path)(**arguments)
 
 
 def build_trainer(
@@ -155,6 +199,7 @@ def build_trainer(
                 f"{name} ({getattr(script_args, name)!r}) is not a split of {script_args.dataset_name!r}, which has "
                 f"{', '.join(map(repr, dataset))}."
             )
+        dataset[getattr(script_args, name)] = with_prompts(dataset[getattr(script_args, name)])
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 
-Task = tuple[str, str | None]  # reference, answer; without an answer: can the reference be parsed?
+Task = tuple[str, Sequence[str]]  # a reference and the answers to compare with it
 
 START_TIMEOUT = 120.0  # seconds for an interpreter to start and import math-verify, on a busy machine
 POLL = 0.02  # seconds between two looks at the deadlines
@@ -25,8 +25,8 @@ class VerifierPool:
     Processes that run [math-verify](https://github.com/huggingface/Math-Verify), started when first needed.
 
     A symbolic parser can loop in C code, where no signal handler or thread of the same process can stop it, use up the
-    memory or overflow the stack. So each task runs in a process of its own pool, with a deadline; a process that is late
-    or dies takes only that task with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and
+    memory or overflow the stack. So it runs in other processes, with a deadline for each comparison; a process that is
+    late or dies takes only that comparison with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and
     locks are not inherited; no import of the main module: notebooks and unguarded scripts work) and end when this
     process does, however it ends, because their input ends.
     """
@@ -35,25 +35,26 @@ class VerifierPool:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
-    def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[bool | None]:
+    def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[list[bool]]:
         """
-        Check all tasks.
+        Compare answers with references. What takes too long, or kills its process, is `False`.
 
         Args:
-            tasks (`Sequence[tuple[str, str | None]]`):
-                Pairs of reference and answer, see [`check`].
+            tasks (`Sequence[tuple[str, Sequence[str]]]`):
+                References and answers. The answers of one task are compared one after the other, by one process.
             timeout (`float`):
-                Seconds for one task.
+                Seconds for one comparison, and for reading a reference.
             num_workers (`int`):
                 Most processes to use.
 
         Returns:
-            `list[bool | None]`: the outcome of each task; `None` if it took too long or its process died.
+            `list[list[bool]]`: for each task, whether the reference can be parsed, and if so whether each answer is
+            equal to it.
 
         Raises:
             `RuntimeError`: if a process cannot be started.
         """
-        outcomes: list[bool | None] = [None] * len(tasks)
+        outcomes: list[list[bool]] = [[] for _ in tasks]
         waiting = deque(range(len(tasks)))
         with self._lock:
             number = min(num_workers, len(tasks))
@@ -87,14 +88,18 @@ class _Worker:
         self._deadline = math.inf
         self._lock = threading.Lock()  # so that a process is not killed for a task that it has just finished
 
-    def work(self, tasks: Sequence[Task], waiting: deque[int], outcomes: list[bool | None], timeout: float) -> None:
+    def work(self, tasks: Sequence[Task], waiting: deque[int], outcomes: list[list[bool]], timeout: float) -> None:
         """Take tasks from `waiting` until there are none."""
         while waiting:
             try:
                 index = waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            outcomes[index] = self._ask(tasks[index], timeout)
+            reference, answers = tasks[index]
+            for answer in (None, *answers):
+                outcomes[index].append(self._ask([timeout, reference, answer]))
+                if not outcomes[index][0]:
+                    break
 
     def kill_if_late(self) -> None:
         with self._lock:
@@ -106,15 +111,13 @@ class _Worker:
             if self._process is not None:
                 self._process.kill()
 
-    def _ask(self, task: Task, timeout: float) -> bool | None:
+    def _ask(self, request: list) -> bool:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        message = json.dumps([timeout, *task])  # ASCII: half a surrogate pair passes too
-        reply = self._exchange(message, timeout)
+        reply = self._exchange(json.dumps(request), timeout=request[0])  # ASCII: half a surrogate pair passes too
         if not reply:
             self._discard()
-            return None
-        return json.loads(reply)
+        return reply == "true\n"
 
     def _exchange(self, message: str | None, timeout: float) -> str:
         """Send a line and return the next one, or the empty string if the process has ended or was late."""
@@ -146,16 +149,17 @@ class _Worker:
             )
 
     def _discard(self) -> None:
-        if self._process is None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
             return
-        self.kill()
-        self._process.wait()
-        self._process.stdout.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
         try:
-            self._process.stdin.close()
+            process.stdin.close()
         except BrokenPipeError:  # what was not read is lost, as it should be
             pass
-        self._process = None
 
 
 def available_cores() -> int:
