@@ -108,8 +108,8 @@ class AdaGRPOConfig(GRPOConfig):
             weight.
         unresolved (`str`, *optional*, defaults to `"keep"`):
             What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
-            the batch as GRPO does, where it dilutes a token-mean loss; `"mask"` takes it out of the loss and out of
-            its token count.
+            the batch as GRPO does, where it dilutes the mean over tokens or rows; `"mask"` makes the loss what it would
+            be without the prompt, for every `loss_type` (a KL term is not rescaled where the mean is over rows).
 
         > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
 

@@ -29,6 +29,7 @@ from .through_parent import ThroughParent
 logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
 class AdaGRPOTrainer(ThroughParent):
@@ -369,11 +370,14 @@ class AdaGRPOTrainer(ThroughParent):
         self._log_ada(replay.metrics)
 
     def _mask_rows(self, output: dict[str, Any]) -> None:
+        """Make the loss what it would be without the prompts that are unresolved and have no contrast."""
         masked = self._replay.per_row(self._replay.zero_signal_unresolved)
         keep = ~torch.tensor(masked[self._replay.local], device=output["completion_mask"].device)
         output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
         loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
+        if self.loss_type in MEAN_OVER_ROWS:
+            output["advantages"] = output["advantages"] * len(masked) / max(masked.count(False), 1)
 
     def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""

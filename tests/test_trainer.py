@@ -323,6 +323,50 @@ def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
     assert torch.equal(keep["advantages"], mask["advantages"])
 
 
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_masked_prompt_is_as_good_as_absent_under_every_loss(loss_type, tmp_path):
+    def loss_and_gradient(trainer, batch):
+        trainer.model.zero_grad()
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
+        return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+    scripts = {"1+2=": [1, 0, 0, 0] * 2, "31+4=": [0] * 32, "5+55=": [0] * 32}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        unresolved="mask",
+        loss_type=loss_type,
+        importance_sampling_level="sequence" if loss_type == "luspo" else "token",
+        learning_rate=0.0,
+    )
+    trainer.train()
+    (masked,) = trainer.batches
+    trainer.model.train()
+    kept = torch.tensor([prompt == "1+2=" for prompt in prompts_of(masked)])
+    absent = {name: value[kept] for name, value in masked.items() if value.ndim and len(value) == len(kept)}
+    absent["num_items_in_batch"] = absent["completion_mask"].sum()
+    absent["advantages"] = torch.tensor(list(trainer._logs["advantages"]))[kept]
+    for found, expected in zip(loss_and_gradient(trainer, masked), loss_and_gradient(trainer, absent), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_keep_treats_unresolved_prompts_as_grpo_does(tmp_path):
+    """In the batch, with all their tokens, with advantages of zero."""
+    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
+    trainer = build(tmp_path, ScriptedRewards(**scripts), prompt_dataset(1).select([0, 1]), max_steps=1)
+    trainer.train()
+    (batch,) = trainer.batches
+    unresolved = torch.tensor([prompt == "31+4=" for prompt in prompts_of(batch)])
+    assert unresolved.sum() == 4 and (batch["advantages"][unresolved] == 0).all()
+    assert (batch["completion_mask"][unresolved].sum(dim=1) > 0).all()
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
 def test_everything_masked_is_survived(tmp_path):
     trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), unresolved="mask")
     before = [parameter.clone() for parameter in trainer.model.parameters()]
