@@ -1,5 +1,8 @@
 """
 What the seam relies on in TRL. When a new TRL release breaks something, it should break here first, with a sentence.
+
+Tried and not supported: TRL 1.15, whose log-probability kernel needs Triton, so that nothing trains on a CPU; TRL 1.14,
+which has no `eos_token_ids`.
 """
 
 import inspect
@@ -7,11 +10,13 @@ import inspect
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from packaging.version import Version
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanstd
 
-from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from .helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 def test_version_is_one_that_was_tested():
@@ -26,6 +31,11 @@ def test_version_is_one_that_was_tested():
         ("_generate_and_score_completions", ["self", "inputs"]),
         ("_generate", ["self", "prompts"]),
         ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+        ("_tokenize_prompts", ["self", "prompts"]),
+        (
+            "_generate_single_turn",
+            ["self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
+        ),
     ],
 )
 def test_overridden_methods_have_the_expected_parameters(method, parameters):
@@ -89,9 +99,92 @@ def test_output_and_metrics_that_are_corrected_exist(recorded):
     assert len(recorded._logs["advantages"]) == 8
 
 
-def test_private_state_exists(recorded):
-    for name in ("_pending_extra_logs", "_pending_metrics", "_step", "reward_weights", "reward_func_names", "_is_vlm"):
-        assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_pending_extra_logs",
+        "_pending_metrics",
+        "_metrics",
+        "_logs",
+        "_step",
+        "_tokenizer",
+        "_is_vlm",
+        "_multi_environment",
+        "environment_factories",
+        "eos_token_ids",
+        "loss_type",
+        "reward_func_names",
+        "reward_funcs",
+        "reward_weights",
+        "tools",
+    ],
+)
+def test_state_exists(name, recorded):
+    assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
+
+
+def test_nothing_collective_and_no_metric_before_generation(recorded):
+    """The rows of a round are prepared by a call that is left in `_generate`, on each process by itself."""
+    before, called = {k: len(v) for k, v in recorded._metrics["train"].items()}, []
+
+    class Left(Exception):
+        pass
+
+    def generate(prompts):
+        called.append(prompts)
+        raise Left
+
+    def gather(tensor):
+        raise AssertionError("GRPOTrainer gathers before it calls `_generate`: rounds would wait for each other.")
+
+    recorded._generate, recorded.accelerator.gather = generate, gather
+    try:
+        with pytest.raises(Left):
+            GRPOTrainer._generate_and_score_completions(recorded, [{"prompt": "1+2="}] * 3)
+    finally:
+        del recorded._generate, recorded.accelerator.gather
+    assert called == [["1+2="] * 3], "GRPOTrainer asks for other rows than it was given."
+    assert {k: len(v) for k, v in recorded._metrics["train"].items()} == before
+
+
+def test_gathers_of_generation_and_rewards_can_be_made_local(recorded, monkeypatch):
+    """All of them go through `accelerator.gather` or the module's `gather`."""
+    calls = []
+
+    def local(tensor):
+        calls.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(grpo_trainer, "gather", local)
+    monkeypatch.setattr(recorded.accelerator, "gather", local)
+    for name in ("all_gather_object", "all_gather", "broadcast_object_list", "all_reduce", "all_gather_into_tensor"):
+        monkeypatch.setattr(torch.distributed, name, None)
+    recorded.model.train()
+    columns = GRPOTrainer._generate(recorded, ["1+2="] * 3)
+    rewards = GRPOTrainer._calculate_rewards(recorded, [{"prompt": "1+2="}] * 3, ["1+2="] * 3, columns[3], columns[1])
+    assert len(calls) == 4, "Lengths of prompts and completions, truncation, rewards."
+    assert rewards.shape == (3, 1)
+
+
+def test_environments_come_from_a_pool_that_can_be_replaced(tmp_path):
+    class Environment:
+        def reset(self, **row):
+            return None
+
+        def get_reward(self):
+            return 1.0
+
+    args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4})
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 2})
+    tokenizer = chat_tokenizer()
+    trainer = GRPOTrainer(
+        tiny_chat_model(tokenizer),
+        args=args,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        environment_factory=Environment,
+    )
+    assert set(trainer._environment_pool) == {None} and isinstance(trainer._environment_pool[None][0], Environment)
 
 
 def test_standard_deviation_has_bessels_correction():
