@@ -14,7 +14,7 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id
 
 from .ada_grpo_config import AdaGRPOConfig
-from .core import Pool, completion_metrics
+from .core import Pool, Rollout, completion_metrics
 from .estimation import PassRateTracker, prompt_features, prompt_identity
 from .generation.local import LocalSampler
 from .generation.progress import StepProgress
@@ -197,13 +197,17 @@ class AdaGRPOTrainer(ThroughParent):
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        groups = select_groups(pools, args, seed)
-        batch = sampler.fetch([rollout for group in groups for rollout in group])
-        replay = plan_update(pools, groups, args, self.accelerator.device, self.reward_weights.tolist())
-        names = [row.get("environment") if self._multi_environment else None for row in everyone]
-        replay.take(batch, self.accelerator.process_index, names)
-        self._log_sampling(replay, batch)
+        replay = self._plan(sampler, everyone, pools, select_groups(pools, args, seed))
         replay.metrics |= self._learn(pools)
+        return replay
+
+    def _plan(self, sampler: Sampler, rows: list[dict], pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
+        """The update on `groups`, one of each pool (and of each row of the data set), with this process's share here."""
+        batch = sampler.fetch([rollout for group in groups for rollout in group])
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist())
+        environments = [row.get("environment") if self._multi_environment else None for row in rows]
+        replay.take(batch, self.accelerator.process_index, environments)
+        self._log_sampling(replay, batch)
         return replay
 
     def _log_sampling(self, replay: Replay, batch: Batch) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Pool
 from ada_trl.generation.local import LocalSampler
+from ada_trl.replay import Replay
 
 
 class DapoTrainer(AdaGRPOTrainer):
@@ -40,24 +41,19 @@ class DapoTrainer(AdaGRPOTrainer):
                 f"{len(self.train_dataset)}. Lower max_rounds."
             )
 
-    def _generate(self, prompts: list) -> tuple:
-        if self._step_inputs is None:
-            return super()._generate(prompts)
-        batch = [row for _, row in self._own_prompts(prompts)]
+    def _collect(self, inputs: list[dict]) -> Replay:
+        batch = self._own_prompts(inputs)
         rows = batch + self._other_rows({row["prompt"] for row in batch}, (self.args.max_rounds - 1) * len(batch))
-        complete = self._completer([row["prompt"] for row in rows], rows)
-        sampler = LocalSampler(len(rows), complete, self._total_and_signal, self.accelerator)
+        sampler, _ = self._build_sampler(rows, rows)
         pools: list[Pool] = []
         while len(pools) < len(rows) and sum(not pool.is_uniform for pool in pools) < len(batch):
             pools += self._draw(sampler, range(len(pools), len(pools) + len(batch)))
         # Groups with contrast first, in the order drawn; the sort is stable.
         chosen = sorted(range(len(pools)), key=lambda i: pools[i].is_uniform)[: len(batch)]
         groups = [pool.rollouts if i in chosen else [] for i, pool in enumerate(pools)]
-        columns, _, stats = sampler.fetch([rollout for group in groups for rollout in group])
-        self._replay = self._plan_update(pools, groups, stats | self._dapo_metrics(pools, chosen))
-        self._replay.prompts = [row["prompt"] for row in rows[: len(pools)]]
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        return columns
+        replay = self._plan(sampler, rows[: len(pools)], pools, groups)
+        replay.metrics |= self._dapo_metrics(pools, chosen)
+        return replay
 
     def _other_rows(self, taken: set[str], number: int) -> list[dict]:
         rng = np.random.default_rng((self.args.seed, self.state.global_step))
