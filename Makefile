@@ -1,5 +1,6 @@
 # make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
 # make test       install, run the test suite (everything but the vLLM server)
+# make report     make the tables and figures of docs/report.md from the stored results
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
-.PHONY: demo test test-vllm lint benchmark benchmark-vllm clean
+.PHONY: demo test test-vllm lint benchmark benchmark-vllm report clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -45,6 +46,9 @@ benchmark: .venv/installed
 
 benchmark-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python benchmarks/server.py
+
+report: .venv/installed
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf .venv .venv-vllm outputs

@@ -1,0 +1,82 @@
+"""What the analyses share: sampling prompts of known pass rates with the real core, tables, and the document they fill."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
+
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs" / "figures"
+DOCUMENT = ROOT / "docs" / "analyses.md"
+ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
+COLORS = {
+    "GRPO n=4": "#9ecae1",
+    "GRPO n=8": "#4292c6",
+    "GRPO n=16": "#08519c",
+    "DAPO n=4": "#7f7f7f",
+    "Seq-pos": "#2ca02c",
+    "Seq-balance": "#d62728",
+    "Est": "#9467bd",
+}
+
+
+def bernoulli_pools(
+    pass_rates: Sequence[float],
+    rng: np.random.Generator,
+    exit_condition: ExitCondition,
+    *,
+    samples_per_round: int | Sequence[int],
+    max_rounds: int,
+) -> list[Pool]:
+    """The scheduler's pools of prompts whose rollouts earn 1 with the given probabilities, else 0."""
+    p = np.asarray(pass_rates)
+
+    def draw(rows):
+        rewards = (rng.random(len(rows)) < p[[prompt for prompt, _ in rows]]).astype(float).tolist()
+        return [Rollout(draw, reward, reward) for (_, draw), reward in zip(rows, rewards, strict=True)]
+
+    return eliminate(
+        len(p),
+        draw,
+        exit_condition,
+        samples_per_round=samples_per_round,
+        max_rounds=max_rounds,
+        positive_threshold=0.5,
+    )
+
+
+def save_rows(rows: list[dict], name: str) -> list[dict]:
+    """Write rows beside the figures; returns them as stored, so that figures and tables use nothing else."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), FIGURES / f"{name}.parquet", compression="zstd")
+    return load_rows(name)
+
+
+def load_rows(name: str) -> list[dict]:
+    return pq.read_table(FIGURES / f"{name}.parquet").to_pylist()
+
+
+def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:
+    """Rows as a Markdown table; `columns` maps a header to what it shows of a row."""
+    lines = [list(columns), ["---"] * len(columns), *([show(row) for show in columns.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def fill(name: str, text: str, path: Path = DOCUMENT) -> None:
+    """Replace what stands between the document's markers of that name."""
+    document = path.read_text()
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    filled, times = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", document)
+    if times != 1:
+        raise ValueError(f"{path} has {times} places marked {name!r}; expected one <!-- {name} --> … <!-- end -->.")
+    path.write_text(filled)
+
+
+def save_figure(figure, name: str) -> None:
+    figure.savefig(FIGURES / f"{name}.png", dpi=110)
