@@ -2,6 +2,7 @@
 # make test       install, run the test suite (everything but the vLLM server)
 # make analyses   compute the figures and tables of docs/analyses.md again
 # make notebooks  execute all notebooks and store their outputs
+# make report     make the tables and figures of docs/report.md from the stored results
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
-.PHONY: demo test test-vllm lint benchmark benchmark-vllm analyses notebooks clean
+.PHONY: demo test test-vllm lint benchmark benchmark-vllm report analyses notebooks clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -56,6 +57,9 @@ analyses: .venv/installed
 
 notebooks: .venv/installed
 	$(ENVIRONMENT) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
+
+report: .venv/installed
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf .venv .venv-vllm outputs

@@ -68,16 +68,14 @@ def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) ->
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fill(name: str, text: str) -> None:
+def fill(name: str, text: str, path: Path = DOCUMENT) -> None:
     """Replace what stands between the document's markers of that name."""
-    document = DOCUMENT.read_text()
+    document = path.read_text()
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     filled, times = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", document)
     if times != 1:
-        raise ValueError(
-            f"{DOCUMENT} has {times} places marked {name!r}; expected one <!-- {name} --> … <!-- end -->."
-        )
-    DOCUMENT.write_text(filled)
+        raise ValueError(f"{path} has {times} places marked {name!r}; expected one <!-- {name} --> … <!-- end -->.")
+    path.write_text(filled)
 
 
 def save_figure(figure, name: str) -> None:

@@ -1,0 +1,84 @@
+"""From the records of runs to numbers with seed intervals."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+
+RUN = ["prompt_set", "method", "seed"]
+COSTS = ["rollouts", "generated_tokens", "trained_tokens", "cpu_seconds", "wall_seconds"]
+# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def collect(files: Iterable[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """
+    Records of runs to two tables.
+
+    Returns:
+        `tuple[pd.DataFrame, pd.DataFrame]`: one row per step, and one row per evaluation with the costs summed up to
+        it. Both name the run in the columns `prompt_set`, `method` and `seed`.
+    """
+    steps, evaluations = [], []
+    for file in sorted(files):
+        record = json.loads(file.read_text())
+        run = {name: record[name] for name in RUN}
+        spent = {0: dict.fromkeys(COSTS, 0.0)}
+        for row in record["steps"]:
+            steps.append(run | row)
+            spent[row["step"]] = {name: spent[row["step"] - 1][name] + row[name] for name in COSTS}
+        for row in record["evaluations"]:
+            bins = {f"bin_{i}": value for i, value in enumerate(row.get("by_difficulty", []))}
+            row = {name: value for name, value in row.items() if name != "by_difficulty"}
+            evaluations.append(run | row | bins | spent[row["step"]])
+    return pd.DataFrame(steps), pd.DataFrame(evaluations)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean over seeds and half the width of its 95 % t-interval; NaN for fewer than two seeds."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return float(values.mean()) if len(values) else math.nan, math.nan
+    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
+    return float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def by_seed(evaluations: pd.DataFrame, prompt_set: str, method: str) -> dict[int, pd.DataFrame]:
+    """The evaluations of each run of a method, in the order of steps."""
+    rows = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["method"] == method)]
+    return {seed: run.sort_values("step") for seed, run in rows.groupby("seed")}
+
+
+def accuracy_at(run: pd.DataFrame, axis: str, budget: float) -> float:
+    """Accuracy when `axis` had reached `budget`, linear between evaluations; NaN if the run ended before."""
+    if run[axis].iloc[-1] < budget:
+        return math.nan
+    return float(np.interp(budget, run[axis], run["accuracy"]))
+
+
+def cost_to_reach(run: pd.DataFrame, axis: str, target: float) -> float:
+    """What a run had spent when its accuracy first reached `target`, linear between evaluations; infinite if never."""
+    accuracy, spent = run["accuracy"].to_numpy(), run[axis].to_numpy(dtype=float)
+    reached = np.flatnonzero(accuracy >= target)
+    if not len(reached):
+        return math.inf
+    i = reached[0]
+    if i == 0:
+        return float(spent[0])
+    share = (target - accuracy[i - 1]) / (accuracy[i] - accuracy[i - 1])
+    return float(spent[i - 1] + share * (spent[i] - spent[i - 1]))
+
+
+def common_budget(evaluations: pd.DataFrame, prompt_set: str, axis: str, methods: Sequence[str]) -> float:
+    """The least that any run of these methods has spent, so that all of them can be compared at it."""
+    finals = [run[axis].iloc[-1] for m in methods for run in by_seed(evaluations, prompt_set, m).values()]
+    return float(min(finals)) if finals else math.nan
+
+
+def paired_difference(values: dict[int, float], baseline: dict[int, float]) -> tuple[float, float]:
+    """Mean difference over the seeds that both have, which share the order of the prompts, and half its interval."""
+    return interval([values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())])

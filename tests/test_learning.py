@@ -1,0 +1,228 @@
+"""The learning benchmark: runs are neither lost nor doubled, DAPO filters and refills, evaluation is exact."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from ada_trl import AdaGRPOConfig
+from benchmarks import learning, prompt_sets
+from benchmarks.dapo import DapoTrainer, dapo_arguments
+from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
+
+from .helpers import QUICK, tiny_model, tiny_tokenizer
+
+
+# The runner
+
+
+def test_any_prefix_of_the_grid_has_as_many_seeds_of_each_method():
+    runs = learning.grid(list(learning.METHODS), ["easy", "hard"], [1, 2, 3])
+    assert len(set(runs)) == len(runs) == 3 * 2 * len(learning.METHODS)
+    assert len({run.file_name for run in runs}) == len(runs)
+    for prefix in range(len(runs)):
+        done = [(run.method, run.prompt_set) for run in runs[:prefix]]
+        counts = [done.count((m, s)) for m in learning.METHODS for s in ("easy", "hard")]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_stopped_benchmark_goes_on_with_what_is_missing(tmp_path):
+    runs = learning.grid(list(learning.METHODS)[:3], ["hard"], [1, 2])
+    done = []
+
+    def work(run):
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(run)
+        with learning.atomic_write(tmp_path / run.file_name) as temporary:
+            temporary.write_text(json.dumps(run))
+        return run
+
+    with pytest.raises(KeyboardInterrupt):
+        learning.run_missing(runs, tmp_path, work)
+    assert done == runs[:4]
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(first) == 4
+    done.clear()
+    assert learning.run_missing(runs, tmp_path, work) == 2
+    assert done == runs[4:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(run.file_name for run in runs)
+    assert all(path.stat().st_mtime_ns == time for path, time in first.items())
+    assert learning.run_missing(runs, tmp_path, work) == 0
+
+
+@pytest.fixture(scope="module")
+def task_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("task")
+    tiny_model().save_pretrained(directory / "base")
+    tiny_tokenizer().save_pretrained(directory / "base")
+    rows = problems(64, seed=0)
+    (directory / "learning").mkdir()
+    rows = rows.add_column("base_pass_rate", np.linspace(0, 0.3, len(rows)))
+    prompt_sets.write(directory / "learning" / "hard_train.jsonl", rows.select(range(48)))
+    prompt_sets.write(directory / "learning" / "hard_test.jsonl", rows.select(range(48, 64)))
+    prompt_sets.write(directory / "learning" / "spread_test.jsonl", rows.select(range(48, 64)))
+    return directory
+
+
+@pytest.mark.parametrize("method", ["GRPO n=8", "DAPO n=4", "Seq-balance, corrected", "Est-value n=4"])
+def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "PROMPTS_PER_STEP", 4)
+    run = learning.Run(method, "hard", 7)
+    learning.train_and_save(run, tmp_path, task_dir, steps=3, eval_every=2)
+    record = json.loads((tmp_path / run.file_name).read_text())
+    assert (record["method"], record["prompt_set"], record["seed"]) == run
+    assert [row["step"] for row in record["steps"]] == [1, 2, 3]
+    assert [row["step"] for row in record["evaluations"]] == [0, 2, 3]
+    rollouts = {"GRPO n=8": 32, "Est-value n=4": 16}.get(method)
+    for row in record["steps"]:
+        assert row["rollouts"] == rollouts or (rollouts is None and row["rollouts"] >= 16)
+        assert row["rollouts"] <= row["generated_tokens"] <= row["rollouts"] * MAX_ANSWER_TOKENS
+        assert 0 < row["trained_tokens"] <= row["generated_tokens"]
+        assert row["cpu_seconds"] > 0 and row["wall_seconds"] > 0
+    before, between, after = record["evaluations"]
+    assert before["accuracy"] == pytest.approx(before["pass@1"])
+    assert 0 < before["pass@1"] < before["pass@8"] < 1 and before["entropy"] > 0
+    assert len(after["by_difficulty"]) == len(prompt_sets.BIN_EDGES) - 1
+    assert "by_difficulty" not in between and after["by_difficulty"][-1] is None
+
+
+# Evaluation
+
+
+def test_pass_rates_are_the_frequencies_of_sampling():
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    prompts, samples = ["1+2=", "31+4="], 4000
+    candidates = [(prompt, str(digit)) for prompt in prompts for digit in range(100)]
+    rows = Dataset.from_list([{"prompt": prompt, "answer": answer} for prompt, answer in candidates])
+    rates = prompt_sets.pass_rates(model, tokenizer, rows, batch_size=7).reshape(2, 100)
+    for prompt, of_prompt in zip(prompts, rates, strict=True):
+        best = int(of_prompt.argmax())
+        torch.manual_seed(0)
+        inputs = torch.tensor([tokenizer(prompt)["input_ids"]] * samples)
+        generated = model.generate(inputs, do_sample=True, top_k=0, max_new_tokens=MAX_ANSWER_TOKENS)
+        expected = [*tokenizer(str(best))["input_ids"], tokenizer.eos_token_id]
+        frequency = (generated[:, len(prompt) : len(prompt) + len(expected)] == torch.tensor(expected)).all(1)
+        p = of_prompt[best]
+        assert p > 0.005
+        assert frequency.double().mean().item() == pytest.approx(p, abs=4.5 * (p * (1 - p) / samples) ** 0.5)
+
+
+def test_pass_at_k_of_known_rates():
+    assert prompt_sets.pass_at_k(np.array([0.5, 0.0, 1.0]), 1) == pytest.approx(0.5)
+    assert prompt_sets.pass_at_k(np.array([0.5, 0.0, 1.0]), 2) == pytest.approx(1.75 / 3)
+
+
+def test_entropy_of_a_uniform_policy_and_training_undisturbed():
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.train()
+    state = torch.get_rng_state()
+    assert prompt_sets.sampled_entropy(model, tokenizer, ["1+2=", "10+5="]) == pytest.approx(np.log(len(tokenizer)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+def test_prompt_sets_are_selected_as_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompt_sets, "NUM_TRAIN", 40)
+    monkeypatch.setattr(prompt_sets, "NUM_TEST", 20)
+    monkeypatch.setattr(prompt_sets, "load", lambda base: (None, None))
+    monkeypatch.setattr(prompt_sets, "pass_rates", lambda model, tokenizer, rows: np.linspace(0, 1, len(rows)))
+    prompt_sets.build(tmp_path, tmp_path, num_candidates=2000)
+    sets = {path.stem: prompt_sets.read(path) for path in tmp_path.glob("*.jsonl")}
+    assert {name: len(rows) for name, rows in sets.items()} == {
+        "easy_train": 40, "easy_test": 20, "hard_train": 40, "hard_test": 20, "spread_test": 20
+    }  # fmt: skip
+    for name in ("easy", "hard"):
+        assert not set(sets[f"{name}_train"]["prompt"]) & set(sets[f"{name}_test"]["prompt"])
+        assert not set(sets[f"{name}_train"]["prompt"]) & set(sets["spread_test"]["prompt"])
+    hard, easy = (np.array(sets[f"{name}_train"]["base_pass_rate"]) for name in ("hard", "easy"))
+    assert 0 < hard.min() and hard.max() < 0.5 and hard.mean() < easy.mean()
+    with pytest.raises(ValueError, match="num_candidates"):
+        prompt_sets.build(tmp_path, tmp_path, num_candidates=100)
+
+
+# DAPO
+
+
+class Script:
+    """Rewards with contrast for the prompts in `good`, one value for the others; remembers what it has seen."""
+
+    __name__ = "script"
+
+    def __init__(self, good):
+        self.good, self.seen, self.tokens = good, [], 0
+
+    def __call__(self, prompts, completion_ids, **kwargs):
+        self.seen += prompts[::4]
+        self.tokens += sum(map(len, completion_ids))
+        return [float(i % 2 == 0) if prompt in self.good else 1.0 for i, prompt in enumerate(prompts)]
+
+
+def dapo(tmp_path, reward, max_rounds=4, **options):
+    prompts = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
+    args = AdaGRPOConfig(
+        str(tmp_path),
+        **QUICK | {"per_device_train_batch_size": 16, "max_steps": 1} | dapo_arguments(4) | {"max_rounds": max_rounds} | options,
+    )  # fmt: skip
+    data = Dataset.from_dict({"prompt": prompts})
+    return DapoTrainer(tiny_model(), reward, args, data, processing_class=tiny_tokenizer()), prompts
+
+
+def train_one_step(trainer):
+    outputs = []
+    trainer_method = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: outputs.append(trainer_method(inputs)) or outputs[-1]
+    trainer.train()
+    (output,) = outputs
+    return output, next(logs for logs in trainer.state.log_history if "reward" in logs)
+
+
+def test_dapo_refills_with_new_prompts_until_the_batch_has_contrast(tmp_path):
+    probe, prompts = dapo(tmp_path, Script(set()), max_rounds=1)
+    train_one_step(probe)
+    first_batch = probe.reward_funcs[0].seen
+    script = Script(set(prompts) - set(first_batch[:3]))  # three of the first batch are silent
+    trainer, _ = dapo(tmp_path, script)
+    output, logs = train_one_step(trainer)
+
+    assert script.seen[:4] == first_batch
+    assert len(script.seen) == len(set(script.seen)) == 8  # one refill, all new prompts
+    kept = [first_batch[3], *script.seen[4:7]]
+    trained = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+    assert trained == [prompt for prompt in kept for _ in range(4)]
+    assert list(trainer._logs["prompt"]) == trained
+    advantage = 0.5 / (np.sqrt(1 / 3) + 1e-4)  # GRPO's, of two right and two wrong
+    assert output["advantages"].tolist() == pytest.approx([advantage, -advantage] * 8)
+    assert logs["ada/rounds/mean"] == 2 and logs["ada/samples_per_prompt/mean"] == 8
+    assert logs["ada/zero_signal/final"] == 0 and logs["ada/zero_signal/first_round"] == 3 / 8
+    assert logs["reward"] == pytest.approx((3 * 1 + 5 * 0.5) / 8)  # of everything that was drawn
+
+
+def test_dapo_counts_what_it_throws_away(tmp_path):
+    script = Script({"1+1="})
+    trainer, _ = dapo(tmp_path, script)
+    output, logs = train_one_step(trainer)
+    assert len(script.seen) == 16  # four batches: the cap
+    assert logs["ada/tokens/generated"] == script.tokens
+    assert logs["ada/tokens/discarded"] == script.tokens - output["completion_mask"].sum()
+    prompt_tokens = sum(4 * len(prompt) for prompt in script.seen)
+    assert logs["num_tokens"] == script.tokens + prompt_tokens
+    with_contrast = 1 if "1+1=" in script.seen else 0
+    assert logs["ada/zero_signal/final"] == 1 - with_contrast / 4  # filled up
+    assert output["advantages"].count_nonzero() == 4 * with_contrast
+
+
+def test_dapo_refuses_what_it_cannot_do(tmp_path):
+    with pytest.raises(ValueError, match="needs prompt_weighting='none', got 'inverse'"):
+        dapo(tmp_path, Script(set()), prompt_weighting="inverse")
+    with pytest.raises(ValueError, match="need 36 different prompts; the training set has 32"):
+        dapo(tmp_path, Script(set()), max_rounds=9)
+
+
+def test_every_method_is_a_valid_configuration(tmp_path):
+    for options in learning.METHODS.values():
+        batch = learning.PROMPTS_PER_STEP * options["num_generations"]
+        AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=batch, **learning.COMMON | options)
