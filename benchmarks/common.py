@@ -68,8 +68,9 @@ def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) ->
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fill(name: str, text: str, path: Path = DOCUMENT) -> None:
+def fill(name: str, text: str, path: Path | None = None) -> None:
     """Replace what stands between the document's markers of that name."""
+    path = DOCUMENT if path is None else path
     document = path.read_text()
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     filled, times = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", document)
