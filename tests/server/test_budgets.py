@@ -61,7 +61,7 @@ def test_same_updates_and_record_on_one_process_and_on_two(mode, processes, per_
         for run in (alone, ranks[0])
     ]
     for expected, found in zip(*untimed, strict=True):
-        assert found == pytest.approx(expected)
+        assert found == pytest.approx(expected, rel=1e-5)  # features are float32
     records = [load_pass_rates(tmp_path / name / "checkpoint-5" / PASS_RATES_FILE) for name in ("alone", "together")]
     assert records[0] == records[1] and set(records[0][1].values()) == set(PROMPTS)
 
