@@ -57,7 +57,9 @@ def to_model_prompt(problem: str, prompt_format: str) -> str | list[dict[str, st
     return to_prompt(problem) if prompt_format == "chat" else problem
 
 
-def render(problem: str, tokenizer: PreTrainedTokenizerBase, prompt_format: str) -> list[int]:
+def render(
+    problem: str, tokenizer: PreTrainedTokenizerBase, prompt_format: str, chat_template_kwargs: dict | None = None
+) -> list[int]:
     """
     Token ids of a problem's prompt.
 
@@ -72,7 +74,9 @@ def render(problem: str, tokenizer: PreTrainedTokenizerBase, prompt_format: str)
             f"The tokenizer of {tokenizer.name_or_path!r} has no chat template. Save one with it, or set "
             "--prompt_format plain."
         )
-    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    return tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, return_dict=False, **chat_template_kwargs or {}
+    )
 
 
 def measure(
@@ -115,7 +119,7 @@ def measure(
 
 
 def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> SampleStore:
-    prompts = [render(problem.text, tokenizer, args.prompt_format) for problem in problems]
+    prompts = [render(problem.text, tokenizer, args.prompt_format, args.chat_template_kwargs) for problem in problems]
     names = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
     settings = {name: asdict(args)[name] for name in names}
     # The digest of the token ids stands for the problems, their order, the chat template and the tokenizer.

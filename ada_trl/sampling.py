@@ -27,6 +27,9 @@ class SamplingArguments:
         prompt_format (`str`, *optional*, defaults to `"chat"`):
             `"chat"`: the paper's system prompt and instruction in the model's chat template. `"plain"`: the problem as it
             is.
+        chat_template_kwargs (`str` or `dict`, *optional*):
+            Variables of the chat template, on the command line as JSON. Llama-3.2's writes the current day unless it gets
+            a `date_string`: give the one of the training, or an evaluation cannot be resumed the next day.
         seed (`int`, *optional*, defaults to `42`):
             Each problem has a seed of its own, derived from it and the problem's position.
         backend (`str`, *optional*, defaults to `"vllm"`):
@@ -60,6 +63,13 @@ class SamplingArguments:
             "choices": ["chat", "plain"],
         },
     )
+    chat_template_kwargs: str | None = field(
+        default=None,
+        metadata={
+            "help": 'JSON with variables of the chat template, such as \'{"date_string": "26 Jul 2024"}\' for Llama-3.2, '
+            "whose template otherwise writes the current day."
+        },
+    )
     seed: int = field(default=42, metadata={"help": "Each problem gets a seed of its own, derived from this one."})
     backend: str = field(
         default="vllm",
@@ -88,6 +98,8 @@ class SamplingArguments:
     )
 
     def __post_init__(self):
+        if isinstance(self.chat_template_kwargs, str):
+            self.chat_template_kwargs = json.loads(self.chat_template_kwargs)
         for name in ("num_samples", "max_new_tokens", "batch_size", "vllm_max_concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")

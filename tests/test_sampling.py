@@ -12,7 +12,7 @@ from ada_trl.math_prompts import INSTRUCTION, SYSTEM_PROMPT
 from ada_trl.measurement import fingerprint, render
 from ada_trl.sampling import Request, SamplingArguments, TransformersSampler, VLLMSampler
 
-from .helpers import tiny_model, tiny_tokenizer
+from .helpers import chat_tokenizer, tiny_model, tiny_tokenizer
 
 
 TOKENIZER = tiny_tokenizer()
@@ -109,6 +109,13 @@ def test_prompts():
     text = f"system{SYSTEM_PROMPT}user1+2= {INSTRUCTION}="
     assert render("1+2=", tokenizer, "chat") == tokenizer(text)["input_ids"]
     assert render("1+2=", tokenizer, "plain") == tokenizer("1+2=")["input_ids"]
+
+
+def test_the_date_of_a_chat_template_can_be_fixed():
+    tokenizer = chat_tokenizer("llama3_2")
+    args = SamplingArguments(num_samples=1, chat_template_kwargs='{"date_string": "26 Jul 2024"}')
+    text = tokenizer.decode(render("1+2=", tokenizer, "chat", args.chat_template_kwargs))
+    assert "Today Date: 26 Jul 2024" in text
 
 
 # vLLM in this process, with its engine scripted: what is asked of it, and when
