@@ -86,7 +86,7 @@ class ThroughParent(GRPOTrainer):
         Generate and score one completion for each of `rows`, of the data set, on this process. Processes need not call
         it together, except where the model's own forward pass is collective (FSDP, ZeRO-3).
         """
-        rows = copy.deepcopy(rows)  # a data loader makes each copy of a prompt anew, so its rollouts may change it
+        rows = [copy.deepcopy(row) for row in rows]  # a data loader makes each copy anew: a rollout may change its own
         tokens_seen = self.state.num_input_tokens_seen
         self._answers = answers
         try:

@@ -112,8 +112,8 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
         (place,) = call.features["mm_placeholders"]["image"]
         assert call.tokenizer(call.prompt)["input_ids"].index(processor.image_token_id) == place["offset"]
         assert place["length"] == 4
-        red = color_of(call)[0] == 255
-        return answer(call, ["Red."] * call.n if red and not call.round else ["Red.", "No."] * (call.n // 2))
+        first_of_red = asked[255, 0, 0] == 1 and color_of(call)[0] == 255
+        return answer(call, ["Red."] * call.n if first_of_red else ["Red.", "No."] * (call.n // 2))
 
     def reward(prompts, completions, image, **kwargs):
         assert all(p[-1]["content"][0]["image"] == pixels for p, pixels in zip(prompts, image, strict=True))
