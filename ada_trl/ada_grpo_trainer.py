@@ -14,6 +14,7 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id
 
 from .ada_grpo_config import AdaGRPOConfig
+from .config_checks import check_prompt_column
 from .core import Pool, Rollout, completion_metrics
 from .estimation import PassRateTracker, prompt_features, prompt_identity
 from .generation.local import LocalSampler
@@ -23,7 +24,7 @@ from .generation.server import ServerSampler
 from .generation.vllm import vllm_generation_with
 from .replay import Replay, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
-from .through_parent import ThroughParent
+from .through_parent import ThroughParent, finite
 
 
 logger = get_logger(__name__)
@@ -52,8 +53,9 @@ class AdaGRPOTrainer(ThroughParent):
 
     Args:
         model, reward_funcs, args, ...:
-            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func`, `tools`,
-            `environment_factory` and vision-language models need `adaptive_sampling="uniform"`.
+            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` needs
+            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models need any mode but
+            `"est-value"`.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -101,12 +103,8 @@ class AdaGRPOTrainer(ThroughParent):
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
-        columns = getattr(train_dataset, "column_names", None)
-        if columns and "prompt" not in columns and kwargs.get("environment_factory") is None:
-            raise ValueError(
-                f"The training data set has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the "
-                "column that holds the prompts with `dataset.rename_column(..., 'prompt')`."
-            )
+        if kwargs.get("environment_factory") is None:
+            check_prompt_column(train_dataset)
         with vllm_generation_with(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
@@ -223,10 +221,10 @@ class AdaGRPOTrainer(ThroughParent):
             metrics["tools/failure_frequency"].append(failures / calls if calls else 0.0)
         replay.metrics |= stats
         extras = self._pending_extra_logs
-        for name in {name for row in batch.extras for name in row}:
-            extras[name] = [row.get(name) for row in batch.extras]
         extras["pool_size"] = replay.per_row([len(pool) for pool in replay.pools])[replay.local]
         extras["pool_positives"] = replay.per_row([pool.positives for pool in replay.pools])[replay.local]
+        for name in {name for row in batch.extras for name in row}:
+            extras[name] = [row.get(name) for row in batch.extras]
 
     def _generate(self, prompts: list) -> tuple:
         return super()._generate(prompts) if self._replay is None else self._replay.columns
@@ -385,6 +383,7 @@ class AdaGRPOTrainer(ThroughParent):
 
     def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
+        rewards = finite(rewards)
         pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
             self._estimate(gather_object(self._own_prompts(self._step_inputs)))

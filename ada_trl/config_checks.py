@@ -1,9 +1,11 @@
-"""What an AdaGRPOConfig refuses, with both values and the remedy."""
+"""What is refused before training, with both values and the remedy."""
 
 import dataclasses
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset, IterableDataset
 
 from .core import check_budget
 
@@ -169,3 +171,21 @@ def _check_vllm(args: "AdaGRPOConfig") -> None:
                     f"{name}={getattr(args, name)!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
                     f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave {name} unset."
                 )
+
+
+def check_prompt_column(dataset: Any) -> None:
+    """
+    Check that a training data set has prompts, as far as that can be told without streaming it.
+
+    Raises:
+        `ValueError`: if it has no column `prompt`.
+    """
+    columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
+    if not columns or "prompt" in columns:
+        return
+    if isinstance(dataset, Dataset) and len(dataset) and "prompt" in dataset[0]:  # made by `with_transform`
+        return
+    raise ValueError(
+        f"The training data set has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
+        "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
+    )

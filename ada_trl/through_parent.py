@@ -1,5 +1,6 @@
 """TRL's own preparation, generation, decoding and reward functions, for any rows and on one process alone."""
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -7,11 +8,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.logging import get_logger
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from .generation.failures import shared
 from .generation.sampler import Completions
+
+
+logger = get_logger(__name__)
 
 
 class _Answers(NamedTuple):
@@ -40,6 +45,11 @@ class _EpisodeOver:
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def finite(rewards: torch.Tensor) -> torch.Tensor:
+    """The rewards with NaN in place of infinities, which no baseline survives."""
+    return rewards.masked_fill(rewards.isinf(), torch.nan)
 
 
 class ThroughParent(GRPOTrainer):
@@ -76,6 +86,7 @@ class ThroughParent(GRPOTrainer):
         Generate and score one completion for each of `rows`, of the data set, on this process. Processes need not call
         it together, except where the model's own forward pass is collective (FSDP, ZeRO-3).
         """
+        rows = [copy.deepcopy(row) for row in rows]  # a data loader makes each copy anew: a rollout may change its own
         tokens_seen = self.state.num_input_tokens_seen
         self._answers = answers
         try:
@@ -91,11 +102,13 @@ class ThroughParent(GRPOTrainer):
         _, completion_ids, tool_mask, completions, *_ = columns
         started = time.perf_counter()
         rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids)
+        if rewards.isinf().any():
+            logger.warning_once("A reward function has returned an infinite reward, which is treated as None.")
         final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         return Completions(
             columns=columns,
             prompts=prompts,
-            rewards=rewards,
+            rewards=finite(rewards),
             extras=self._take_extra_logs(len(prompts)),
             # Of a tool's answer the model has generated nothing.
             lengths=[len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask],
@@ -171,14 +184,16 @@ class ThroughParent(GRPOTrainer):
             yield
 
     def _take_extra_logs(self, rows: int) -> dict[str, list]:
+        """The columns that reward functions have logged; of several that logged the same one, the last one's."""
         extras = {}
         for name, values in self._pending_extra_logs.items():
-            if len(values) != rows:
+            if len(values) < rows and self.log_completions:  # nobody sees them otherwise
                 raise ValueError(
                     f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
-                    "value per completion."
+                    "value per completion, or set log_completions=False."
                 )
-            extras[name] = list(values)
+            if len(values) >= rows:
+                extras[name] = values[-rows:]
         self._pending_extra_logs.clear()
         return extras
 

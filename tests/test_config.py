@@ -1,7 +1,7 @@
 """Bad input gets an error that names both values and the remedy, at construction."""
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -107,6 +107,20 @@ def test_plain_grpo_config_is_refused_with_the_remedy():
 def test_data_set_without_prompts():
     with pytest.raises(ValueError, match="no column 'prompt' .*'question', 'answer'.*rename_column"):
         build(dataset=Dataset.from_dict({"question": ["1+1="] * 8, "answer": ["2"] * 8}))
+
+
+def test_prompts_may_be_made_by_a_transform():
+    dataset = Dataset.from_dict({"question": prompt_dataset()["prompt"]})
+    trainer = build(dataset=dataset.with_transform(lambda rows: {"prompt": rows["question"]}))
+    trainer.train()
+    assert trainer.state.global_step == QUICK["max_steps"]
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        build(dataset=dataset.with_transform(lambda rows: {"text": rows["question"]}))
+
+
+def test_data_set_of_the_wrong_type():
+    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`, got `DatasetDict`"):
+        build(dataset=DatasetDict({"train": prompt_dataset()}))
 
 
 def test_streaming_data_set_without_known_columns_is_not_refused():

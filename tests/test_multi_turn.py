@@ -163,6 +163,46 @@ def test_several_environments(tmp_path):
     assert sorted(set(trainer.output["advantages"].gt(0).tolist())) == [False, True]
 
 
+class Board(Counting):
+    """Plays on the list that its data set row holds."""
+
+    def reset(self, target, board, **row):
+        self.board, self.target, self.given = board, target, None
+        self.untouched = board == [0, 0]
+        return f" Please give {target}+0"
+
+    def add(self, a: int, b: int) -> int:
+        """
+        Adds two numbers.
+
+        Args:
+            a: First number.
+            b: Second number.
+        """
+        self.board[0] += 1
+        return super().add(a, b)
+
+    def get_reward(self):
+        return float(self.untouched and self.board[0] <= 1)
+
+
+def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
+    """A data loader makes every copy of a row anew."""
+    seen = []
+
+    def reward(completions, board, notes, **kwargs):
+        seen.extend(map(tuple, notes))
+        for note in notes:
+            note.append("seen")
+        return [0.0] * len(completions)  # so that there are more rounds
+
+    boards = {"target": [1, 2, 3, 4], "board": [[0, 0]] * 4, "notes": [["new"]] * 4}
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4} | boards)
+    trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, reward_weights=[1.0], max_rounds=2)
+    trainer.train()
+    assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
+
+
 def picture(color):
     return Image.new("RGB", (28, 28), color)
 

@@ -231,6 +231,22 @@ def test_none_rewards(tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
+def test_infinite_rewards_are_none(mode, tmp_path):
+    inf = math.inf
+
+    def reward(completions, **kwargs):
+        return [(inf, 1.0, -inf, 0.0)[i % 4] for i in range(len(completions))]
+
+    trainer = build(tmp_path, reward, adaptive_sampling=mode, max_steps=1)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
+    if mode != "uniform":  # which is GRPO, and that learns nothing from such a group
+        assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
 def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
@@ -393,13 +409,32 @@ def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
     assert logs_of(trainer)[0]["rows"] == 16  # of the first round
 
 
-def test_log_extra_of_the_wrong_length_is_refused(tmp_path):
+def test_too_few_extra_values_are_refused_if_there_is_a_table(tmp_path):
     def reward(completions, log_extra, **kwargs):
         log_extra("column", [0])
         return even_reward(completions)
 
     with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 16 completions"):
-        build(tmp_path, reward).train()
+        build(tmp_path, reward, log_completions=True).train()
+    trainer = build(tmp_path, reward)
+    trainer.train()
+    assert len(logs_of(trainer)) == 2, "As in GRPOTrainer."
+
+
+def test_of_two_functions_that_log_the_same_column_the_last_one_shows(tmp_path):
+    def first(completions, log_extra, **kwargs):
+        log_extra("column", [f"first {completion}" for completion in completions])
+        log_extra("pool_size", [-1] * len(completions))
+        return even_reward(completions)
+
+    def second(completions, log_extra, **kwargs):
+        log_extra("column", [f"second {completion}" for completion in completions])
+        return even_reward(completions)
+
+    build(tmp_path, [first, second], log_completions=True, max_steps=1).train()
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert table["column"].tolist() == [f"second {completion}" for completion in table["completion"]]
+    assert set(table["pool_size"]) == {-1}, "What reward functions log comes before what the trainer adds."
 
 
 def test_evaluation_is_untouched(tmp_path):

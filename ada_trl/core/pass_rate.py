@@ -295,10 +295,14 @@ def prompt_text(prompt: str | list[dict[str, Any]], *, quote: bool = False) -> s
         ) from error
 
 
-def _digest(value: Any) -> list:
-    if not hasattr(value, "tobytes"):
+def _digest(value: Any) -> list | str:
+    if hasattr(value, "isoformat"):  # of a date or a time
+        return value.isoformat()
+    content = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
+    if content is None:
         raise TypeError(f"{type(value).__name__} has no canonical form")
-    return [list(value.size), hashlib.sha256(value.tobytes()).hexdigest()]
+    shape = getattr(value, "shape", None) or getattr(value, "size", ())  # of an array or an image
+    return [list(shape), hashlib.sha256(content).hexdigest()]
 
 
 def _without_none(value: Any) -> Any:

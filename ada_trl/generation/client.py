@@ -16,6 +16,7 @@ from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in
 MAX_RETRIES = 4
 BACKOFF_SECONDS = 0.25  # doubles with every retry
 CONNECT_SECONDS = 10
+SAMPLING = ("/v1/completions", "/inference/v1/generate")  # endpoints for prompts of text and with images
 
 
 class VLLMServerError(RuntimeError):
@@ -88,7 +89,7 @@ class DeadlineClient(VLLMClient):
         return self._request("GET", url, retry=True, **kwargs)
 
     def _post(self, url: str, **kwargs) -> dict:
-        return self._request("POST", url, retry=url.endswith("/v1/completions"), **kwargs)
+        return self._request("POST", url, retry=url.endswith(SAMPLING), **kwargs)
 
     def get_server_info(self) -> dict:
         return self.full_server_info()["vllm_config"]

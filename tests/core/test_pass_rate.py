@@ -1,5 +1,6 @@
 """Pass rates from counts: closed forms, the authors' constants, duplicates, state, and no bias from early stopping."""
 
+import datetime
 import hashlib
 import json
 import math
@@ -352,3 +353,11 @@ def test_text_of_a_prompt():
     with pytest.raises(ValueError, match=r"neither text nor an image .* Add a column 'id'"):
         prompt_key([{"role": "user", "content": object()}])
     assert prompt_key([{"role": "user", "content": object()}], {"id": "x"}) == "x"
+
+
+def test_columns_of_an_environment_tell_prompts_apart():
+    row = {"when": datetime.date(2026, 1, 1), "blob": b"x", "board": np.zeros((2, 3)), "none": None}
+    key = prompt_key(row)
+    assert key == prompt_key({"when": datetime.date(2026, 1, 1), "blob": b"x", "board": np.zeros((2, 3))})
+    for change in ({"when": datetime.date(2026, 1, 2)}, {"blob": b"y"}, {"board": np.zeros((3, 2))}, {"none": 1}):
+        assert prompt_key(row | change) != key

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from transformers import PreTrainedTokenizerBase
 
 from ..helpers import tiny_tokenizer
 
@@ -28,16 +29,20 @@ class Call:
     number: int  # over all prompts
     model: str
     request: web.Request
+    tokenizer: PreTrainedTokenizerBase = TOKENIZER
+    features: dict | None = None  # of the prompt's images
 
 
 def answer(call: Call, texts: list[str]) -> web.Response:
-    """The completions `texts`, in the layout of `/v1/completions`."""
+    """The completions `texts`, in the layout of the endpoint that was asked."""
     choices = []
     for index, text in enumerate(texts):
-        ids = [*TOKENIZER(text)["input_ids"], TOKENIZER.eos_token_id]
+        ids = [*call.tokenizer(text)["input_ids"], call.tokenizer.eos_token_id]
         tokens = [f"token_id:{i}" for i in ids]
         logprobs = {"tokens": tokens, "token_logprobs": [-1.0] * len(ids), "top_logprobs": [{t: -1.0} for t in tokens]}
-        prompt_ids = TOKENIZER(call.prompt)["input_ids"]
+        if call.features is not None:
+            logprobs = {"content": [{"token": t, "logprob": -1.0, "top_logprobs": []} for t in tokens]}
+        prompt_ids = call.tokenizer(call.prompt)["input_ids"]
         choices.append({"index": index, "token_ids": ids, "logprobs": logprobs, "prompt_token_ids": prompt_ids})
     return web.json_response({"choices": choices})
 
@@ -58,9 +63,12 @@ class FakeServer:
     Args:
         behave (`Callable[[Call], Awaitable[web.StreamResponse]]`):
             Answers a request for completions.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            Of the served model; by default the arithmetic task's.
     """
 
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right
+    tokenizer: PreTrainedTokenizerBase = TOKENIZER
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
     completions: list[Call] = field(default_factory=list)
@@ -73,7 +81,7 @@ class FakeServer:
         self.in_flight = 0
         self.info = {
             "vllm_config": {
-                "model_config": {"max_model_len": 64, "logprobs_mode": "processed_logprobs"},
+                "model_config": {"max_model_len": 8192, "logprobs_mode": "processed_logprobs"},
                 "weight_transfer_config": None,
                 "lora_config": {"max_lora_rank": 16},
                 "parallel_config": {},
@@ -84,8 +92,10 @@ class FakeServer:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json()
-        prompt = TOKENIZER.decode(payload["prompt"][0])
-        call = Call(prompt, payload["n"], self.rounds[prompt], next(self.numbers), payload["model"], request)
+        features, sampling = payload.get("features"), payload.get("sampling_params", payload)
+        prompt = self.tokenizer.decode(payload["token_ids"] if features else payload["prompt"][0])
+        position = (self.rounds[prompt], next(self.numbers))
+        call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features)
         self.rounds[prompt] += 1
         self.completions.append(call)
         self.in_flight += 1
@@ -94,6 +104,13 @@ class FakeServer:
             return await self.behave(call)
         finally:
             self.in_flight -= 1
+
+    async def _render(self, request: web.Request) -> web.StreamResponse:
+        """Takes the pictures out of a message; as in vLLM, their places in it say nothing of the prompt."""
+        (message,) = (await request.json())["messages"]
+        urls = [part["image_url"]["url"] for part in message["content"]]
+        places = [{"offset": 0, "length": 1} for _ in urls]
+        return await _json({"features": {"mm_placeholders": {"image": places}, "kwargs_data": {"image": urls}}})
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json() if request.can_read_body else {}
@@ -108,6 +125,8 @@ class FakeServer:
         app.router.add_get("/v1/models", lambda request: _json({"data": [{"id": "base"}]}))
         app.router.add_get("/server_info", lambda request: _json(self.info))
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/inference/v1/generate", self._completions)
+        app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/{path:.*}", self._control)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()

@@ -1,0 +1,131 @@
+"""Tools, environments and images, sampled from a scripted server."""
+
+import base64
+import json
+import re
+from collections import Counter
+from io import BytesIO
+
+import pytest
+from datasets import Dataset
+from PIL import Image
+
+from ada_trl import AdaGRPOTrainer
+
+from ..helpers import chat_tokenizer, tiny_vision_language_model
+from ..test_multi_turn import CONVERSATIONS, Counting, add, picture, says_the_sum
+from ..test_multi_turn import build as build_trainer
+from .fake import FakeServer, answer
+from .test_fake_server import fail, our_threads
+
+
+CHAT = chat_tokenizer()
+
+
+def build(tmp_path, server, reward, dataset=None, **options):
+    served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_weight_sync": "disk"}
+    quick = {"vllm_request_timeout": 30.0, "vllm_server_timeout": 0, "samples_per_round": 4, "max_rounds": 3}
+    options = {"tokenizer": CHAT} | options
+    return build_trainer(Recorder, tmp_path, reward, dataset, **served | quick | options)
+
+
+class Recorder(AdaGRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        self.output = super()._generate_and_score_completions(inputs)
+        return self.output
+
+
+async def uses_the_tool(call):
+    """From the second request for a question on, half of the completions call `add`, whose answer is then said."""
+    if "<tool_response>" in call.prompt:
+        value = call.prompt.split("<tool_response>\n")[-1].split("\n")[0]
+        return answer(call, [f"It is {value}."] * call.n)
+    a, b = re.findall(r"(\d+)\+(\d+)", call.prompt)[-1]
+    request = json.dumps({"name": "add", "arguments": {"a": int(a), "b": int(b)}})
+    use = f"<tool_call>\n{request}\n</tool_call>" if call.round else "Pass."
+    return answer(call, [use, "Pass."] * (call.n // 2))
+
+
+def test_tools_are_called_in_rounds_and_every_turn_is_asked_of_the_server(tmp_path):
+    scored = []
+
+    def reward(prompts, completions, **kwargs):
+        scored.append(says_the_sum(prompts, completions))
+        return scored[-1]
+
+    with FakeServer(uses_the_tool, CHAT) as server:
+        trainer = build(tmp_path, server, reward, tools=[add])
+        trainer.train()
+    first = [call for call in server.completions if "<tool_response>" not in call.prompt]
+    later = [call for call in server.completions if "<tool_response>" in call.prompt]
+    assert Counter(call.n for call in first) == {4: 8}, "Four questions, two rounds, a request for each."
+    assert Counter(call.n for call in later) == {2: 4}, "Equal histories share a request."
+    assert scored == [[0.0] * 16, [1.0, 0.0] * 8]
+    logs, output = trainer.state.log_history[0], trainer.output
+    assert logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/resolved"] == 1 and logs["reward"] == 0
+    assert logs["tools/call_frequency"] == 0, "Of the first round."
+    for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
+        text = CHAT.decode(ids[mask.bool()])
+        assert "tool_response" not in text and ("It is" in text) == (advantage > 0)
+    sampled = output["completion_mask"].bool() & output["tool_mask"].bool()
+    assert (output["sampling_per_token_logps"][sampled] == -1.0).all()
+    assert our_threads() == []
+
+
+def test_environments(tmp_path):
+    Counting.resets.clear()
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
+    with FakeServer(uses_the_tool, CHAT) as server:
+        trainer = build(tmp_path, server, [], dataset, factory=Counting)
+        trainer.train()
+    logs = trainer.state.log_history[0]
+    assert sum(Counting.resets.values()) == logs["ada/samples_per_prompt/mean"] * 4 == 32
+    assert (logs["rewards/Counting/mean"], logs["ada/resolved"]) == (0.0, 1.0)
+    assert all("Please give" in call.prompt for call in server.completions)
+
+
+def test_a_server_that_fails_while_tools_are_used_stops_the_run(tmp_path):
+    async def breaks(call):
+        return await (fail if "<tool_response>" in call.prompt else uses_the_tool)(call)
+
+    with FakeServer(breaks, CHAT) as server:
+        trainer = build(tmp_path, server, says_the_sum, tools=[add])
+        with pytest.raises(Exception, match="engine dead"):
+            trainer.train()
+    assert our_threads() == []
+
+
+def color_of(call):
+    (url,) = call.features["kwargs_data"]["image"]
+    return Image.open(BytesIO(base64.b64decode(url.split(",")[1]))).getpixel((0, 0))
+
+
+def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
+    model, processor = tiny_vision_language_model(CHAT)
+    asked, failed = Counter(), []
+
+    async def describes(call):
+        if not failed:
+            failed.append(call)
+            return await fail(call)
+        asked[color_of(call)] += 1
+        (place,) = call.features["mm_placeholders"]["image"]
+        assert call.tokenizer(call.prompt)["input_ids"].index(processor.image_token_id) == place["offset"]
+        assert place["length"] == 4
+        first_of_red = asked[255, 0, 0] == 1 and color_of(call)[0] == 255
+        return answer(call, ["Red."] * call.n if first_of_red else ["Red.", "No."] * (call.n // 2))
+
+    def reward(prompts, completions, image, **kwargs):
+        assert all(p[-1]["content"][0]["image"] == pixels for p, pixels in zip(prompts, image, strict=True))
+        return [float(completion[0]["content"] == "Red.") for completion in completions]
+
+    colors = ["red", "green", "blue", "black"]
+    dataset = Dataset.from_dict({"prompt": CONVERSATIONS, "image": list(map(picture, colors))})
+    with FakeServer(describes, CHAT) as server:
+        trainer = build(tmp_path, server, reward, dataset, model=model, tokenizer=processor, max_completion_length=8)
+        trainer.train()
+    assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}, "And no more for the repeated one."
+    assert trainer.state.log_history[0]["ada/resolved"] == 1
+    assert trainer.state.log_history[0]["ada/server/retries"] == 1
+    assert len(trainer.output["pixel_values"]) == 16
+    assert our_threads() == []
