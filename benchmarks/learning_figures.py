@@ -150,8 +150,8 @@ def sampling(steps: pd.DataFrame) -> Figure:
         for axis in row:
             axis.set_ylim(bottom=0)
             axis.set_xlabel("Optimizer steps")
-    axes[0][2].legend(fontsize="x-small")
-    axes[0][3].legend(fontsize="x-small")
+    for axis in axes[0][2:]:
+        axis.legend(fontsize="xx-small", ncols=2, loc="upper left")
     legend(figure, axes[:, 0])
     return figure
 
