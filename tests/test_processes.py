@@ -28,6 +28,7 @@ RUNS = {
     "est-value": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-value"},
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
     "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
+    "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},
     "after failures": {"rows": 12, "num_generations": 4, "max_steps": 2},
 }
 
@@ -73,7 +74,7 @@ def alone(name):
     return json.loads(json.dumps(run("outputs/unused", options_of(1, **options))))
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if "failure" not in name])
+@pytest.mark.parametrize("name", [name for name in RUNS if "failure" not in name and name != "environment"])
 def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
     ranks, expected = together[name], alone(name)
     assert [rank["error"] for rank in ranks] == [None] * len(ranks)
@@ -93,6 +94,17 @@ def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
         kind, message = rank["error"]
         assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
     assert max(rank["seconds"] for rank in together[name]) < 60
+
+
+def test_environments_in_which_one_process_takes_more_turns(together):
+    """12 rows of the first round, 8 per prompt, are spread over the processes; only the main process's use a tool."""
+    ranks = together["environment"]
+    calls = 24 // len(ranks) // 2 / 24  # every other row of the main process's share
+    for rank in ranks:
+        assert rank["logs"]["tools/call_frequency"] == pytest.approx(calls)
+        assert rank["logs"]["reward"] == pytest.approx(calls), "Whoever used the tool was right."
+    positive = [positive for rank in ranks for positive in rank["positive"]]
+    assert 0 < sum(positive) < len(positive) == 12
 
 
 def test_processes_that_failed_together_can_go_on_together(together):

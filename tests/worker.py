@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from .helpers import QUICK, tiny_model, tiny_tokenizer
+from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
+from .test_multi_turn import Counting, ToolUser
 
 
 class Scripted(AdaGRPOTrainer):
@@ -58,9 +59,36 @@ class Scripted(AdaGRPOTrainer):
         return output
 
 
+class PlayersOnOneProcess(ToolUser):
+    """Uses the tools of its environment on the main process only, so that the others take fewer turns."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        if self.accelerator.is_main_process:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._tokenizer(["Pass.<|im_end|>"] * len(prompt_ids))["input_ids"], None
+
+
+def play(output_dir: str, options: dict) -> dict:
+    """One training in an environment; what happened on this process."""
+    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1, "max_completion_length": 256} | options)
+    tokenizer = chat_tokenizer()
+    trainer = PlayersOnOneProcess(
+        tiny_chat_model(tokenizer),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": range(4)}),
+        processing_class=tokenizer,
+        environment_factory=Counting,
+    )
+    trainer.train()
+    (logs,) = (logs for logs in trainer.state.log_history if "reward" in logs)
+    return {"logs": logs, "positive": (trainer.output["advantages"] > 0).tolist()}
+
+
 def run(output_dir: str, options: dict) -> dict:
     """One training, as `options` say: fields of the configuration, and how rewards behave."""
     options = dict(options)
+    if options.pop("environment", False):
+        return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
     scripted = options.pop("scripted_generation", True)
     args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1} | options)
