@@ -157,7 +157,15 @@ def _draw_sampling(row, log: Log) -> None:
     )
     row[2].set_ylabel("Unresolved prompts")
     for panel in (row[0], row[2]):
-        panel.legend(fontsize="small", frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+        panel.legend(
+            fontsize="small",
+            frameon=False,
+            ncols=4,
+            handlelength=1,
+            columnspacing=1,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+        )
 
 
 def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]):

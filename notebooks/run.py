@@ -17,7 +17,9 @@ FOLDER = Path(__file__).parent
 def execute(path: Path, timeout: float = 600) -> nbformat.NotebookNode:
     """The notebook with fresh outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=timeout, resources={"metadata": {"path": str(FOLDER)}})
+    client = NotebookClient(
+        notebook, timeout=timeout, coalesce_streams=True, resources={"metadata": {"path": str(FOLDER)}}
+    )
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which would make every run a change
