@@ -11,7 +11,10 @@ def test_dry_run_with_a_server(tmp_path, monkeypatch):
     for name in ("ADA_TRL_DRY_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
         monkeypatch.setenv(name, "1")
     text = (FOLDER / "2_lora_on_colab.ipynb").read_text()
-    for old, new in (('GENERATION = \\"transformers\\"', 'GENERATION = \\"vllm-server\\"'), ("8000", str(free_port()))):
+    for old, new in (
+        ('GENERATION = \\"transformers\\"', 'GENERATION = \\"vllm-server\\"'),
+        ("8000", str(free_port())),
+    ):
         assert old in text
         text = text.replace(old, new)
     path = tmp_path / "notebook.ipynb"
