@@ -220,7 +220,9 @@ def status(evaluations: pd.DataFrame) -> str:
         .size()
         .reindex(pd.MultiIndex.from_product([PROMPT_SETS, METHODS]), fill_value=0)
     )
-    return f"{len(done)} runs are stored: {seeds.min()} to {seeds.max()} seeds of each method on each set."
+    low, high = seeds.min(), seeds.max()
+    number = str(high) if low == high else f"{low} to {high}"
+    return f"{len(done)} runs are stored: {number} seeds of each method on each set."
 
 
 TABLES = {
