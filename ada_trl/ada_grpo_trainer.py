@@ -135,19 +135,25 @@ class AdaGRPOTrainer(ThroughParent):
 
     def _refuse_unsupported(self):
         by_content = self.adaptive_sampling == "est-value"
+        others = "'seq-balance' or 'est-ema'"
         unsupported = {
-            "rollout_func": (self.rollout_func is not None, "it brings its own sampling loop"),
+            "rollout_func": (self.rollout_func is not None, "it brings its own sampling loop", "'uniform'"),
             "environment_factory": (
                 by_content and self.environment_factories is not None,
                 "it reads the prompt alone",
+                others,
             ),
-            "a vision-language model": (by_content and self._is_vlm, "the value head does not see the images"),
+            "a vision-language model": (
+                by_content and self._is_vlm,
+                "the value head does not see the images",
+                others,
+            ),
         }
-        for name, (given, reason) in unsupported.items():
+        for name, (given, reason, remedy) in unsupported.items():
             if given:
                 raise ValueError(
                     f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}: {reason}. Use "
-                    f"{'seq-balance or est-ema' if by_content else 'uniform'}, or trl.GRPOTrainer."
+                    f"adaptive_sampling={remedy}, or trl.GRPOTrainer."
                 )
 
     def train(self, *args, **kwargs):

@@ -4,7 +4,7 @@ import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +90,7 @@ class ThroughParent(GRPOTrainer):
         tokens_seen = self.state.num_input_tokens_seen
         self._answers = answers
         try:
-            with self._alone(), self._log_metrics(keep=first_round):
+            with self._alone(log_metrics=first_round):
                 completions = self._prepared(rows, lambda prompts: self._generate_and_score(rows, prompts))
             return completions._replace(tokens_seen=self.state.num_input_tokens_seen - tokens_seen)
         finally:
@@ -138,22 +138,22 @@ class ThroughParent(GRPOTrainer):
         return score
 
     @contextmanager
-    def _alone(self):
+    def _alone(self, log_metrics: bool):
         """
         Let the parent work on this process only: its gathers, which are collective, must return what they are given,
         because the other processes score other prompts, perhaps at other times, and may fail. The metrics made of them
-        are not those of the step.
+        are not those of the step; those that reward functions log are kept with `log_metrics`.
         """
+        logs = {"_metrics": self._metrics | {"train": defaultdict(list)}}
+        if not log_metrics:
+            logs["_pending_metrics"] = defaultdict(list)
         with (
             self._replaced(self.accelerator, gather=_identity),
             self._replaced(grpo_trainer, gather=_identity),
-            self._replaced(self, _metrics=self._metrics | {"train": defaultdict(list)}),
+            self._replaced(self, **logs),
+            self._replaced(self.vllm_generation, alone=True) if self.use_vllm else nullcontext(),
         ):
-            if self.use_vllm:
-                with self._replaced(self.vllm_generation, alone=True):
-                    yield
-            else:
-                yield
+            yield
 
     @staticmethod
     @contextmanager
@@ -166,12 +166,6 @@ class ThroughParent(GRPOTrainer):
             for name in attributes:
                 del vars(owner)[name]
             vars(owner).update(before)
-
-    @contextmanager
-    def _log_metrics(self, keep: bool):
-        """Metrics that reward functions log describe the first round only."""
-        with self._replaced(self, **({} if keep else {"_pending_metrics": defaultdict(list)})):
-            yield
 
     @contextmanager
     def _episodes_over(self, rows: int):

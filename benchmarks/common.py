@@ -1,5 +1,6 @@
 """What the analyses share: sampling prompts of known pass rates with the real core, tables, and the document they fill."""
 
+import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +61,13 @@ def save_rows(rows: list[dict], name: str) -> list[dict]:
 
 def load_rows(name: str) -> list[dict]:
     return pq.read_table(FIGURES / f"{name}.parquet").to_pylist()
+
+
+def computed_or_stored(name: str, compute: Callable[[], list[dict]], description: str) -> list[dict]:
+    """The rows of an analysis by its command line: computed and stored, or with `--plot` those stored before."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", action="store_true", help="from the stored data")
+    return load_rows(name) if parser.parse_args().plot else save_rows(compute(), name)
 
 
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:

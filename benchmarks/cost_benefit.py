@@ -8,7 +8,6 @@ sampled. `python -m benchmarks.cost_benefit` writes `docs/figures/cost_benefit.{
 `docs/analyses.md`; `--plot` starts from the stored data.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from ada_trl.core import EMAPassRate, ExitCondition, Pool, Rollout, allocate, eliminate, group_advantages, select_group
 
-from .common import COLORS, ONE_ROUND, fill, load_rows, markdown, save_figure, save_rows
+from .common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
 
 
 FEATURES, ARMS = 128, 8
@@ -315,9 +314,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="from the stored data")
-    rows = load_rows("cost_benefit") if parser.parse_args().plot else save_rows(compute(), "cost_benefit")
+    rows = computed_or_stored("cost_benefit", compute, __doc__)
     plot(rows)
     fill("cost-benefit", table(rows))
 

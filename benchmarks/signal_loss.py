@@ -5,7 +5,6 @@ How often a prompt has no gradient and what it costs, in closed form and simulat
 and there the plan for the example run's prompts. `--plot` draws figure and table from the stored data.
 """
 
-import argparse
 import math
 
 import numpy as np
@@ -20,11 +19,10 @@ from .common import (
     ONE_ROUND,
     ROOT,
     bernoulli_pools,
+    computed_or_stored,
     fill,
-    load_rows,
     markdown,
     save_figure,
-    save_rows,
 )
 
 
@@ -180,9 +178,7 @@ def example_plan() -> tuple[Prompts, list[Setting]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="from the stored data")
-    rows = load_rows("signal_loss") if parser.parse_args().plot else save_rows(compute(), "signal_loss")
+    rows = computed_or_stored("signal_loss", compute, __doc__)
     plot(rows)
     fill("signal-loss", table(rows))
     prompts, found = example_plan()

@@ -8,7 +8,6 @@ covariance without sampling. `python -m benchmarks.variance` writes `docs/figure
 `docs/analyses.md`; `--plot` starts from the stored data.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from ada_trl.core import ExitCondition, Pool, Rollout, group_advantages, select_
 from ada_trl.core.advantages import PromptWeighting
 from ada_trl.core.power import pool_distribution
 
-from .common import COLORS, ONE_ROUND, fill, load_rows, markdown, save_figure, save_rows
+from .common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
 from .signal_loss import est_budgets
 
 
@@ -207,9 +206,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="from the stored data")
-    rows = load_rows("variance") if parser.parse_args().plot else save_rows(compute(), "variance")
+    rows = computed_or_stored("variance", compute, __doc__)
     plot(rows)
     fill("variance", table(rows))
 

@@ -125,7 +125,11 @@ class Counting:
             b: Second number.
         """
         self.given = a + b
+        self._play()
         return self.given
+
+    def _play(self):
+        pass
 
     def get_reward(self):
         return float(self.given == self.target)
@@ -171,16 +175,8 @@ class Board(Counting):
         self.untouched = board == [0, 0]
         return f" Please give {target}+0"
 
-    def add(self, a: int, b: int) -> int:
-        """
-        Adds two numbers.
-
-        Args:
-            a: First number.
-            b: Second number.
-        """
+    def _play(self):
         self.board[0] += 1
-        return super().add(a, b)
 
     def get_reward(self):
         return float(self.untouched and self.board[0] <= 1)

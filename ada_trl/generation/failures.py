@@ -1,26 +1,34 @@
 """What goes wrong on one process is raised on all of them, before any waits for it in a collective."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 from accelerate.utils import gather_object
 
 
 @contextmanager
-def shared(what: str):
+def settled(settle: Callable[[Exception | None], None]):
     """
-    Raise on every process if the body raised on any. Collective, so the body must make no unequal collective calls.
-
-    Args:
-        what (`str`):
-            What has failed, for the processes where it has not.
+    Hand what the body raised, or `None`, to `settle`, which raises what is to be raised. `settle` is collective, so the
+    body must make no unequal collective calls.
     """
     error = None
     try:
         yield
     except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
         error = caught
-    raise_first(gather_object([report(error)]), error, what)
+    settle(error)
+
+
+def shared(what: str):
+    """
+    Raise on every process if the body raised on any.
+
+    Args:
+        what (`str`):
+            What has failed, for the processes where it has not.
+    """
+    return settled(lambda error: raise_first(gather_object([report(error)]), error, what))
 
 
 def report(error: Exception | None) -> str | None:

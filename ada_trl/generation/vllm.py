@@ -13,6 +13,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from .client import DeadlineClient, VLLMServerError, VLLMServerUnavailable
+from .failures import report, settled
 from .weight_sync import WeightSync
 
 
@@ -93,19 +94,15 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Failures
 
-    @contextmanager
     def same_on_all_processes(self, what: str, consequence: str = NOTHING_LOST):
         """Raise on every process if the body raised on any. Collective, so the body must make no unequal calls."""
-        error = None
-        try:
-            yield
-        except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
-            error = caught
-        self.raise_first(gather_object([self.report(error)]), error, what, consequence)
+        return settled(
+            lambda error: self.raise_first(gather_object([self.report(error)]), error, what, consequence),
+        )
 
     def report(self, error: Exception | None) -> tuple[bool, str] | None:
         """What the other processes are told: whether it was the server, and the error."""
-        return error and (isinstance(error, (VLLMServerError, ConnectionError)), f"{type(error).__name__}: {error}")
+        return error and (isinstance(error, (VLLMServerError, ConnectionError)), report(error))
 
     def raise_first(
         self,
@@ -122,7 +119,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             return
         if hasattr(self, "vllm_client"):
             self.vllm_client.close()
-        process, (by_server, text) = next((i, report) for i, report in enumerate(reports) if report)
+        process, (by_server, text) = next((i, told) for i, told in enumerate(reports) if told)
         if error is not None and not self.report(error)[0]:
             raise error
         if not by_server:
