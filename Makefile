@@ -44,22 +44,22 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 
 benchmark: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python benchmarks/overhead.py
-	$(ENVIRONMENT) $(BIN)/python benchmarks/verifier.py
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.verifier
 
 benchmark-vllm: .venv-vllm/installed
-	$(ENVIRONMENT) $(VLLM_BIN)/python benchmarks/server.py
+	$(ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks.speed.server
 
 analyses: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.signal_loss
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.variance
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.cost_benefit
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.variance
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.cost_benefit
 
 notebooks: .venv/installed
 	$(ENVIRONMENT) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
 
 report: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.report
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.learning.report
 
 clean:
 	rm -rf .venv .venv-vllm outputs

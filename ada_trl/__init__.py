@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .ada_grpo_config import AdaGRPOConfig
-    from .ada_grpo_trainer import AdaGRPOTrainer
+    from .trainer.ada_grpo_config import AdaGRPOConfig
+    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 __version__ = "0.1.0"
 __all__ = ["AdaGRPOConfig", "AdaGRPOTrainer"]
 
-_MODULES = {"AdaGRPOConfig": ".ada_grpo_config", "AdaGRPOTrainer": ".ada_grpo_trainer"}
+_MODULES = {"AdaGRPOConfig": ".trainer.ada_grpo_config", "AdaGRPOTrainer": ".trainer.ada_grpo_trainer"}
 
 
 def __getattr__(name: str):

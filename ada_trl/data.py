@@ -22,10 +22,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import TrlParser
 
 from .files import atomic_write
-from .measurement import Measurement, measure, to_model_prompt
-from .problems import Problem, load_problems, normalise
+from .mathematics.problems import Problem, load_problems, normalise
+from .measurement.measure import Measurement, measure, to_model_prompt
+from .measurement.samplers import Sampler, SamplingArguments, make_sampler, once
 from .rewards import boxed, verify_answers
-from .sampling import Sampler, SamplingArguments, make_sampler, once
 
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import TrlParser
 
-from .measurement import Measurement, measure
-from .problems import Problem, load_problems
-from .report import markdown, plot, summarise
-from .sampling import Sampler, SamplingArguments, make_sampler, once
+from .mathematics.problems import Problem, load_problems
+from .measurement.measure import Measurement, measure
+from .measurement.samplers import Sampler, SamplingArguments, make_sampler, once
+from .measurement.summary import markdown, plot, summarise
 
 
 # The paper's: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.

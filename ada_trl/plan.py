@@ -20,8 +20,8 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from .core import ExitCondition, allocate
-from .core.difficulty import PassRateDistribution, fit_pass_rate_distribution
-from .core.power import Outcome, refill_outcome, sequential_outcome, single_round_outcome
+from .planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
+from .planning.outcomes import Outcome, refill_outcome, sequential_outcome, single_round_outcome
 
 
 COUNT_COLUMNS = [("discounted_positives", "discounted_draws"), ("positives", "draws")]

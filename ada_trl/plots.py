@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
-from .pass_rate_record import PASS_RATES_FILE
+from .estimation.record import PASS_RATES_FILE
 
 
 Log = Sequence[Mapping[str, Any]]  # `log_history` of a trainer

@@ -8,7 +8,7 @@ The overlong penalty of DAPO (eq. 13 of https://huggingface.co/papers/2503.14476
 import re
 from collections.abc import Callable, Sequence
 
-from .verifier import available_cores, shared_pool
+from .mathematics.verifier import available_cores, shared_pool
 
 
 TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for

@@ -18,9 +18,9 @@ import yaml
 from datasets import load_dataset
 from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
-from .ada_grpo_config import AdaGRPOConfig
-from .ada_grpo_trainer import AdaGRPOTrainer
-from .math_prompts import with_prompts
+from .mathematics.prompts import with_prompts
+from .trainer.ada_grpo_config import AdaGRPOConfig
+from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 
 @dataclass

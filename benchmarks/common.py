@@ -14,6 +14,7 @@ from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
+RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "analyses.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
 COLORS = {
@@ -53,14 +54,14 @@ def bernoulli_pools(
 
 
 def save_rows(rows: list[dict], name: str) -> list[dict]:
-    """Write rows beside the figures; returns them as stored, so that figures and tables use nothing else."""
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), FIGURES / f"{name}.parquet", compression="zstd")
+    """Write the rows of a result; returns them as stored, so that figures and tables use nothing else."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), RESULTS / f"{name}.parquet", compression="zstd")
     return load_rows(name)
 
 
 def load_rows(name: str) -> list[dict]:
-    return pq.read_table(FIGURES / f"{name}.parquet").to_pylist()
+    return pq.read_table(RESULTS / f"{name}.parquet").to_pylist()
 
 
 def computed_or_stored(name: str, compute: Callable[[], list[dict]], description: str) -> list[dict]:

@@ -9,7 +9,8 @@ import torch
 
 from ada_trl import plan
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
-from benchmarks import common, cost_benefit, signal_loss, variance
+from benchmarks import common
+from benchmarks.analyses import cost_benefit, signal_loss, variance
 
 
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}

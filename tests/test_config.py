@@ -157,7 +157,7 @@ def test_default_args_are_adaptive(monkeypatch):
         def __init__(self, output_dir):
             super().__init__(output_dir, **QUICK)
 
-    monkeypatch.setattr("ada_trl.ada_grpo_trainer.AdaGRPOConfig", OnCPU)
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.AdaGRPOConfig", OnCPU)
     model = tiny_model()
     model.config._name_or_path = "org/tiny"
     trainer = AdaGRPOTrainer(model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer())

@@ -13,8 +13,8 @@ import pytest
 from datasets import Dataset, DatasetDict, load_dataset
 
 from ada_trl.data import SelectionArguments, clean, main, run, select
-from ada_trl.math_prompts import to_prompt
-from ada_trl.problems import Problem, load_problems, normalise
+from ada_trl.mathematics.problems import Problem, load_problems, normalise
+from ada_trl.mathematics.prompts import to_prompt
 
 from .helpers import Interrupted, ScriptedSampler, tiny_model, tiny_tokenizer
 
@@ -213,8 +213,8 @@ def test_twice_in_a_row_gives_the_same(files, tmp_path, uninterrupted):
 def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monkeypatch):
     """Sampling or verification stops, or the last write is torn: nothing is done twice, and the result is the same."""
     rng = random.Random(seed)
-    monkeypatch.setattr("ada_trl.measurement.VERIFY_TOGETHER", 40)
-    verify, sampled, torn = sys.modules["ada_trl.measurement"].verify_answers, Counter(), 0
+    monkeypatch.setattr("ada_trl.measurement.measure.VERIFY_TOGETHER", 40)
+    verify, sampled, torn = sys.modules["ada_trl.measurement.measure"].verify_answers, Counter(), 0
     scored = Counter()
 
     def failing_verify(completions, references):
@@ -223,7 +223,7 @@ def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monk
         scored.update(references)
         return verify(completions, references)
 
-    monkeypatch.setattr("ada_trl.measurement.verify_answers", failing_verify)
+    monkeypatch.setattr("ada_trl.measurement.measure.verify_answers", failing_verify)
     for _ in range(100):
         samplers = []
 

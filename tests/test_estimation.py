@@ -11,10 +11,10 @@ from peft import LoraConfig
 from transformers import Trainer
 
 from ada_trl.core import mean_and_std, prompt_key
-from ada_trl.core.pass_rate import fit_beta_prior, tally_counts
-from ada_trl.pass_rate_record import PASS_RATES_FILE, load_pass_rates
+from ada_trl.core.counts import fit_beta_prior, tally_counts
+from ada_trl.estimation.head import VALUE_HEAD_FILE
+from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
 from ada_trl.train import parse_args
-from ada_trl.value_head import VALUE_HEAD_FILE
 
 from .helpers import PROMPTS, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
 from .test_trainer import ScriptedRewards, logs_of, prompts_of, remember_pools

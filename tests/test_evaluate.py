@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ada_trl.core.accuracy import bootstrap_interval
 from ada_trl.evaluate import DATASETS, EvaluationArguments, file_name, main, run, short_names
-from ada_trl.measurement import Measurement
-from ada_trl.report import AVERAGE, markdown, summarise
+from ada_trl.measurement.accuracy import bootstrap_interval
+from ada_trl.measurement.measure import Measurement
+from ada_trl.measurement.summary import AVERAGE, markdown, summarise
 
 from .helpers import Interrupted, ScriptedSampler, tiny_model, tiny_tokenizer
 
@@ -208,14 +208,14 @@ def content(directory):
 @pytest.mark.parametrize("seed", range(4))
 def test_interrupted_at_random_points(seed, files, tmp_path, results, monkeypatch):
     rng = random.Random(seed)
-    verify, sampled, torn = sys.modules["ada_trl.measurement"].verify_answers, Counter(), 0
+    verify, sampled, torn = sys.modules["ada_trl.measurement.measure"].verify_answers, Counter(), 0
 
     def failing_verify(completions, references):
         if rng.random() < 0.3:
             raise Interrupted
         return verify(completions, references)
 
-    monkeypatch.setattr("ada_trl.measurement.verify_answers", failing_verify)
+    monkeypatch.setattr("ada_trl.measurement.measure.verify_answers", failing_verify)
     for _ in range(100):
         samplers = []
 

@@ -10,7 +10,7 @@ from transformers import Qwen2ForSequenceClassification
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Pool, Rollout
-from ada_trl.replay import pool_advantages
+from ada_trl.trainer.replay import pool_advantages
 
 from .helpers import (
     PROMPTS,

@@ -8,8 +8,9 @@ import torch
 from datasets import Dataset
 
 from ada_trl import AdaGRPOConfig
-from benchmarks import learning, prompt_sets
-from benchmarks.dapo import DapoTrainer, dapo_arguments
+from benchmarks.learning import prompt_sets
+from benchmarks.learning import run as learning
+from benchmarks.learning.dapo import DapoTrainer, dapo_arguments
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
 
 from .helpers import QUICK, tiny_model, tiny_tokenizer

@@ -9,7 +9,7 @@ import yaml
 from datasets import Dataset
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.math_prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, with_prompts
+from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, with_prompts
 from ada_trl.train import build_trainer, load_reward_funcs, main, parse_args
 
 from .tiny_math import ARCHITECTURES, PROBLEMS, save_model, save_problems

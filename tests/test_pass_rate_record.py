@@ -9,8 +9,8 @@ import pytest
 from datasets import load_dataset
 
 from ada_trl.core import EMAPassRate, prompt_key
+from ada_trl.estimation.record import load_pass_rates, save_pass_rates
 from ada_trl.files import atomic_write
-from ada_trl.pass_rate_record import load_pass_rates, save_pass_rates
 
 
 PROMPTS = [f"{i}+{i}=" for i in range(50)]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
-from ada_trl.pass_rate_record import save_pass_rates
+from ada_trl.estimation.record import save_pass_rates
 from ada_trl.plan import main, read_prompts, recommend, report, settings
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import report
-from benchmarks.learning_statistics import (
+from benchmarks.learning import report
+from benchmarks.learning.prompt_sets import PASS_AT
+from benchmarks.learning.statistics import (
     accuracy_at,
     by_seed,
     collect,
@@ -18,7 +19,6 @@ from benchmarks.learning_statistics import (
     interval,
     paired_difference,
 )
-from benchmarks.prompt_sets import PASS_AT
 
 
 TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, "Seq-balance": 40_000}
@@ -132,7 +132,7 @@ def test_report_is_filled_from_what_was_stored(runs, tmp_path):
         re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", report.DOCUMENT.read_text(), flags=re.S)
     )
     report.store(runs, tmp_path)
-    report.build(document, tmp_path)
+    report.build(document, tmp_path, tmp_path)
     text = document.read_text()
     assert "12 runs are stored: 0 to 2 seeds" in text
     assert not re.search(r"-->\n<!-- end", text)

@@ -34,9 +34,9 @@ def unscored(completions, **kwargs):
 )
 def test_warns_once_when_most_prompts_teach_nothing_for_long(reward, cause, remedy, tmp_path, caplog):
     trainer = build(tmp_path, reward, max_steps=25, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
         trainer.train()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.signal_warning"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
     assert len(warnings) == 1 and "For 20 steps" in warnings[0]
     assert cause in warnings[0] and remedy in warnings[0]
 
@@ -47,9 +47,9 @@ def test_does_not_warn_while_there_is_signal_now_and_then(good_step, tmp_path, c
         return even_reward(completions) if trainer_state.global_step == good_step else nothing(completions)
 
     trainer = build(tmp_path, reward, max_steps=20, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
         trainer.train()
-    assert not [record for record in caplog.records if record.name == "ada_trl.signal_warning"]
+    assert not [record for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
 
 
 def from_tensorboard(directory):

@@ -15,7 +15,8 @@ import pytest
 from math_verify import parse, verify
 from trl.rewards import get_soft_overlong_punishment
 
-from ada_trl import verifier
+from ada_trl.mathematics import verifier
+from ada_trl.mathematics.verifier_worker import check
 from ada_trl.rewards import (
     boxed_format_reward,
     extract_answer,
@@ -23,7 +24,6 @@ from ada_trl.rewards import (
     math_accuracy_reward,
     verify_answers,
 )
-from ada_trl.verifier_worker import check
 
 
 PAIRS = Path(__file__).parent / "data" / "answer_pairs.tsv"

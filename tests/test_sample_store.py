@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ada_trl.sample_store import SampleStore
+from ada_trl.measurement.store import SampleStore
 
 
 SETTINGS = {"model": "m", "num_samples": 2, "weights": None}

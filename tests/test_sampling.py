@@ -8,9 +8,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from ada_trl.math_prompts import INSTRUCTION, SYSTEM_PROMPT
-from ada_trl.measurement import fingerprint, render
-from ada_trl.sampling import Request, SamplingArguments, TransformersSampler, VLLMSampler
+from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT
+from ada_trl.measurement.measure import fingerprint, render
+from ada_trl.measurement.samplers import Request, SamplingArguments, TransformersSampler, VLLMSampler
 
 from .helpers import chat_tokenizer, tiny_model, tiny_tokenizer
 

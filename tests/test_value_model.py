@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from ada_trl.core import brier_metrics
-from ada_trl.pass_rate_record import PASS_RATES_FILE
-from ada_trl.value_model import VALUE_MODEL_FILE, ValueModel
+from ada_trl.estimation.model import VALUE_MODEL_FILE, ValueModel
+from ada_trl.estimation.record import PASS_RATES_FILE
 
 from .helpers import PROMPTS, free_port, prompt_dataset, tiny_tokenizer
 from .test_estimation import RESUME, build, by_prompt, identified

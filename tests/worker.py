@@ -25,16 +25,16 @@ from .test_multi_turn import Counting, ToolUser
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_sampler(self, own, everyone):
-        sampler, shown = super()._build_sampler(own, everyone)
-        complete = sampler.complete
+    def _build_source(self, own, everyone):
+        source, shown = super()._build_source(own, everyone)
+        complete = source.complete
 
         def remember(rows, first_round):
             self.rows = [(everyone[prompt]["prompt"], draw) for prompt, draw in rows]
             return complete(rows, first_round)
 
-        sampler.complete = remember
-        return sampler, shown
+        source.complete = remember
+        return source, shown
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective

@@ -2,11 +2,12 @@
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
+from .counts import EMAPassRate, brier_metrics
+from .elimination import Draw, eliminate, eliminate_per_prompt
 from .exit_conditions import ExitCondition
+from .identity import prompt_identity, prompt_key, prompt_text
 from .metrics import completion_metrics, mean_and_std, sampling_metrics, zero_signal_probability
-from .pass_rate import EMAPassRate, brier_metrics, prompt_key, prompt_text
 from .pool import Pool, Rollout
-from .scheduler import Draw, eliminate, eliminate_per_prompt
 from .selection import select_group
 
 
@@ -25,6 +26,7 @@ __all__ = [
     "group_advantages",
     "mean_and_std",
     "normalize_rewards",
+    "prompt_identity",
     "prompt_key",
     "prompt_text",
     "prompt_weight",

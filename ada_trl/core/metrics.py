@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .advantages import PromptWeighting, prompt_weight
+from .counts import fit_beta_prior, tally_counts
 from .exit_conditions import ExitCondition
-from .pass_rate import fit_beta_prior, tally_counts
 from .pool import Pool, Rollout
 
 

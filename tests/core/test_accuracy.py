@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ada_trl.core.accuracy import bootstrap_interval, difficulty_bins, pass_at_k
+from ada_trl.measurement.accuracy import bootstrap_interval, difficulty_bins, pass_at_k
 
 
 @given(st.data())

@@ -290,6 +290,6 @@ def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
 
 
 def test_core_imports_neither_torch_nor_trl():
-    modules = "ada_trl.core, ada_trl.core.power, ada_trl.core.difficulty, ada_trl.plan"
+    modules = "ada_trl.core, ada_trl.planning.outcomes, ada_trl.planning.difficulty, ada_trl.plan"
     code = f"import sys, {modules}; print({{'torch', 'trl', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, brier_metrics, eliminate, prompt_key, prompt_text
-from ada_trl.core.pass_rate import fit_beta_prior, tally_counts
+from ada_trl.core.counts import fit_beta_prior, tally_counts
 
 
 def close_to(samples, expected, scale=None):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
-from ada_trl.core.difficulty import PassRateDistribution, fit_pass_rate_distribution
-from ada_trl.core.power import (
+from ada_trl.planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
+from ada_trl.planning.outcomes import (
     binomial_probability,
     pool_distribution,
     refill_outcome,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ada_trl.pass_rate_record import PASS_RATES_FILE, load_pass_rates
+from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
 
 from ..helpers import PROMPTS, prompt_dataset
 from .fake import FakeServer, answer, random_texts

@@ -11,7 +11,7 @@ from aiohttp import web
 from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.generation.client import VLLMServerError
+from ada_trl.engine.client import VLLMServerError
 
 from ..helpers import PROMPTS, QUICK, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward

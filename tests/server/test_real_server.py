@@ -9,9 +9,9 @@ from datasets import load_dataset
 from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.engine.client import VLLMServerError
+from ada_trl.engine.weight_sync import WeightSync
 from ada_trl.evaluate import EvaluationArguments, run
-from ada_trl.generation.client import VLLMServerError
-from ada_trl.generation.weight_sync import WeightSync
 from ada_trl.train import main
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server

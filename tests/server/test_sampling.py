@@ -6,9 +6,9 @@ import time
 import pytest
 from aiohttp import web
 
+from ada_trl.engine.client import VLLMServerError, VLLMServerUnavailable
 from ada_trl.evaluate import EvaluationArguments, run
-from ada_trl.generation.client import VLLMServerError, VLLMServerUnavailable
-from ada_trl.sampling import Request, SamplingArguments, ServerSampler, same_model
+from ada_trl.measurement.samplers import PerPromptSource, Request, SamplingArguments, same_model
 
 from ..helpers import tiny_model
 from .fake import RIGHT, TOKENIZER, FakeServer, answer
@@ -20,7 +20,7 @@ SUMS = [f"{a}+{b}=" for a in range(3) for b in range(4)]
 
 def sampler(server, model="base", **options):
     options = {"num_samples": 4, "vllm_server_base_url": server.url, "vllm_server_timeout": 5.0} | options
-    return ServerSampler(model, TOKENIZER, SamplingArguments(**options))
+    return PerPromptSource(model, TOKENIZER, SamplingArguments(**options))
 
 
 def requests():
@@ -138,7 +138,7 @@ def test_evaluation_survives_the_servers_death(tmp_path, monkeypatch):
 
     dying = True
     with FakeServer(one_in_four) as server:
-        monkeypatch.setattr("ada_trl.generation.client.MAX_RETRIES", 0)
+        monkeypatch.setattr("ada_trl.engine.client.MAX_RETRIES", 0)
         with pytest.raises(VLLMServerUnavailable):
             evaluate(server)
         answered = {call.prompt for call in server.completions[:8]}

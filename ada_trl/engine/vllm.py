@@ -1,0 +1,293 @@
+"""vLLM behind the trainer: one client per process, three ways of getting the weights across, no engine left asleep."""
+
+import atexit
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import groupby
+
+from accelerate.utils import broadcast_object_list, gather_object
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from ..failures import report, settled
+from .client import DeadlineClient, VLLMServerError, VLLMServerUnavailable
+from .weight_sync import WeightSync
+
+
+CLOSE_SECONDS = 10
+
+NOTHING_LOST = (
+    " Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
+    "checkpoint is good. Check the server's log, restart it with the same flags, and resume with "
+    "trainer.train(resume_from_checkpoint=True). If requests merely take longer than vllm_request_timeout, raise it or "
+    "lower vllm_max_concurrent_requests."
+)
+
+
+class AdaVLLMGeneration(VLLMGeneration):
+    """
+    [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
+
+    Server mode: every process has a client of its own and asks for its own prompts, one request per prompt, with a
+    deadline; a failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
+    of a step ([`awake`]).
+
+    Args:
+        weight_sync (`str`):
+            How a server gets the weights: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads all
+            weights from a directory that server and trainer share.
+        weight_sync_dir (`str`):
+            Where `"lora"` and `"disk"` write; a new directory for every sync, removed after the next one.
+        request_timeout (`float`):
+            Deadline of a request in seconds.
+        max_concurrent_requests (`int`):
+            Requests of one process under way at once.
+
+    Raises:
+        `ValueError`: if the model or the device does not allow the `weight_sync`.
+        [`VLLMServerError`]: if the server lacks a flag that the `weight_sync` needs.
+    """
+
+    alone = False  # while set, this process generates apart from the others, which do not wait for its failures
+
+    def __init__(
+        self,
+        *args,
+        weight_sync: str = "nccl",
+        weight_sync_dir: str = "vllm_weight_sync",
+        request_timeout: float = 300.0,
+        max_concurrent_requests: int = 64,
+        **kwargs,
+    ):
+        self._weight_sync_options = (weight_sync, weight_sync_dir)
+        self.request_timeout = request_timeout
+        self.max_concurrent_requests = max_concurrent_requests
+        super().__init__(*args, **kwargs)
+
+    # Start-up
+
+    def _init_vllm(self):
+        if self.mode != "server":
+            return super()._init_vllm()
+        run_id = broadcast_object_list([uuid.uuid4().hex[:8]], from_process=0)[0]
+        self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
+        self.weight_sync.check_model()
+        self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
+        with self.same_on_all_processes("this server cannot be used", consequence=""):
+            self.vllm_client = DeadlineClient(
+                self.base_url,
+                group_port=self.group_port,
+                connection_timeout=self.server_timeout,
+                request_timeout=self.request_timeout,
+            )
+            self.base_model = self.vllm_client.model
+            info = self.vllm_client.full_server_info()
+            self.weight_sync.check_server(info)
+            self._instance = info["vllm_config"].get("instance_id")
+            if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
+                self.vllm_client.init_communicator(device=self.accelerator.device)
+        if self.accelerator.is_main_process:
+            atexit.register(self.weight_sync.clean_up)
+
+    # Failures
+
+    def same_on_all_processes(self, what: str, consequence: str = NOTHING_LOST):
+        """Raise on every process if the body raised on any. Collective, so the body must make no unequal calls."""
+        return settled(
+            lambda error: self.raise_first(gather_object([self.report(error)]), error, what, consequence),
+        )
+
+    def report(self, error: Exception | None) -> tuple[bool, str] | None:
+        """What the other processes are told: whether it was the server, and the error."""
+        return error and (isinstance(error, (VLLMServerError, ConnectionError)), report(error))
+
+    def raise_first(
+        self,
+        reports: Sequence[tuple[bool, str] | None],
+        error: Exception | None,
+        what: str,
+        consequence: str = NOTHING_LOST,
+    ) -> None:
+        """
+        Raise what went wrong on the first process that failed, if any did: a failure of the server in the same words
+        everywhere, the user's own exception (of a reward function, say) as it is where it happened.
+        """
+        if not any(reports):
+            return
+        if hasattr(self, "vllm_client"):
+            self.vllm_client.close()
+        process, (by_server, text) = next((i, told) for i, told in enumerate(reports) if told)
+        if error is not None and not self.report(error)[0]:
+            raise error
+        if not by_server:
+            raise RuntimeError(f"Process {process} failed: {text}") from error
+        raise VLLMServerError(
+            f"vLLM server at {self.base_url}: {what} (process {process}: {text}).{consequence}"
+        ) from error
+
+    def check_same_server(self) -> None:
+        """
+        A server that has died since is left to the next weight sync: what it did answer came from the right weights.
+
+        Raises:
+            [`VLLMServerError`]: if the server is not the one that the weights were sent to.
+        """
+        try:
+            found = self.vllm_client.get_server_info().get("instance_id")
+        except VLLMServerUnavailable:
+            return
+        if found != self._instance:
+            raise VLLMServerError(
+                f"the server was restarted during the step (instance {self._instance} became {found}), so rollouts may "
+                "come from other weights than those being trained"
+            )
+
+    # Generation
+
+    def sampling_params(self, num_generations: int) -> dict:
+        return {
+            "n": num_generations,
+            "repetition_penalty": self.repetition_penalty,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": 0.0 if self.min_p is None else self.min_p,
+            "max_tokens": self.max_completion_length,
+            "logprobs": self.logprobs,
+            "structured_outputs_regex": self.structured_outputs_regex,
+            "generation_kwargs": self.generation_kwargs,
+        }
+
+    def complete(self, prompt_ids: list[int], num_generations: int, images: list | None = None) -> tuple[list, list]:
+        """
+        Sample completions of one prompt from the server; may be called from any thread.
+
+        Returns:
+            `tuple`: completion ids, and log-probabilities of shape `(num_generations, completion length, 1)`.
+        """
+        try:
+            features = None
+            if images:
+                features = [self._place_features(self.vllm_client.image_features([images])[0], prompt_ids)]
+            params = self.sampling_params(num_generations)
+            output = self.vllm_client.generate([prompt_ids], features=features, **params)
+        except (LookupError, TypeError, ValueError) as error:
+            raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
+        completion_ids = output["completion_ids"]
+        if len(completion_ids) != num_generations or not all(completion_ids):
+            raise VLLMServerError(
+                f"asked for {num_generations} completions of a prompt, the server answered with {len(completion_ids)}, "
+                f"{sum(not ids for ids in completion_ids)} of them empty"
+            )
+        return completion_ids, output["logprobs"]
+
+    @contextmanager
+    def requests(self):
+        """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
+        executor = ThreadPoolExecutor(self.max_concurrent_requests, thread_name_prefix="vLLM request")
+
+        def start(*request) -> Future:
+            return executor.submit(self.complete, *request)
+
+        try:
+            yield start
+        finally:
+            self.vllm_client.cancel()
+            executor.shutdown(cancel_futures=True)
+            self.vllm_client.resume()
+
+    def generate(self, prompts, images, num_generations, profiler=None) -> tuple:
+        if self.mode != "server":
+            return super().generate(prompts, images, num_generations, profiler)
+        # Every process asks for its own rows; equal neighbours, the copies of a prompt, share a request.
+        rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
+        groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
+        completion_ids, logprobs = [], []
+        failures = (
+            nullcontext() if self.alone else self.same_on_all_processes(f"{len(groups)} prompts were not completed")
+        )
+        with failures, self.requests() as start:
+            for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
+                ids, logps = answer.result()
+                completion_ids += ids
+                logprobs += logps
+        return prompts, completion_ids, logprobs, None
+
+    @contextmanager
+    def awake(self, sync: Callable[[], None]):
+        """
+        Keep a colocated engine awake over several calls of [`generate`]: waking discards the weights, so that going to
+        sleep between the rounds of a step would push all of them again.
+
+        Args:
+            sync (`Callable`):
+                Pushes the weights; called when the engine was asleep.
+        """
+        if self.mode != "colocate" or not self.enable_sleep_mode:
+            yield
+            return
+        if self._llm_weights_sleeping:
+            sync()
+        self.llm.wake_up(tags=["kv_cache"])
+        self.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            self.enable_sleep_mode = True
+            self.llm.sleep(level=2)
+            self._llm_weights_sleeping = True
+
+    # Weight synchronization
+
+    def sync_weights(self):
+        if self.mode != "server":
+            return super().sync_weights()
+        what = "the weights could not be sent, so the run stops instead of training on stale rollouts"
+        with self.same_on_all_processes(what):
+            self._meet_server_again()
+        with self.same_on_all_processes(what):
+            {
+                "nccl": super().sync_weights,
+                "lora": self.weight_sync.sync_lora,
+                "disk": self.weight_sync.sync_disk,
+            }[self.weight_sync.method]()
+
+    def _meet_server_again(self):
+        """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
+        info = self.vllm_client.full_server_info()
+        instance = info["vllm_config"].get("instance_id")
+        if instance != self._instance:
+            if self.weight_sync.method == "nccl":
+                raise VLLMServerError("the server was restarted, which breaks the NCCL group: restart the run too")
+            self.weight_sync.check_server(info)
+            self._instance = instance
+            self.vllm_client.model = self.base_model
+
+    def close(self) -> None:
+        """
+        Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
+        """
+        if self.accelerator.is_main_process:
+            self.vllm_client.request_timeout = CLOSE_SECONDS
+            try:
+                self.weight_sync.unload_lora()
+            except VLLMServerError:
+                pass  # the server is gone, and the adapter with it
+            self.weight_sync.clean_up()
+        self.vllm_client.request_timeout = self.request_timeout
+        self.vllm_client.model = self.base_model
+        self.vllm_client.close()
+
+
+@contextmanager
+def vllm_generation_with(**options):
+    """Let the constructor of [`~trl.GRPOTrainer`] build an [`AdaVLLMGeneration`] with these further options."""
+    original = grpo_trainer.VLLMGeneration
+    grpo_trainer.VLLMGeneration = partial(AdaVLLMGeneration, **options)
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = original

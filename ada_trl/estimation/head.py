@@ -1,0 +1,216 @@
+"""A value network of one layer: the pass rate of a prompt from the policy's own hidden state."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+
+from .network import ValueNetwork, scored_rows
+
+
+VALUE_HEAD_FILE = "ada_value_head.safetensors"
+
+_SLOWEST_AVERAGE = 0.02  # weight of a new batch in the feature statistics: the policy, and so its features, drift
+_VARIANCE_FLOOR = 1e-6
+_CLIP = 5.0  # standard deviations; the statistics of the first few batches are rough
+
+
+@torch.no_grad()
+def last_hidden_states(
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int | None = None
+) -> torch.Tensor:
+    """
+    The policy's last hidden state at the last prompt token: what its LM head predicts the first completion token from.
+
+    The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather what they
+    must, and the state is caught at the door of the LM head. With one position kept, the head costs one row of logits
+    per prompt; unlike `output_hidden_states=True`, no other layer's states are held. Dropout is off, no random number
+    is drawn and the mode of every module is restored.
+
+    Args:
+        model (`nn.Module`):
+            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every process
+            must call this with the same number of prompts and the same `batch_size`.
+        input_ids (`torch.Tensor`):
+            Prompts, `(P, T)`, padded on either side.
+        attention_mask (`torch.Tensor`):
+            1 for tokens and 0 for padding, `(P, T)`; at least one token per prompt.
+        batch_size (`int`, *optional*):
+            Prompts per forward pass; all at once if `None`.
+
+    Returns:
+        `torch.Tensor`: `(P, H)`, float32, on the device of the model's output.
+    """
+    # Padding to the left, wherever it was: then the last position is the last prompt token of every row.
+    order = attention_mask.argsort(dim=1, stable=True)
+    input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    caught: list[torch.Tensor] = []
+    lm_head = extract_model_from_parallel(model).get_output_embeddings()
+    hook = lm_head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0][:, -1].float()))
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for start in range(0, len(input_ids), batch_size or len(input_ids)):
+            rows = slice(start, start + (batch_size or len(input_ids)))
+            model(
+                input_ids=input_ids[rows],
+                attention_mask=attention_mask[rows],
+                position_ids=position_ids[rows],
+                logits_to_keep=1,
+                use_cache=False,
+            )
+    finally:
+        hook.remove()
+        for module, training in modes:
+            module.training = training
+    return torch.cat(caught)
+
+
+class PassRateHead(ValueNetwork):
+    """
+    p̂ = σ(w · z + b) of the standardised features z of a prompt: a [`~value_network.ValueNetwork`] of one layer.
+
+    Each `observe` takes AdamW steps on the last `replay_size` observations.
+
+    Features are standardised by running means and variances per dimension: hidden states share a large common part
+    and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
+    in float32, starts at the prior mean for every prompt, draws no random numbers, and is a function of what it was
+    given: processes that observe the same gathered features hold the same head.
+
+    Args:
+        hidden_size (`int`):
+            H, the number of features.
+        prior_mean (`float`, *optional*, defaults to `1/17`):
+            The first prediction.
+        learning_rate (`float`, *optional*, defaults to `0.04`):
+            Of AdamW, for features of norm 1.
+        weight_decay (`float`, *optional*, defaults to `0.01`):
+            Of AdamW.
+        gradient_steps (`int`, *optional*, defaults to `8`):
+            Steps per observation.
+        replay_size (`int`, *optional*, defaults to `1024`):
+            Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
+
+    Raises:
+        `ValueError`: for a prior mean outside (0, 1).
+    """
+
+    kind = "value head"
+    filename = VALUE_HEAD_FILE
+    _memory = {
+        "features.observations": "_observations",
+        "features.mean": "_mean",
+        "features.mean_square": "_mean_square",
+        "replay.features": "_features",
+        "replay.counts": "_counts",
+    }
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        prior_mean: float = 1 / 17,
+        learning_rate: float = 0.04,
+        weight_decay: float = 0.01,
+        gradient_steps: int = 8,
+        replay_size: int = 1024,
+    ) -> None:
+        if not 0 < prior_mean < 1:
+            raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
+        self.hidden_size = hidden_size
+        self.gradient_steps = gradient_steps
+        self.replay_size = replay_size
+        # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
+        self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
+        self.weight.data[-1] = math.log(prior_mean / (1 - prior_mean))
+        super().__init__({"weight": self.weight}, lr=learning_rate, weight_decay=weight_decay, fused=True)
+        self._observations = torch.tensor(0)
+        self._mean = torch.zeros(hidden_size, dtype=torch.float64)
+        self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
+        self._features = torch.zeros(0, hidden_size)  # (R, H)
+        self._counts = torch.zeros(0, 2)  # (R, 2): positives, draws
+
+    @torch.no_grad()
+    def predict(self, inputs: torch.Tensor) -> list[float]:
+        """p̂, one per row of the features `inputs` `(P, H)`."""
+        return (self._standardise(self._checked(inputs)) @ self.weight).sigmoid().tolist()
+
+    @torch.no_grad()
+    def observe(self, inputs: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
+        features = self._checked(inputs)
+        counts, scored = scored_rows(positives, draws)
+        if not scored.any():
+            return
+        features, counts = features[scored], counts[scored]
+        self._update_statistics(features)
+        keep = max(self.replay_size, len(features))
+        self._features = torch.cat([self._features, features])[-keep:]
+        self._counts = torch.cat([self._counts, counts])[-keep:]
+        inputs = self._standardise(self._features)
+        k, n = (self._counts / self._counts[:, 1].sum()).T
+        for _ in range(self.gradient_steps):
+            # Written out, so that a step can be taken wherever autograd is off.
+            self.weight.grad = inputs.T @ (n * (inputs @ self.weight).sigmoid() - k)
+            self.optimizer.step()
+
+    def _checked(self, features: torch.Tensor) -> torch.Tensor:
+        if features.ndim != 2 or features.size(1) != self.hidden_size:
+            raise ValueError(
+                f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "
+                "takes (prompts, hidden_size). Make the head for the model that the features come from."
+            )
+        return features.detach().to("cpu", torch.float32)
+
+    def _update_statistics(self, features: torch.Tensor) -> None:
+        self._observations += 1
+        share = max(1 / self._observations.item(), _SLOWEST_AVERAGE)
+        features = features.double()
+        self._mean += share * (features.mean(dim=0) - self._mean)
+        self._mean_square += share * (features.square().mean(dim=0) - self._mean_square)
+
+    def _standardise(self, features: torch.Tensor) -> torch.Tensor:
+        """
+        `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, over √H (0 before any observation),
+        and a 1 for b.
+        """
+        variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
+        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
+        return nn.functional.pad(standardised.float() * bool(self._observations), (0, 1), value=1.0)
+
+    def _shapes(self) -> dict[str, tuple]:
+        return super()._shapes() | {"replay.features": (None, self.hidden_size), "replay.counts": (None, 2)}
+
+
+def prompt_features(
+    model: torch.nn.Module,
+    prompts: Sequence[Any],
+    tokenize: Callable[[list], list[list[int]]],
+    accelerator: Accelerator,
+    *,
+    pad_token_id: int,
+    batch_size: int,
+) -> torch.Tensor:
+    """
+    The policy's [`last_hidden_states`] of all prompts, the forward passes shared evenly by all processes.
+    Collective.
+
+    Where the prompts do not divide, the last one is repeated, so that every process of a sharded model makes the same
+    number of forward passes. Mixed precision is that of the model's forward, which `accelerate` has prepared.
+
+    Returns:
+        `torch.Tensor`: `(P, H)` on the CPU, the same on every process.
+    """
+    share = -(-len(prompts) // accelerator.num_processes)
+    padded = [*prompts, *[prompts[-1]] * (share * accelerator.num_processes - len(prompts))]
+    ids = tokenize(padded[accelerator.process_index * share :][:share])
+    padding = [max(map(len, ids)) - len(row) for row in ids]
+    input_ids = torch.tensor([[pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)])  # (share, T)
+    mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
+    device = accelerator.device
+    features = last_hidden_states(model, input_ids.to(device), mask.to(device), batch_size=batch_size)
+    return accelerator.gather(features.contiguous())[: len(prompts)].cpu()

@@ -1,0 +1,149 @@
+"""The difficulty record: what every prompt has shown, on disk, and enough to continue from."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..core.counts import EMAPassRate, check_counts
+from ..files import atomic_write
+
+
+PASS_RATES_FILE = "ada_pass_rates.parquet"
+
+_FORMAT = 1
+_METADATA_KEY = b"ada_trl"
+_CHECKSUM_KEY = b"ada_trl_sha256"
+_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt", pa.string()),
+        pa.field("draws", pa.int64(), nullable=False),
+        pa.field("positives", pa.int64(), nullable=False),
+        pa.field("last_step", pa.int64(), nullable=False),
+        pa.field("estimate", pa.float64(), nullable=False),
+        pa.field("discounted_draws", pa.float64(), nullable=False),
+        pa.field("discounted_positives", pa.float64(), nullable=False),
+    ]
+)
+_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
+
+
+def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[str, str] | None = None) -> None:
+    """
+    Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
+
+    | column | |
+    |---|---|
+    | `prompt_id` | identity ([`~core.prompt_key`]): the `id` of the data set row, or a hash of the prompt |
+    | `prompt` | its text, or null |
+    | `draws`, `positives` | scored and positive rollouts over the whole run |
+    | `last_step` | step of the last visit |
+    | `estimate` | p̂ at the time of writing |
+    | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
+
+    The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
+    `datasets.load_dataset("parquet", data_files=path)`.
+
+    Args:
+        path (`str` or `Path`):
+            Where to; `PASS_RATES_FILE` in a checkpoint.
+        estimator ([`~core.EMAPassRate`]):
+            What to write.
+        prompts (`Mapping[str, str]`, *optional*):
+            Text by prompt id; leave it out to keep texts out of the file.
+    """
+    state = estimator.state_dict()
+    keys = list(state["counts"])
+    columns = {
+        "prompt_id": keys,
+        "prompt": [(prompts or {}).get(key) for key in keys],
+        "estimate": estimator.predict(keys),
+        **{name: [counts[name] for counts in state["counts"].values()] for name in _COUNTS},
+    }
+    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior")}).encode()
+    metadata = {_METADATA_KEY: payload, _CHECKSUM_KEY: _checksum(payload)}
+    table = pa.table(columns, schema=_SCHEMA.with_metadata(metadata))
+    with atomic_write(path) as temporary:
+        pq.write_table(table, temporary, write_page_checksum=True)
+
+
+def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    Read a difficulty record as an estimator's state. Nothing in the file is executed or unpickled.
+
+    Args:
+        path (`str` or `Path`):
+            What [`save_pass_rates`] wrote.
+
+    Returns:
+        `tuple[dict[str, Any], dict[str, str]]`: what [`~core.EMAPassRate.load_state_dict`] takes, and the texts by
+        prompt id (of the prompts that have one).
+
+    Raises:
+        `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
+        `ValueError`: if the file is truncated, corrupt or something else, naming it and the remedy.
+    """
+    try:
+        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(path, f"it cannot be read as parquet ({error})") from error
+    if not table.schema.equals(_SCHEMA):
+        raise _corrupt(path, f"its columns are {_describe(table.schema)}; expected {_describe(_SCHEMA)}")
+    metadata = _load_metadata(path, table.schema.metadata or {})
+    rows = table.to_pylist()
+    for row in rows:
+        _check_row(path, row)
+    counts = {row["prompt_id"]: {name: row[name] for name in _COUNTS} for row in rows}
+    if len(counts) < len(rows):
+        raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
+    state = {"counts": counts}
+    if metadata["prior"] is not None:
+        state["prior"] = metadata["prior"]
+    return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
+
+
+def _check_row(path: str | Path, row: dict[str, Any]) -> None:
+    if None in [row["prompt_id"], *(row[name] for name in _COUNTS)]:
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has an empty value")
+    k, n = row["discounted_positives"], row["discounted_draws"]
+    try:
+        check_counts(row["prompt_id"], row["positives"], row["draws"])
+        check_counts(row["prompt_id"], k, n)
+    except ValueError as error:
+        raise _corrupt(path, str(error)) from error
+    if not math.isfinite(n):
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_draws ({n})")
+
+
+def _load_metadata(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """Parquet checks its data pages itself, but not its metadata."""
+    payload = metadata.get(_METADATA_KEY)
+    if payload is None or metadata.get(_CHECKSUM_KEY) != _checksum(payload):
+        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or does not match its checksum")
+    loaded = json.loads(payload)
+    if loaded["format"] != _FORMAT:
+        raise _corrupt(path, f"its format is {loaded['format']!r}; this version of ada_trl reads {_FORMAT}")
+    return loaded
+
+
+def _checksum(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).hexdigest().encode()
+
+
+def _corrupt(path: str | Path, what: str) -> ValueError:
+    return ValueError(
+        f"{path} is not a usable record of pass rates: {what}. Restore it from another checkpoint, or delete it to "
+        "start from the prior."
+    )
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)

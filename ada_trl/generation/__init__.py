@@ -1,1 +1,0 @@
-"""Where rollouts come from."""

@@ -1,0 +1,1 @@
+"""Math problems: their prompts, their sources, and the verification of answers."""

@@ -1,0 +1,1 @@
+"""Sampling and scoring without training: selection of data and evaluation of models."""

@@ -1,0 +1,1 @@
+"""What to expect of a setting before it is run: closed forms over the prompts' difficulty."""

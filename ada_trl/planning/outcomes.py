@@ -1,0 +1,167 @@
+"""How often a prompt teaches nothing and what it costs, exactly, as functions of its pass rate."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.exit_conditions import ExitCondition
+
+
+class _Counts(NamedTuple):
+    """As much of a pool as an exit condition looks at."""
+
+    positives: int
+    negatives: int
+
+
+class PoolDistribution(NamedTuple):
+    """
+    Every pool that sampling can end with, and how likely it is.
+
+    Args:
+        draws (`np.ndarray`):
+            Size of the pool, `(num_states,)`.
+        positives (`np.ndarray`):
+            Positives in it, `(num_states,)`.
+        probability (`np.ndarray`):
+            `(num_pass_rates, num_states)`; rows sum to 1.
+    """
+
+    draws: np.ndarray
+    positives: np.ndarray
+    probability: np.ndarray
+
+    @property
+    def is_uniform(self) -> np.ndarray:
+        """Whether all rewards of the pool are equal, `(num_states,)`: exactly then all advantages are 0."""
+        return (self.positives == 0) | (self.positives == self.draws)
+
+
+class Outcome(NamedTuple):
+    """
+    What to expect of a prompt, one number per pass rate, `(num_pass_rates,)` each.
+
+    Args:
+        zero_signal (`np.ndarray`):
+            Probability that all advantages of the group trained on are 0.
+        rollouts (`np.ndarray`):
+            Expected rollouts drawn.
+        rounds (`np.ndarray`):
+            Expected rounds.
+    """
+
+    zero_signal: np.ndarray
+    rollouts: np.ndarray
+    rounds: np.ndarray
+
+
+def binomial_probability(pass_rates: Sequence[float], size: int) -> np.ndarray:
+    """P(k positives among `size` rollouts), `(num_pass_rates, size + 1)`."""
+    p = np.asarray(pass_rates, dtype=np.float64)[:, None]
+    table = np.ones((len(p), 1))
+    for _ in range(size):  # Pascal's rule in probabilities: exact at p = 0 and 1, no factorial to overflow
+        table = np.pad(table * (1 - p), ((0, 0), (0, 1))) + np.pad(table * p, ((0, 0), (1, 0)))
+    return table
+
+
+def pool_distribution(
+    pass_rates: Sequence[float], exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
+) -> PoolDistribution:
+    """
+    The exact distribution of the pool that [`eliminate`] leaves behind, for independent rollouts that are positive with
+    probability p ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
+
+    The number of positives of the pools that are still active, round by round: each adds Binomial(M, p) positives,
+    and the pools that meet the exit condition, or have drawn M · N, leave with what they have.
+
+    Args:
+        pass_rates (`Sequence[float]`):
+            p, between 0 and 1.
+        exit_condition (`ExitCondition`):
+            Looked at after each round.
+        samples_per_round (`int`):
+            M.
+        max_rounds (`int`):
+            N.
+    """
+    one_round = binomial_probability(pass_rates, samples_per_round)  # (P, M + 1)
+    active = np.ones((len(one_round), 1))
+    sizes, positives, probabilities = [], [], []
+    for draws in range(samples_per_round, samples_per_round * max_rounds + 1, samples_per_round):
+        reached = np.zeros((len(one_round), draws + 1))
+        for k in range(samples_per_round + 1):
+            reached[:, k : k + active.shape[1]] += active * one_round[:, k : k + 1]
+        last = draws == samples_per_round * max_rounds
+        leaves = np.array([last or exit_condition(_Counts(k, draws - k)) for k in range(draws + 1)])
+        sizes.append(np.full(leaves.sum(), draws))
+        positives.append(np.flatnonzero(leaves))
+        probabilities.append(reached[:, leaves])
+        active = np.where(leaves, 0.0, reached)
+    return PoolDistribution(np.concatenate(sizes), np.concatenate(positives), np.concatenate(probabilities, axis=1))
+
+
+def sequential_outcome(
+    pass_rates: Sequence[float], exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
+) -> Outcome:
+    """
+    Reinforce-Ada-Seq with binary rewards: an expectation over [`pool_distribution`].
+
+    A pool with both a positive and a negative has no zero advantage, whatever group is selected, because the baseline
+    is the mean of the whole pool; a pool without is all zeros. So *zero signal* is a property of the pool:
+
+    | exit condition | probability of zero signal | |
+    |---|---|---|
+    | *pos*, K_pos = 1 | (1−p)^(MN) + p^M | no positive at the cap, or a first round that was all correct |
+    | *balance*, K_pos, K_neg ≥ 1 | p^(MN) + (1−p)^(MN) | only the cap ends a uniform pool |
+
+    and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave all
+    correct after a later round.
+    """
+    pools = pool_distribution(pass_rates, exit_condition, samples_per_round=samples_per_round, max_rounds=max_rounds)
+    rollouts = pools.probability @ pools.draws
+    return Outcome(pools.probability @ pools.is_uniform, rollouts, rollouts / samples_per_round)
+
+
+def single_round_outcome(pass_rates: Sequence[float], sizes: int | Sequence[int]) -> Outcome:
+    """
+    GRPO with n rollouts, or Reinforce-Ada-Est with N_x: zero signal with probability p^N + (1−p)^N.
+
+    Args:
+        pass_rates (`Sequence[float]`):
+            p, between 0 and 1.
+        sizes (`int` or `Sequence[int]`):
+            Rollouts of all prompts, or one number per pass rate.
+    """
+    p = np.asarray(pass_rates, dtype=np.float64)
+    size = np.broadcast_to(np.asarray(sizes, dtype=np.float64), p.shape)
+    return Outcome(p**size + (1 - p) ** size, size.copy(), np.ones_like(p))
+
+
+def refill_outcome(
+    pass_rates: Sequence[float], weights: Sequence[float], num_generations: int, *, max_rounds: int
+) -> Outcome:
+    """
+    DAPO's dynamic sampling, of a *place in the batch* and not of a prompt: groups without a gradient are thrown away and
+    each is replaced by a fresh prompt's, for at most `max_rounds` rounds.
+
+    With z = Σ_x weight_x · (p_x^n + (1−p_x)^n) a place stays empty with probability z^N and takes (1 − z^N) / (1 − z)
+    rounds. Each round draws for the empty places only. Implementations that draw whole batches and throw the surplus
+    away cost more.
+
+    Args:
+        pass_rates (`Sequence[float]`):
+            p of the prompts that the batch is filled from.
+        weights (`Sequence[float]`):
+            Their shares, which sum to 1.
+        num_generations (`int`):
+            n.
+        max_rounds (`int`):
+            N.
+
+    Returns:
+        [`Outcome`]: of one place, arrays of shape `(1,)`.
+    """
+    lost = float(np.dot(weights, single_round_outcome(pass_rates, num_generations).zero_signal))
+    rounds = sum(lost**r for r in range(max_rounds))
+    return Outcome(*(np.array([value]) for value in (lost**max_rounds, num_generations * rounds, rounds)))

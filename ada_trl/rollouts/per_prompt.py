@@ -1,0 +1,158 @@
+"""A vLLM server: one request per prompt and round, and no prompt waits for another."""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+from accelerate.utils import gather_object
+
+from ..core import Pool, Rollout, eliminate_per_prompt
+from ..core.elimination import round_sizes
+from ..engine.client import VLLMServerUnavailable
+from ..engine.vllm import AdaVLLMGeneration
+from .source import Completions, RolloutSource
+
+
+TICK_SECONDS = 1.0
+
+
+class PerPromptSource(RolloutSource):
+    """
+    Draws rollouts from a vLLM server, without a barrier.
+
+    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each,
+    up to `vllm_max_concurrent_requests`. All completions of a request are awaited together, so short ones gain
+    nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
+    has arrived in the meantime is scored in one call.
+
+    When few requests are left, the server has capacity to spare: rounds of the prompts still active are then asked for ahead
+    of time (`vllm_speculative_rounds`). Those that turn out not to be needed are cancelled or thrown away.
+
+    A first round that fails stops the run on every process. When a later one fails because the server is unavailable,
+    its prompt is retired with the pool it has, which is counted in `server/gave_up`.
+
+    Args:
+        vllm (`AdaVLLMGeneration`):
+            Sends the requests.
+        prompt_ids (`list[list[int]]`):
+            Token ids of this process's prompts.
+        images (`list[list | None]`, *optional*):
+            Images of each prompt, for vision-language models.
+        score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
+            Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
+            the first round; decodes and scores them on this process alone.
+        speculate_below (`int`), barrier (`bool`):
+            See [`~core.eliminate_per_prompt`].
+    """
+
+    def __init__(
+        self,
+        vllm: AdaVLLMGeneration,
+        prompt_ids: Sequence[list[int]],
+        images: Sequence[list | None] | None,
+        score: Callable[[list[int], list, list, bool], Completions],
+        speculate_below: int,
+        barrier: bool,
+        *args,
+    ):
+        super().__init__(*args)
+        self.vllm = vllm
+        self.prompt_ids = prompt_ids
+        self.images = images or [None] * len(prompt_ids)
+        self.score = score
+        self.speculate_below = speculate_below
+        self.barrier = barrier
+        self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
+        self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
+        self._in_flight = self._submitted = 0
+        self._idle_since: float | None = None
+
+    def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
+        started = time.perf_counter()
+        self._tick = loop["progress"].tick
+        pools, error = [], None
+        client = self.vllm.vllm_client
+        client.retries = client.timeouts = 0
+        try:
+            with self.vllm.requests() as start:
+                pools = eliminate_per_prompt(
+                    len(self.prompt_ids),
+                    self._submitter(start, samples_per_round),
+                    self._collect,
+                    samples_per_round=samples_per_round,
+                    positive_threshold=positive_threshold,
+                    max_in_flight=self.vllm.max_concurrent_requests,
+                    speculate_below=self.speculate_below,
+                    barrier=self.barrier,
+                    **loop,
+                )
+            self.vllm.check_same_server()
+        except Exception as caught:  # the other processes must hear of it, see raise_first
+            error = caught
+        self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
+        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
+        needed = sum(
+            -(-len(pool) // size) for pool, size in zip(pools, sizes, strict=False)
+        )  # no pools after an error
+        self.stats["server/unneeded"] = self._submitted - needed
+        self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
+        received = gather_object([(self.vllm.report(error), [pool.rollouts for pool in pools])])
+        what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
+        self.vllm.raise_first([report for report, _ in received], error, what)
+        return [Pool(positive_threshold, rollouts) for _, process in received for rollouts in process]
+
+    def _submitter(self, start, samples_per_round: int | Sequence[int]) -> Callable[[int, int], None]:
+        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
+
+        def submit(prompt: int, first_draw: int) -> None:
+            if self._idle_since is not None:
+                self.stats["time/idle"] += time.perf_counter() - self._idle_since
+                self._idle_since = None
+            self._in_flight += 1
+            self._submitted += 1
+            future = start(self.prompt_ids[prompt], sizes[prompt], self.images[prompt])
+            future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
+
+        return submit
+
+    def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
+        """Wait for an answer, take all that there are, score them."""
+        arrived = []
+        while not arrived:
+            try:
+                arrived.append(self._arrived.get(timeout=TICK_SECONDS))
+            except queue.Empty:
+                self._tick()
+        while not self._arrived.empty():
+            arrived.append(self._arrived.get())
+        self._in_flight -= len(arrived)
+        if not self._in_flight:
+            self._idle_since = time.perf_counter()
+        answered, collected = [], []
+        for prompt, first_draw, future in arrived:
+            try:
+                answered.append((prompt, first_draw, *future.result()))
+            except VLLMServerUnavailable:
+                if not first_draw:
+                    raise
+                self.stats["server/gave_up"] += 1
+                collected.append((prompt, first_draw, None))
+        # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
+        for first_round in (True, False):
+            collected += self._score([answer for answer in answered if (answer[1] == 0) == first_round], first_round)
+        return collected
+
+    def _score(self, answers: list[tuple], first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
+        if not answers:
+            return []
+        rows = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answers for i in range(len(ids))]
+        completion_ids = [ids for *_, group, _ in answers for ids in group]
+        logprobs = [[top[0] for top in sequence] for *_, group in answers for sequence in group]
+        hidden = self._in_flight > 0
+        completions = self.score([prompt for prompt, _ in rows], completion_ids, logprobs, first_round)
+        if hidden:
+            self.stats["time/reward_hidden"] += completions.reward_seconds
+        offset = self.keep(completions, len(rows) if first_round else 0)
+        sources = [(self.process_index, offset + i) for i in range(len(rows))]
+        rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
+        return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]

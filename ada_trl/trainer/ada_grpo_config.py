@@ -1,0 +1,350 @@
+"""Configuration of the AdaGRPOTrainer."""
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from ..core import ExitCondition
+from .config_checks import CHOICES, check_config
+
+
+@dataclass
+class AdaGRPOConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`AdaGRPOTrainer`].
+
+    This class includes only the parameters that are specific to
+    [Reinforce-Ada](https://huggingface.co/papers/2510.04996). For everything else please refer to the
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`] documentation. Note that default values in this class
+    may differ from those in [`~trl.GRPOConfig`].
+
+    Parameters:
+        > Parameters that control the sampling
+
+        adaptive_sampling (`str`, *optional*, defaults to `"seq-balance"`):
+            Which rollouts to draw. Possible values are:
+
+                - `"seq-balance"`: rounds of `samples_per_round` rollouts until a prompt has `min_positives` positives
+                  and `min_negatives` negatives.
+                - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
+                - `"est-ema"`: one round, of more rollouts for prompts with a lower estimated pass rate; with the default
+                  budget GRPO's cost exactly. The estimate comes from what the prompt has shown before.
+                - `"est-value"`: the same with the estimate of a small value head on the policy's hidden state, or of a
+                  `value_model`.
+                - `"uniform"`: exactly `num_generations` per prompt and GRPO's advantages: the same weights as
+                  [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything then, except that
+                  `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
+                  `track_pass_rates` works.
+
+        samples_per_round (`int`, *optional*):
+            M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
+            `None`, twice `num_generations`, the paper's ratio.
+        max_rounds (`int`, *optional*, defaults to `4`):
+            N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
+            `samples_per_round * max_rounds` rollouts.
+        min_positives (`int`, *optional*):
+            K_pos, the positives that resolve a prompt. If `None`, 1 for `"seq-pos"` and `num_generations // 2` for
+            `"seq-balance"`.
+        min_negatives (`int`, *optional*):
+            K_neg, the negatives that resolve a prompt, for `"seq-balance"` only. If `None`, `num_generations` minus
+            `num_generations // 2`.
+        positive_threshold (`float`, *optional*, defaults to `0.7`):
+            A rollout is positive when its signal is strictly greater.
+        exit_reward (`str`, *optional*):
+            Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
+            diversity. If `None`, the signal is the weighted total reward.
+
+        > Parameters that control the budgets of `"est-ema"` and `"est-value"`
+
+        samples_per_prompt (`int`, *optional*):
+            Rollouts per prompt on average. If `None`, `num_generations`: every rollout is trained on, in groups of
+            different sizes. If larger, `min_samples` must be at least `num_generations`, which the pools are
+            downsampled to.
+        min_samples (`int`, *optional*, defaults to `2`):
+            N_min, the fewest rollouts that a prompt gets.
+        max_samples (`int`, *optional*, defaults to `32`):
+            N_max, the most rollouts that a prompt gets.
+        allocation_rule (`str`, *optional*, defaults to `"power"`):
+            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √(1 − p̂ + ε) / (p̂ + ε), the
+            least gradient variance of the log objective at a fixed total. ε is 0.01.
+        allocation_exponent (`float`, *optional*, defaults to `0.5`):
+            Of the power rule; 0 is uniform.
+
+        > Parameters that control the estimates of pass rates
+
+        track_pass_rates (`bool`, *optional*, defaults to `False`):
+            Whether to keep a record of every prompt's pass rate where the sampling does not need it
+            (`"seq-balance"`, `"seq-pos"`, `"uniform"`). It is saved beside each checkpoint, as
+            `ada_pass_rates.parquet`. `"est-*"` always keeps it.
+        ema_decay (`float`, *optional*, defaults to `0.9`):
+            λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
+        pass_rate_prior (`list[float]`, *optional*, defaults to `[1.0, 16.0]`):
+            α and β of the Beta prior: the positives and negatives that it is worth.
+        learn_pass_rate_prior (`bool`, *optional*, defaults to `True`):
+            Whether to fit the prior to the run's own recent data (empirical Bayes), from about 32 prompts on; until
+            then, and with fewer than 4 prompts per step always, it is `pass_rate_prior`. `False` is the paper's fixed
+            prior, which predicts worse than the batch's mean on a prompt's first three visits where the mean pass rate is
+            0.4 or more.
+        value_model (`str`, *optional*):
+            Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
+            head on the policy's hidden state, for `"est-value"` only. It is trained along with the policy, reads
+            prompts with its own tokenizer (through its chat template, if it has one), and every process holds all of
+            it, in float32 with AdamW's moments. Its state is saved in checkpoints.
+        value_head_learning_rate (`float`, *optional*):
+            Learning rate of the value head or the `value_model`, for `"est-value"` only. If `None`, 0.04 for the head and
+            1e-5 for a model.
+        value_head_steps (`int`, *optional*):
+            Gradient steps of the value head or the `value_model` per generation, for `"est-value"` only. If `None`, 8
+            for the head and 1 for a model.
+
+        > Parameters that control the advantages
+
+        prompt_weighting (`str`, *optional*, defaults to `"inverse_sqrt"`):
+            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂) or
+            `"none"` (1). The pass rate is clamped below at 1 / pool size.
+        selection_correction (`bool`, *optional*, defaults to `False`):
+            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the expected
+            gradient is the weight times ∇p. The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the
+            weight.
+        unresolved (`str`, *optional*, defaults to `"keep"`):
+            What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
+            the batch as GRPO does, where it dilutes the mean over tokens or rows; `"mask"` makes the loss what it would
+            be without the prompt, for every `loss_type` (a KL term is not rescaled where the mean is over rows).
+
+        > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
+
+        vllm_weight_sync (`str`, *optional*, defaults to `"nccl"`):
+            How the server gets the weights. Possible values are:
+
+                - `"nccl"`: as in TRL, through an NCCL group; the server needs other GPUs than the trainer.
+                - `"lora"`: only the adapter, which the server hot-loads; needs a `peft_config`. Trainer and server may
+                  share a GPU, or have none.
+                - `"disk"`: all weights through `vllm_weight_sync_dir`; works wherever both see the same directory.
+        vllm_weight_sync_dir (`str`, *optional*):
+            Directory for `"lora"` and `"disk"`, under the same path for trainer and server. If `None`,
+            `vllm_weight_sync` in `output_dir`. Old versions are removed.
+        vllm_request_timeout (`float`, *optional*, defaults to `300.0`):
+            Deadline in seconds of each request, retries included. Must leave room for the longest completion. When it
+            passes, every process raises the same error.
+        vllm_max_concurrent_requests (`int`, *optional*, defaults to `64`):
+            Requests that one process has under way at once; each asks for `samples_per_round` completions.
+        vllm_speculative_rounds (`float`, *optional*, defaults to `0.25`):
+            When fewer requests are under way than this share of a process's prompts, the server has capacity to spare:
+            the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
+            not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
+            pools. 0 never does, 1 always.
+        vllm_round_barrier (`bool`, *optional*, defaults to `False`):
+            Whether to complete each round for all of a process's prompts before the next begins. Slower; gives the
+            same distribution of pools. For comparison.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
+    > - `num_generations`: Defaults to `4` instead of `8`.
+    > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. `"group"` divides by the standard deviation of the
+    >   prompt's whole pool, `"batch"` by that of all pools.
+    > - `epsilon_high`: Defaults to `0.28` instead of `None`.
+    """
+
+    # Parameters whose default values are overridden from GRPOConfig
+    num_generations: int | None = field(
+        default=4,
+        metadata={"help": "Number of rollouts per prompt that are trained on (n)."},
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={
+            "help": "Scaling of the advantages: `'none'`, `'group'` (standard deviation of the prompt's whole pool) or "
+            "`'batch'` (standard deviation over all pools). With `adaptive_sampling='uniform'`, as in GRPO."
+        },
+    )
+    epsilon_high: float | None = field(
+        default=0.28,
+        metadata={"help": "Upper-bound epsilon of the clipped ratio; the lower bound is `epsilon`."},
+    )
+
+    # Parameters that control the sampling
+    adaptive_sampling: str = field(
+        default="seq-balance",
+        metadata={
+            "help": "Which rollouts to draw: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
+            "`'seq-pos'` (rounds until it has positives), `'est-ema'` or `'est-value'` (one round with budgets from "
+            "estimated pass rates) or `'uniform'` (plain GRPO, bit for bit).",
+            "choices": list(CHOICES["adaptive_sampling"]),
+        },
+    )
+    samples_per_round: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rollouts drawn per round for every prompt still active (M), at least `num_generations`. If "
+            "`None`, twice `num_generations`."
+        },
+    )
+    max_rounds: int = field(
+        default=4,
+        metadata={"help": "Rounds after which a prompt is unresolved (N)."},
+    )
+    min_positives: int | None = field(
+        default=None,
+        metadata={
+            "help": "Positives that resolve a prompt. If `None`, 1 for `'seq-pos'`, `num_generations // 2` for "
+            "`'seq-balance'`."
+        },
+    )
+    min_negatives: int | None = field(
+        default=None,
+        metadata={
+            "help": "Negatives that resolve a prompt, for `'seq-balance'` only. If `None`, `num_generations` minus "
+            "`num_generations // 2`."
+        },
+    )
+    positive_threshold: float = field(
+        default=0.7,
+        metadata={"help": "A rollout is positive when its signal is strictly greater."},
+    )
+    exit_reward: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name of the reward function whose unweighted value is the signal. If `None`, the weighted total "
+            "reward."
+        },
+    )
+
+    # Parameters that control the budgets of "est-ema" and "est-value"
+    samples_per_prompt: int | None = field(
+        default=None,
+        metadata={"help": "Rollouts per prompt on average, for `'est-*'`. If `None`, `num_generations`: GRPO's cost."},
+    )
+    min_samples: int = field(default=2, metadata={"help": "Fewest rollouts of a prompt, for `'est-*'`."})
+    max_samples: int = field(default=32, metadata={"help": "Most rollouts of a prompt, for `'est-*'`."})
+    allocation_rule: str = field(
+        default="power",
+        metadata={
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
+            "(sqrt(1 - p) / p), for `'est-*'`.",
+            "choices": list(CHOICES["allocation_rule"]),
+        },
+    )
+    allocation_exponent: float = field(
+        default=0.5, metadata={"help": "Exponent of `allocation_rule='power'`; 0 is uniform."}
+    )
+
+    # Parameters that control the estimates of pass rates
+    track_pass_rates: bool = field(
+        default=False,
+        metadata={"help": "Whether to save a record of all pass rates in other modes than `'est-*'` too."},
+    )
+    ema_decay: float = field(
+        default=0.9, metadata={"help": "Weight of a prompt's earlier counts at each new visit, at most 1."}
+    )
+    pass_rate_prior: list[float] = field(
+        default_factory=lambda: [1.0, 16.0],
+        metadata={"help": "Positives and negatives that the Beta prior of a pass rate is worth."},
+    )
+    learn_pass_rate_prior: bool = field(
+        default=True, metadata={"help": "Whether to fit the prior to the run's own recent data."}
+    )
+    value_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Sequence-classification model (name or path) that estimates the pass rates in place of the head on "
+            "the policy's hidden state, for `'est-value'`."
+        },
+    )
+    value_head_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Learning rate of the value head (if `None`, 0.04) or the `value_model` (1e-5)."},
+    )
+    value_head_steps: int | None = field(
+        default=None,
+        metadata={"help": "Gradient steps per generation of the value head (if `None`, 8) or the `value_model` (1)."},
+    )
+
+    # Parameters that control the advantages
+    prompt_weighting: str = field(
+        default="inverse_sqrt",
+        metadata={
+            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate) "
+            "or `'none'`.",
+            "choices": list(CHOICES["prompt_weighting"]),
+        },
+    )
+    selection_correction: bool = field(
+        default=False,
+        metadata={"help": "Whether to correct the advantages for the balanced selection of the group."},
+    )
+    unresolved: str = field(
+        default="keep",
+        metadata={
+            "help": "Unresolved prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the "
+            "loss and its token count (`'mask'`).",
+            "choices": list(CHOICES["unresolved"]),
+        },
+    )
+
+    # Parameters that control a vLLM server
+    vllm_weight_sync: str = field(
+        default="nccl",
+        metadata={
+            "help": "How a vLLM server gets the weights: `'nccl'` (as in TRL), `'lora'` (hot-loads the adapter) or "
+            "`'disk'` (reloads from a shared directory).",
+            "choices": list(CHOICES["vllm_weight_sync"]),
+        },
+    )
+    vllm_weight_sync_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Directory for `vllm_weight_sync='lora'` and `'disk'`, under the same path for trainer and server. "
+            "If `None`, `vllm_weight_sync` in `output_dir`."
+        },
+    )
+    vllm_request_timeout: float = field(
+        default=300.0,
+        metadata={"help": "Deadline in seconds of each request to a vLLM server, retries included."},
+    )
+    vllm_max_concurrent_requests: int = field(
+        default=64,
+        metadata={"help": "Requests to a vLLM server that one process has under way at once."},
+    )
+    vllm_speculative_rounds: float = field(
+        default=0.25,
+        metadata={
+            "help": "Ask a vLLM server for rounds ahead of time when fewer requests are under way than this share of a "
+            "process's prompts; 0 never does."
+        },
+    )
+    vllm_round_barrier: bool = field(
+        default=False,
+        metadata={"help": "Whether to complete each round on a vLLM server before the next, for comparison."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_config(self)
+
+    @property
+    def exit_condition(self) -> ExitCondition:
+        """What resolves a prompt. For `"uniform"` and `"est-*"`: one positive and one negative (for metrics only)."""
+        half = self.num_generations // 2
+        if self.adaptive_sampling == "uniform" or self.estimates_budgets:
+            return ExitCondition(1, 1)
+        if self.adaptive_sampling == "seq-pos":
+            return ExitCondition(1 if self.min_positives is None else self.min_positives)
+        return ExitCondition(
+            half if self.min_positives is None else self.min_positives,
+            self.num_generations - half if self.min_negatives is None else self.min_negatives,
+        )
+
+    @property
+    def max_samples_per_prompt(self) -> int:
+        """Hard cap on the rollouts of a prompt in one step."""
+        return self.max_samples if self.estimates_budgets else self.samples_per_round * self.max_rounds
+
+    @property
+    def estimates_budgets(self) -> bool:
+        """Whether the number of rollouts follows from pass rates that are estimated before sampling."""
+        return self.adaptive_sampling in ("est-ema", "est-value")
+
+    @property
+    def mean_samples(self) -> int:
+        """Rollouts per prompt on average, for `"est-*"`."""
+        return self.num_generations if self.samples_per_prompt is None else self.samples_per_prompt

@@ -1,0 +1,188 @@
+"""What is refused before training, with both values and the remedy."""
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from trl import GRPOConfig
+
+from ..core import check_budget
+
+
+CHOICES = {
+    "adaptive_sampling": ("seq-balance", "seq-pos", "est-ema", "est-value", "uniform"),
+    "allocation_rule": ("power", "variance"),
+    "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
+    "unresolved": ("keep", "mask"),
+    "vllm_weight_sync": ("nccl", "lora", "disk"),
+}
+
+_ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives", "vllm_round_barrier")
+_BUDGETS = ("samples_per_prompt", "min_samples", "max_samples", "allocation_rule", "allocation_exponent")
+_ESTIMATES = ("ema_decay", "pass_rate_prior", "learn_pass_rate_prior")
+_VALUE_NETWORK = ("value_model", "value_head_learning_rate", "value_head_steps")
+
+
+def check_config(args: GRPOConfig) -> None:
+    """
+    Check the fields of `args` together and fill in those that were left to their neighbours.
+
+    Raises:
+        `ValueError`: for a value that cannot be honoured in the chosen mode.
+    """
+    for name, choices in CHOICES.items():
+        if getattr(args, name) not in choices:
+            raise ValueError(f"{name} ({getattr(args, name)!r}) must be one of {', '.join(map(repr, choices))}.")
+    if args.scale_rewards not in ("none", "group", "batch"):
+        raise ValueError(f"scale_rewards ({args.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+    _check_vllm(args)
+    _check_estimates(args)
+    if args.adaptive_sampling == "uniform":
+        return
+    if args.adaptive_sampling != "est-value":
+        _refuse(args, _VALUE_NETWORK, "adaptive_sampling='est-value'")
+    if args.estimates_budgets:
+        _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
+        _check_budgets(args)
+        return
+    _refuse(args, _BUDGETS, "adaptive_sampling='est-ema' or 'est-value'")
+    if not args.track_pass_rates:
+        _refuse(args, _ESTIMATES, "adaptive_sampling='est-ema' or 'est-value', or track_pass_rates=True")
+    _check_rounds(args)
+
+
+def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
+    """Options that are set and would be ignored."""
+    fields = {field.name: field for field in dataclasses.fields(args)}
+    for name in names:
+        field = fields[name]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if getattr(args, name) != default:
+            raise ValueError(
+                f"{name} ({getattr(args, name)}) has no effect with adaptive_sampling={args.adaptive_sampling!r}. It is "
+                f"for {needed}. Change the mode or leave {name} unset."
+            )
+
+
+def _check_rounds(args: GRPOConfig) -> None:
+    if args.samples_per_round is None:
+        args.samples_per_round = 2 * args.num_generations
+    if args.samples_per_round < args.num_generations:
+        raise ValueError(
+            f"samples_per_round ({args.samples_per_round}) must be at least num_generations "
+            f"({args.num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
+            "lower num_generations, or leave samples_per_round unset for twice num_generations."
+        )
+    if args.max_rounds < 1:
+        raise ValueError(f"max_rounds ({args.max_rounds}) must be at least 1.")
+    if args.adaptive_sampling == "seq-pos" and args.min_negatives is not None:
+        raise ValueError(
+            f"min_negatives ({args.min_negatives}) has no effect with adaptive_sampling='seq-pos', which counts "
+            "positives only. Use adaptive_sampling='seq-balance' or leave min_negatives unset."
+        )
+    for name in ("min_positives", "min_negatives"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} ({value}) must be at least 1.")
+    exit_condition = args.exit_condition
+    quota, cap = exit_condition.min_positives + exit_condition.min_negatives, args.max_samples_per_prompt
+    if quota > cap:
+        raise ValueError(
+            f"min_positives ({exit_condition.min_positives}) + min_negatives ({exit_condition.min_negatives}) can "
+            f"never be reached within samples_per_round ({args.samples_per_round}) * max_rounds "
+            f"({args.max_rounds}) = {cap} rollouts. Lower the quotas or raise max_rounds."
+        )
+
+
+def _check_budgets(args: GRPOConfig) -> None:
+    if args.min_samples < 1:
+        raise ValueError(f"min_samples ({args.min_samples}) must be at least 1.")
+    if args.mean_samples < args.num_generations:
+        raise ValueError(
+            f"samples_per_prompt ({args.samples_per_prompt}) must be at least num_generations "
+            f"({args.num_generations}), because the update batch has num_generations rollouts per prompt. Raise "
+            "samples_per_prompt, leave it unset, or lower num_generations."
+        )
+    if args.mean_samples > args.num_generations > args.min_samples:
+        raise ValueError(
+            f"min_samples ({args.min_samples}) must be at least num_generations ({args.num_generations}) when "
+            f"samples_per_prompt ({args.samples_per_prompt}) is larger, because each pool is downsampled to "
+            f"num_generations rollouts. Set min_samples={args.num_generations}, or leave samples_per_prompt unset."
+        )
+    try:
+        check_budget(1, args.mean_samples, min_samples=args.min_samples, max_samples=args.max_samples)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} The budget per prompt is samples_per_prompt, by default num_generations ({args.num_generations})."
+        ) from error
+    if not 0 <= args.allocation_exponent < math.inf:
+        raise ValueError(
+            f"allocation_exponent ({args.allocation_exponent}) must be at least 0 and finite. Use 0 for equal budgets."
+        )
+    if args.allocation_rule != "power" and args.allocation_exponent != 0.5:
+        raise ValueError(
+            f"allocation_exponent ({args.allocation_exponent}) has no effect with "
+            f"allocation_rule={args.allocation_rule!r}. Use allocation_rule='power' or leave allocation_exponent unset."
+        )
+
+
+def _check_estimates(args: GRPOConfig) -> None:
+    if not 0 < args.ema_decay <= 1:
+        raise ValueError(f"ema_decay ({args.ema_decay}) must be above 0 and at most 1. Use 1 to never forget.")
+    prior = args.pass_rate_prior
+    if len(prior) != 2 or not all(0 < value < math.inf for value in prior):
+        raise ValueError(
+            f"pass_rate_prior ({prior}) must be two positive numbers, the positives and negatives that it is worth, "
+            "such as [1.0, 16.0]."
+        )
+    if args.adaptive_sampling == "est-value":
+        _check_value_network(args)
+
+
+def _check_value_network(args: GRPOConfig) -> None:
+    learning_rate, steps = (0.04, 8) if args.value_model is None else (1e-5, 1)
+    if args.value_head_learning_rate is None:
+        args.value_head_learning_rate = learning_rate
+    if args.value_head_steps is None:
+        args.value_head_steps = steps
+    if not args.value_head_learning_rate > 0:
+        raise ValueError(f"value_head_learning_rate ({args.value_head_learning_rate}) must be positive.")
+    if args.value_head_steps < 1:
+        raise ValueError(f"value_head_steps ({args.value_head_steps}) must be at least 1.")
+
+
+def _check_vllm(args: GRPOConfig) -> None:
+    if args.vllm_weight_sync_dir is None:
+        args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
+    for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
+        if getattr(args, name) <= 0:
+            raise ValueError(f"{name} ({getattr(args, name)}) must be positive.")
+    if not 0 <= args.vllm_speculative_rounds <= 1:
+        raise ValueError(f"vllm_speculative_rounds ({args.vllm_speculative_rounds}) must be between 0 and 1.")
+    if not (args.use_vllm and args.vllm_mode == "server"):
+        for name, default in (("vllm_weight_sync", "nccl"), ("vllm_round_barrier", False)):
+            if getattr(args, name) != default:
+                raise ValueError(
+                    f"{name}={getattr(args, name)!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
+                    f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave {name} unset."
+                )
+
+
+def check_prompt_column(dataset: Any) -> None:
+    """
+    Check that a training data set has prompts, as far as that can be told without streaming it.
+
+    Raises:
+        `ValueError`: if it has no column `prompt`.
+    """
+    columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
+    if not columns or "prompt" in columns:
+        return
+    if isinstance(dataset, Dataset) and len(dataset) and "prompt" in dataset[0]:  # made by `with_transform`
+        return
+    raise ValueError(
+        f"The training data set has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
+        "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
+    )

@@ -1,0 +1,169 @@
+"""The update batch that is replayed through the parent."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from ..core import Pool, Rollout, group_advantages, mean_and_std, normalize_rewards, sampling_metrics, select_group
+from ..core.pool import sample_std
+from ..rollouts.source import Batch
+from .ada_grpo_config import AdaGRPOConfig
+
+
+@dataclass
+class Replay:
+    """
+    The update batch of all processes, handed to the parent in place of what it would have generated and scored.
+
+    Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different
+    numbers with the same sum; rows are dealt out to the processes in equal shares either way.
+    """
+
+    pools: Sequence[Pool]  # per prompt
+    groups: list[list[Rollout]]
+    advantages: list[list[float]]
+    rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
+    zero_signal_unresolved: list[bool]  # per prompt
+    first_round: list[list[Rollout]]  # per prompt
+    metrics: dict[str, float]
+    # Of this process, see `take`:
+    local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
+    columns: tuple = ()
+    inputs: list[dict] = field(default_factory=list)
+
+    def per_row(self, values: Sequence[Any]) -> list[Any]:
+        """One value per prompt to one per row."""
+        return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
+
+    def take(self, batch: Batch, process_index: int, environments: Sequence[str | None]) -> None:
+        """
+        Put in this process's share of the completions.
+
+        Args:
+            batch ([`Batch`]):
+                The completions, with the prompts that they were generated from; data set rows are not needed any more.
+            process_index (`int`):
+                Whose share.
+            environments (`Sequence[str | None]`):
+                Name of the environment of each prompt, `None` without or with a single one.
+        """
+        rows = len(batch.prompts)
+        self.local = slice(process_index * rows, (process_index + 1) * rows)
+        self.columns = batch.columns
+        self.inputs = [
+            {"prompt": prompt} | ({} if environment is None else {"environment": environment})
+            for prompt, environment in zip(batch.prompts, self.per_row(environments)[self.local], strict=True)
+        ]
+
+    def first_round_rewards(self, names: Sequence[str], each_prompt_once: bool) -> dict[str, float]:
+        """What GRPO logs of its rewards, of the first round; `names` are those of the reward functions."""
+
+        def statistics(value: Callable[[Rollout], float]) -> tuple[float, float]:
+            values = [[value(rollout) for rollout in rollouts] for rollouts in self.first_round]
+            return mean_and_std(values, each_prompt_once=each_prompt_once)
+
+        mean, std = statistics(attrgetter("reward"))
+        metrics = {"reward": mean, "reward_std": std}
+        for i, name in enumerate(names):
+            mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])
+            metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
+        return metrics | {"frac_reward_zero_std": self.metrics["zero_signal/first_round"]}
+
+
+def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
+    """The rollouts that are trained on: all of them if that is the budget, else `num_generations` of each pool."""
+    if args.estimates_budgets and args.mean_samples == args.num_generations:
+        return [sorted(pool.rollouts, key=lambda rollout: rollout.draw) for pool in pools]
+    return [select_group(pool, args.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
+
+
+def pool_advantages(
+    pools: Sequence[Pool], groups: Sequence[Sequence[Rollout]], args: AdaGRPOConfig, reward_weights: Sequence[float]
+) -> list[list[float]]:
+    """
+    [`~core.group_advantages`] of every group, scaled as `scale_rewards` says. With
+    `multi_objective_aggregation="normalize_then_sum"` ([GDPO](https://huggingface.co/papers/2601.05242)) of pools whose
+    reward functions were normalized one by one, divided by the standard deviation over all of them.
+    """
+    by_batch = args.scale_rewards == "batch"
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        normalized = [normalize_rewards(pool, reward_weights) for pool in pools]
+        by_draw = [{rollout.draw: rollout for rollout in pool.rollouts} for pool in normalized]
+        groups = [[after[rollout.draw] for rollout in group] for after, group in zip(by_draw, groups, strict=True)]
+        pools, by_batch = normalized, True
+    stds: list[float | None] = [None] * len(pools)
+    if by_batch:
+        stds = [sample_std([reward for pool in pools for reward in pool.scored_rewards])] * len(pools)
+    elif args.scale_rewards == "group":
+        stds = [pool.std for pool in pools]
+    return [
+        group_advantages(
+            pool,
+            group,
+            weighting=args.prompt_weighting,
+            std=std,
+            selection_correction=args.selection_correction,
+        )
+        for pool, group, std in zip(pools, groups, stds, strict=True)
+    ]
+
+
+def plan_update(
+    pools: Sequence[Pool],
+    groups: list[list[Rollout]],
+    args: AdaGRPOConfig,
+    device: torch.device,
+    reward_weights: Sequence[float],
+) -> Replay:
+    """
+    Advantages and metrics of the selected groups. With budgets from estimates all that was drawn is the first round.
+    """
+    first_round = max(map(len, pools)) if args.estimates_budgets else args.samples_per_round
+    advantages = pool_advantages(pools, groups, args, reward_weights)
+    metrics = sampling_metrics(
+        pools,
+        groups,
+        advantages,
+        args.exit_condition,
+        samples_per_round=first_round,
+        num_generations=args.num_generations,
+        weighting=args.prompt_weighting,
+    )
+    rewards = [rollout.rewards for group in groups for rollout in group]
+    return Replay(
+        pools=pools,
+        groups=groups,
+        advantages=advantages,
+        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
+        zero_signal_unresolved=[
+            not args.exit_condition(pool) and not any(values) for pool, values in zip(pools, advantages, strict=True)
+        ],
+        first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
+        metrics=metrics,
+    )
+
+
+def uniform_pools(
+    rewards: list[list[float]], totals: list[float], signals: list[float], args: AdaGRPOConfig
+) -> tuple[list[Pool], dict[str, float]]:
+    """What uniform sampling has drawn, as pools with the metrics of a sampling that stops after the first round."""
+    n = args.num_generations
+    rollouts = [
+        Rollout(i % n, total, signal, tuple(per_func))
+        for i, (total, signal, per_func) in enumerate(zip(totals, signals, rewards, strict=True))
+    ]
+    groups = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
+    pools = [Pool(args.positive_threshold, group) for group in groups]
+    metrics = sampling_metrics(
+        pools,
+        groups,
+        [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
+        args.exit_condition,
+        samples_per_round=n,
+        num_generations=n,
+        weighting="none",
+    )
+    return pools, metrics

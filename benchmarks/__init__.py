@@ -1,0 +1,1 @@
+"""Measurements of the package, all started with `python -m`."""

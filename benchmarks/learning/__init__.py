@@ -1,0 +1,1 @@
+"""What the methods learn: training runs of a tiny language model, and the report on them."""

@@ -1,0 +1,248 @@
+"""
+GRPO, DAPO and Reinforce-Ada on an easy and a hard prompt set of the arithmetic task, over several seeds.
+
+`python -m benchmarks.learning.run` writes one file per run to `outputs/learning/runs/`; stopped and started again, it goes
+on with the runs that are missing. Any prefix of the grid has about as many seeds of every method. `python -m
+benchmarks.learning.report` makes the tables and figures.
+"""
+
+import argparse
+import functools
+import json
+import logging
+import multiprocessing
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PrinterCallback, TrainerCallback
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.files import atomic_write
+from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, prepare
+
+from . import prompt_sets
+from .dapo import DapoTrainer, dapo_arguments
+
+
+logger = logging.getLogger(__name__)
+
+STEPS, EVAL_EVERY = 100, 10
+PROMPTS_PER_STEP = 32
+COMMON = {
+    "max_completion_length": MAX_ANSWER_TOKENS,
+    "temperature": 1.0,
+    "learning_rate": 2e-4,
+    "lr_scheduler_type": "constant_with_warmup",
+    "warmup_steps": 5,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "log_level": "error",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+}
+
+
+def _grpo(n: int) -> dict:
+    return {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}
+
+
+def _seq(condition: str, **options) -> dict:
+    return {"adaptive_sampling": condition, "num_generations": 4, "samples_per_round": 8, "max_rounds": 4, **options}
+
+
+def _est(estimator: str, n: int) -> dict:
+    return {"adaptive_sampling": estimator, "num_generations": n, "learn_pass_rate_prior": True}
+
+
+# In the order of the tables. Each takes the arguments that a user would give it, on top of COMMON.
+METHODS = {
+    "GRPO n=4": _grpo(4),
+    "GRPO n=8": _grpo(8),
+    "GRPO n=16": _grpo(16),
+    "DAPO n=4": dapo_arguments(4) | {"max_rounds": 8},
+    "Seq-pos": _seq("seq-pos"),
+    "Seq-balance": _seq("seq-balance"),
+    "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),
+    "Seq-balance, weight 1/p": _seq("seq-balance", prompt_weighting="inverse"),
+    "Seq-balance, corrected": _seq("seq-balance", selection_correction=True),
+    "Est-EMA n=4": _est("est-ema", 4),
+    "Est-value n=4": _est("est-value", 4),
+    "Est-EMA n=8": _est("est-ema", 8),
+    "Est-value n=8": _est("est-value", 8),
+}
+
+
+class Run(NamedTuple):
+    """One cell of the grid."""
+
+    method: str
+    prompt_set: str
+    seed: int
+
+    @property
+    def file_name(self) -> str:
+        slug = "".join(c if c.isalnum() else "-" for c in self.method.lower())
+        return f"{self.prompt_set}_{slug}_{self.seed}.json"
+
+
+def grid(methods: list[str], sets: list[str], seeds: list[int]) -> list[Run]:
+    """Seed by seed, so that whatever part of it is done compares the methods fairly."""
+    return [Run(method, name, seed) for seed in seeds for name in sets for method in methods]
+
+
+class Recorder(TrainerCallback):
+    """Evaluates exactly, and measures what a step takes without that."""
+
+    def __init__(self, model, tokenizer, test, spread, every: int):
+        self.model, self.tokenizer, self.test, self.spread, self.every = model, tokenizer, test, spread, every
+        self.evaluations: list[dict] = []
+        self.seconds: list[dict] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.evaluate(0, last=state.max_steps == 0)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wall, cpu = time.perf_counter() - self.started[0], time.process_time() - self.started[1]
+        self.seconds.append({"wall_seconds": wall, "cpu_seconds": cpu})
+        last = state.global_step == state.max_steps
+        if last or state.global_step % self.every == 0:
+            self.evaluate(state.global_step, last)
+
+    def evaluate(self, step: int, last: bool) -> None:
+        rates = prompt_sets.pass_rates(self.model, self.tokenizer, self.test)
+        evaluation = {"step": step, "accuracy": float(rates.mean())}
+        evaluation |= {f"pass@{k}": prompt_sets.pass_at_k(rates, k) for k in prompt_sets.PASS_AT}
+        evaluation["entropy"] = prompt_sets.sampled_entropy(self.model, self.tokenizer, self.test["prompt"])
+        if step == 0 or last:
+            evaluation["by_difficulty"] = self.by_difficulty()
+        self.evaluations.append(evaluation)
+
+    def by_difficulty(self) -> list[float | None]:
+        """Accuracy on unselected problems in bins of the base model's pass rate; `None` for an empty bin."""
+        rates = prompt_sets.pass_rates(self.model, self.tokenizer, self.spread)
+        edges = prompt_sets.BIN_EDGES
+        bins = np.digitize(self.spread["base_pass_rate"], edges[1:-1])
+        return [float(rates[bins == i].mean()) if (bins == i).any() else None for i in range(len(edges) - 1)]
+
+
+def step_row(logs: dict, seconds: dict) -> dict:
+    """What is kept of one step's logs. Counts are totals of the step, shares are of its prompts."""
+    ada = {name.removeprefix("ada/"): value for name, value in logs.items() if name.startswith("ada/")}
+    names = ["zero_signal/first_round", "zero_signal/final", "unresolved/all_positive", "unresolved/all_negative"]
+    names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
+    names += [f"active_prompts/round_{k}" for k in range(1, 5)]
+    return {
+        "step": logs["step"],
+        "reward": logs["reward"],
+        "entropy": logs["entropy"],
+        "grad_norm": logs["grad_norm"],
+        "rollouts": round(ada["samples_per_prompt/mean"] * PROMPTS_PER_STEP),
+        "rounds": ada["rounds/mean"],
+        "generated_tokens": round(ada["tokens/generated"]),
+        "trained_tokens": round(ada["tokens/generated"] - ada["tokens/discarded"]),
+        **{name: ada.get(name) for name in names},
+        **seconds,
+    }
+
+
+def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
+    """Train one cell of the grid; returns its record, ready for JSON."""
+    torch.set_num_threads(1)
+    options = COMMON | METHODS[run.method]
+    model, tokenizer = prompt_sets.load(task_dir / "base")
+    data = task_dir / "learning"
+    recorder = Recorder(
+        model,
+        tokenizer,
+        prompt_sets.read(data / f"{run.prompt_set}_test.jsonl"),
+        prompt_sets.read(data / "spread_test.jsonl"),
+        eval_every,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        args = AdaGRPOConfig(
+            directory,
+            per_device_train_batch_size=PROMPTS_PER_STEP * options["num_generations"],
+            max_steps=steps,
+            seed=run.seed,
+            **options,
+        )
+        trainer_class = DapoTrainer if run.method.startswith("DAPO") else AdaGRPOTrainer
+        trainer = trainer_class(
+            model,
+            exact_match,
+            args,
+            prompt_sets.read(data / f"{run.prompt_set}_train.jsonl"),
+            processing_class=tokenizer,
+            callbacks=[recorder],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    logs = [logs for logs in trainer.state.log_history if "ada/tokens/generated" in logs]
+    rows = [step_row(row, seconds) for row, seconds in zip(logs, recorder.seconds, strict=True)]
+    return {**run._asdict(), "options": options, "steps": rows, "evaluations": recorder.evaluations}
+
+
+def train_and_save(run: Run, output_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
+    record = train(run, task_dir, steps, eval_every)
+    with atomic_write(output_dir / run.file_name) as temporary:
+        temporary.write_text(json.dumps(record))
+    return run
+
+
+def run_missing(runs: list[Run], output_dir: Path, work, workers: int = 1) -> int:
+    """Do `work(run)`, which writes `run.file_name`, for the runs without a file; returns how many were done."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    missing = [run for run in runs if not (output_dir / run.file_name).exists()]
+    logger.info("%d runs, %d of them done before", len(runs), len(runs) - len(missing))
+    started = time.perf_counter()
+    if workers == 1:
+        finished = map(work, missing)
+    else:
+        executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        finished = executor.map(work, missing)
+    for done, run in enumerate(finished, start=1):
+        per_run = (time.perf_counter() - started) / done
+        logger.info("%d/%d %s: %.0f s per run", done, len(missing), " ".join(map(str, run)), per_run)
+    return len(missing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sets", nargs="+", choices=prompt_sets.PROMPT_SETS, default=list(prompt_sets.PROMPT_SETS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--eval_every", type=int, default=EVAL_EVERY, help="Steps between evaluations.")
+    parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
+    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
+    args = parser.parse_args()
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    prepare(args.task_dir)
+    if not (args.task_dir / "learning" / "hard_train.jsonl").exists():  # written last
+        prompt_sets.build(args.task_dir / "base", args.task_dir / "learning")
+    work = functools.partial(
+        train_and_save,
+        output_dir=args.output_dir / "runs",
+        task_dir=args.task_dir,
+        steps=args.steps,
+        eval_every=args.eval_every,
+    )
+    run_missing(grid(args.methods, args.sets, args.seeds), args.output_dir / "runs", work, args.workers)
+
+
+if __name__ == "__main__":
+    main()
