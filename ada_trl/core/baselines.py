@@ -8,6 +8,9 @@ from .advantages import STD_EPSILON, PromptWeighting, prompt_weight
 from .pool import Pool
 
 
+RECENTRING_SHRINKAGE = 8  # rollouts of other prompts, before their residuals count half
+
+
 class Prior(NamedTuple):
     """
     What is expected of a prompt before it is sampled.
@@ -82,6 +85,26 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
         others.remove(rollout.reward)  # one that is equal serves as well as this one
         baselines.append(before[index].updated(others).mean)
     return baselines
+
+
+def recentred(priors: Sequence[Prior], pools: Sequence[Pool]) -> list[Prior]:
+    """
+    Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
+    first steps, or because the policy has just improved) costs next to nothing:
+
+    m_x ← m_x + Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + 8),
+
+    with N the number of these rollouts. A rollout has no influence on other prompts' rewards, as long as they are sampled
+    independently of it, so the baseline stays unbiased; the noise that this adds is 1/N of the rewards' variance.
+    """
+    residuals = [
+        math.fsum(r - prior.mean for r in pool.scored_rewards) for pool, prior in zip(pools, priors, strict=True)
+    ]
+    total, scored = math.fsum(residuals), sum(pool.scored for pool in pools)
+    return [
+        prior._replace(mean=prior.mean + (total - residual) / (scored - pool.scored + RECENTRING_SHRINKAGE))
+        for prior, pool, residual in zip(priors, pools, residuals, strict=True)
+    ]
 
 
 def posterior_advantages(

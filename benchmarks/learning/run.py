@@ -60,7 +60,7 @@ def _seq(condition: str, **options) -> dict:
 
 
 def _est(estimator: str, n: int) -> dict:
-    return {"adaptive_sampling": estimator, "num_generations": n, "learn_pass_rate_prior": True}
+    return {"adaptive_sampling": estimator, "num_generations": n}
 
 
 # In the order of the tables. Each takes the arguments that a user would give it, on top of COMMON.
