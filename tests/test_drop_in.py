@@ -314,3 +314,12 @@ def test_every_test_in_the_feature_table_exists():
     for path, name in set(named):
         tree = ast.parse((ROOT / "tests" / path).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+
+
+def test_tests_import_helpers_and_never_each_other():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 40
+    for path in files:
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        modules = {name for node in imports for name in [node.module or "", *(alias.name for alias in node.names)]}
+        assert not [name for name in modules if re.search(r"(^|\.)test_\w+$", name)], path

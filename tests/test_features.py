@@ -15,17 +15,20 @@ from ada_trl.trainer.replay import pool_advantages
 from .helpers import (
     PROMPTS,
     QUICK,
+    build,
     chat_tokenizer,
     even_reward,
     length_reward,
+    logs_of,
     prompt_dataset,
+    prompts_of,
+    remember_pools,
     saved_tiny_model,
     tiny_chat_model,
     tiny_config,
     tiny_model,
     tiny_tokenizer,
 )
-from .test_trainer import build, logs_of, prompts_of, remember_pools
 
 
 def weights_of(trainer):

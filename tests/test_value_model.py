@@ -21,9 +21,8 @@ from ada_trl.core import brier_metrics
 from ada_trl.estimation.model import VALUE_MODEL_FILE, ValueModel
 from ada_trl.estimation.record import PASS_RATES_FILE
 
-from .helpers import PROMPTS, free_port, prompt_dataset, tiny_tokenizer
-from .test_estimation import RESUME, build, by_prompt, identified
-from .test_trainer import logs_of
+from .estimated import RESUME, build, by_prompt, identified
+from .helpers import PROMPTS, free_port, logs_of, prompt_dataset, tiny_tokenizer
 
 
 SIZES = {
