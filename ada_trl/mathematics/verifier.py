@@ -127,12 +127,11 @@ class _Worker:
 
     def _exchange(self, seconds: float, verb: str, *texts: str) -> str:
         """Send a task and return the reply, or the empty string if the process has ended or was late."""
+        line = json.dumps([seconds, verb, *texts])  # ASCII: half a surrogate pair passes too
         with self._lock:
             self._deadline = time.monotonic() + seconds
         try:
-            self._process.stdin.write(
-                json.dumps([seconds, verb, *texts]) + "\n"
-            )  # ASCII: half a surrogate pair passes too
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
             reply = self._process.stdout.readline()
         except BrokenPipeError:
