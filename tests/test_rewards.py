@@ -128,7 +128,7 @@ def _in_child(queue):
     queue.put((score_a_hang(), worker_pids()))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_in_a_daemon_process_of_multiprocessing(method):
     assert verify_answers([r"\boxed{5}"], ["5"]) == [1.0]  # the parent's workers are there when it forks
     ours = worker_pids()
