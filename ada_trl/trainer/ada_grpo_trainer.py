@@ -122,8 +122,8 @@ class AdaGRPOTrainer(ThroughParent):
         self.pass_rates: PassRateTracker | None = None
         if args.estimates_budgets or args.track_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        self.add_callback(SignalWarning())
         self._check_exit_reward()
+        self._signal_warning = SignalWarning(args, self.reward_func_names)
         if self.adaptive_sampling != "uniform":
             self._refuse_unsupported()
 
@@ -411,5 +411,6 @@ class AdaGRPOTrainer(ThroughParent):
         self._log_ada(metrics)
 
     def _log_ada(self, metrics: dict[str, float]) -> None:
+        self._signal_warning.observe(metrics, self.state.global_step + 1)
         for name, value in metrics.items():
             self._metrics["train"][f"ada/{name}"].append(value)
