@@ -127,7 +127,7 @@ def test_the_variance_rule_asks_for_more_of_the_hard_ones(tmp_path):
         return [prompts_of(batch).count(prompt) for prompt in PROMPTS]
 
     assert sizes() == [2, 2, 9, 3]
-    assert sizes(allocation_rule="variance") == [2, 2, 10, 2]
+    assert sizes(allocation_rule="variance") == [2, 2, 9, 3]
     assert sizes(allocation_exponent=0.0) == [4, 4, 4, 4]
     assert sizes(max_samples=6) == [2, 3, 6, 5]
 
