@@ -2,7 +2,7 @@
 # make test       install, run the test suite (everything but the vLLM server)
 # make analyses   compute the figures and tables of docs/analyses.md again
 # make notebooks  execute all notebooks and store their outputs
-# make report     make the tables and figures of docs/report.md from the stored results
+# make report     make the tables and figures of docs/report.md and README.md from the stored results
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -60,6 +60,8 @@ notebooks: .venv/installed
 
 report: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.learning.report
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.overview
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.diagram
 
 clean:
 	rm -rf .venv .venv-vllm outputs

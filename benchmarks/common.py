@@ -16,15 +16,16 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "analyses.md"
+README = ROOT / "README.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
-COLORS = {
-    "GRPO n=4": "#9ecae1",
-    "GRPO n=8": "#4292c6",
-    "GRPO n=16": "#08519c",
+COLORS = {  # told apart by the colour-blind (Okabe and Ito), and GRPO by its depth
+    "GRPO n=4": "#56b4e9",
+    "GRPO n=8": "#0072b2",
+    "GRPO n=16": "#00304f",
     "DAPO n=4": "#7f7f7f",
-    "Seq-pos": "#2ca02c",
-    "Seq-balance": "#d62728",
-    "Est": "#9467bd",
+    "Seq-pos": "#009e73",
+    "Seq-balance": "#d55e00",
+    "Est": "#cc79a7",
 }
 
 
