@@ -65,7 +65,7 @@ class AdaGRPOConfig(GRPOConfig):
             `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the
             least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
             variance rule belongs with `prompt_weighting="none"` and `scale_rewards="group"`: only then the update is the
-            log objective's.
+            log objective's. `"reward_std"` N_x ∝ √((p̂ + ε)(1 − p̂ + ε)), most for prompts that pass half of the time.
         allocation_exponent (`float`, *optional*, defaults to `0.5`):
             Of the power rule; 0 is uniform.
 
@@ -234,8 +234,8 @@ class AdaGRPOConfig(GRPOConfig):
     allocation_rule: str = field(
         default="power",
         metadata={
-            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
-            "(sqrt((1 - p) / p)), for `'est-*'`.",
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent), `'variance'` "
+            "(sqrt((1 - p) / p)) or `'reward_std'` (sqrt(p * (1 - p))), for `'est'`.",
             "choices": list(CHOICES["allocation_rule"]),
         },
     )

@@ -15,7 +15,7 @@ CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior"),
-    "allocation_rule": ("power", "variance"),
+    "allocation_rule": ("power", "variance", "reward_std"),
     "unresolved": ("keep", "mask"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
