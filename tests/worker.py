@@ -25,16 +25,16 @@ from .test_multi_turn import Counting, ToolUser
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, own, everyone):
-        source, shown = super()._build_source(own, everyone)
-        complete = source.complete
+    def _build_source(self, own, owners):
+        source = super()._build_source(own, owners)
+        generate = source.generate
 
         def remember(rows, first_round):
-            self.rows = [(everyone[prompt]["prompt"], draw) for prompt, draw in rows]
-            return complete(rows, first_round)
+            self.rows = [(source._data[prompt]["prompt"], draw) for prompt, draw in rows]
+            return generate(rows, first_round)
 
-        source.complete = remember
-        return source, shown
+        source.generate = remember
+        return source
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
