@@ -12,6 +12,7 @@ from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
+from benchmarks.speed.server import BarrierTrainer
 
 from ..helpers import PROMPTS, QUICK, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
@@ -21,7 +22,15 @@ TIMEOUT = 3.0
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
-def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
+def build(
+    tmp_path,
+    server,
+    reward_funcs=reward,
+    dataset=None,
+    peft_config=None,
+    trainer_class=AdaGRPOTrainer,
+    **overrides,
+):
     options = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -34,7 +43,7 @@ def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None,
         "samples_per_round": 4,
         "max_rounds": 3,
     }
-    return AdaGRPOTrainer(
+    return trainer_class(
         tiny_model(),
         reward_funcs,
         AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
@@ -457,8 +466,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             await asyncio.sleep(2.0)
         return answer(call, [WRONG] * call.n)
 
-    for barrier in (False, True):
-        finished = []
+    for trainer_class in (AdaGRPOTrainer, BarrierTrainer):
+        barrier, finished = trainer_class is BarrierTrainer, []
 
         async def recorded(call, finished=finished):
             response = await behave(call)
@@ -466,7 +475,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             return response
 
         with FakeServer(recorded) as server:
-            build(tmp_path / str(barrier), server, vllm_round_barrier=barrier, vllm_request_timeout=20).train()
+            directory = tmp_path / str(barrier)
+            build(directory, server, trainer_class=trainer_class, vllm_request_timeout=20).train()
         before = finished[: finished.index(("1+2=", 0))]
         assert any(round_ > 0 for _, round_ in before) != barrier
         assert len(finished) == 12
