@@ -152,9 +152,6 @@ class AdaGRPOConfig(GRPOConfig):
             the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
             not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
             pools. 0 never does, 1 always.
-        vllm_round_barrier (`bool`, *optional*, defaults to `False`):
-            Whether to complete each round for all of a process's prompts before the next begins. Slower; gives the
-            same distribution of pools. For comparison.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
@@ -342,10 +339,6 @@ class AdaGRPOConfig(GRPOConfig):
             "help": "Ask a vLLM server for rounds ahead of time when fewer requests are under way than this share of a "
             "process's prompts; 0 never does."
         },
-    )
-    vllm_round_barrier: bool = field(
-        default=False,
-        metadata={"help": "Whether to complete each round on a vLLM server before the next, for comparison."},
     )
 
     def __post_init__(self):

@@ -11,6 +11,7 @@ from aiohttp import web
 from peft import LoraConfig
 
 from ada_trl.engine.client import VLLMServerError
+from benchmarks.speed.server import BarrierTrainer
 
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
@@ -417,8 +418,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             await asyncio.sleep(2.0)
         return answer(call, [WRONG] * call.n)
 
-    for barrier in (False, True):
-        finished = []
+    for trainer_class in (AdaGRPOTrainer, BarrierTrainer):
+        barrier, finished = trainer_class is BarrierTrainer, []
 
         async def recorded(call, finished=finished):
             response = await behave(call)
@@ -426,7 +427,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             return response
 
         with FakeServer(recorded) as server:
-            build(tmp_path / str(barrier), server, vllm_round_barrier=barrier, vllm_request_timeout=20).train()
+            directory = tmp_path / str(barrier)
+            build(directory, server, trainer_class=trainer_class, vllm_request_timeout=20).train()
         before = finished[: finished.index(("1+2=", 0))]
         assert any(round_ > 0 for _, round_ in before) != barrier
         assert len(finished) == 12
