@@ -10,6 +10,7 @@ import torch
 from aiohttp import web
 from peft import LoraConfig
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 from benchmarks.speed.server import BarrierTrainer
 
