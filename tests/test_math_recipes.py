@@ -225,6 +225,18 @@ def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
     assert (args.max_steps, args.seed, args.beta) == (1, 1, 0.5)
 
 
+def test_weights_from_a_file_and_from_the_command_line(tmp_path):
+    quick = ["--use_cpu", "--bf16=false", "--config", str(tmp_path / "weight.yaml")]
+    for text, extra, kept in (
+        ("prompt_weighting: 0.25", [], 0.25),
+        ("prompt_weighting: none", [], "none"),
+        ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--prompt_weight_floor=0.1"], 0.75),
+    ):
+        (tmp_path / "weight.yaml").write_text(text)
+        _, args, _ = parse_args([*quick, *extra])
+        assert (args.prompt_weighting, args.prompt_weight_floor) == (kept, 0.1 if extra else None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("max_stepz: 1", "unknown fields: --max_stepz 1"), ("- 1", r"a YAML mapping .*\[1\]")]
 )

@@ -136,12 +136,12 @@ def test_a_file_of_something_else_or_of_another_version_is_refused(tmp_path):
     pq.write_table(table.replace_schema_metadata(None), path)
     with pytest.raises(ValueError, match=f"{path} .*'ada_trl' is missing or cannot be read"):
         load_pass_rates(path)
-    for payload in (b'{"format": 1, "pri', b'"format"', b'{"format": 1}', b"\xff"):
+    for payload in (b'{"format": 2, "pri', b'"format"', b'{"format": 2}', b"\xff"):
         pq.write_table(table.replace_schema_metadata({b"ada_trl": payload}), path)
         with pytest.raises(ValueError, match=f"{path} .*'ada_trl' is missing or cannot be read"):
             load_pass_rates(path)
-    pq.write_table(table.replace_schema_metadata({b"ada_trl": b'{"format": 2, "prior": null}'}), path)
-    with pytest.raises(ValueError, match=f"{path} .*its format is 2; this version of ada_trl reads 1"):
+    pq.write_table(table.replace_schema_metadata({b"ada_trl": b'{"format": 1, "prior": null}'}), path)
+    with pytest.raises(ValueError, match=f"{path} .*its format is 1; this version of ada_trl reads 2"):
         load_pass_rates(path)
 
 

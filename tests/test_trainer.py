@@ -198,6 +198,24 @@ def test_infinite_rewards_are_none(mode, tmp_path):
         assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
+def test_a_total_that_overflows_is_the_infinite_reward_it_is(tmp_path):
+    scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1]),
+        max_steps=1,
+        reward_weights=[10.0],
+    )
+    pools = remember_pools(trainer)
+    trainer.train()
+    assert [[pool.scored for pool in step] for step in pools] == [[7, 30]]
+    (batch,) = trainer.batches
+    assert batch["advantages"].isfinite().all() and batch["advantages"].any()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
+
+
 def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
@@ -288,6 +306,26 @@ def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
     assert mask["num_items_in_batch"] == lengths[resolved].sum()
     assert 0 < mask["num_items_in_batch"] < keep["num_items_in_batch"]
     assert torch.equal(keep["advantages"], mask["advantages"])
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema", "uniform"])
+def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_path):
+    """Also one that is all correct where that resolves it, as in Seq-pos."""
+    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0.1] * 32, "5+55=": [1] * 32}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        unresolved="mask",
+        adaptive_sampling=mode,
+    )
+    trainer.train()
+    (batch,) = trainer.batches
+    kept = torch.tensor([prompt == "1+2=" for prompt in prompts_of(batch)])
+    assert (batch["completion_mask"].sum(dim=1) > 0).tolist() == kept.tolist()
+    assert 0 < batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

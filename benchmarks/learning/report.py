@@ -2,7 +2,7 @@
 The tables and figures of `docs/report.md`, from stored results only.
 
 `python -m benchmarks.learning.report --runs outputs/learning/runs` first stores the records of `benchmarks.learning.run` as two
-parquet files beside the figures; without `--runs` it makes the report from those.
+parquet files in `benchmarks/results`; without `--runs` it makes the report from those.
 """
 
 import argparse
