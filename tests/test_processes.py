@@ -15,8 +15,6 @@ from .helpers import free_port
 from .worker import run
 
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
 # Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
