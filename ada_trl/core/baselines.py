@@ -8,6 +8,7 @@ from .advantages import STD_EPSILON, PromptWeighting, prompt_weight
 from .pool import Pool
 
 
+LARGEST_POOL = 32  # rollouts, M · N of the paper
 RECENTRING_SHRINKAGE = 8  # rollouts of other prompts, before their residuals count half
 
 
@@ -33,7 +34,8 @@ class Prior(NamedTuple):
         strength = self.strength + len(rewards)
         if not strength or math.isinf(strength):
             return self
-        mean = (self.strength * self.mean + math.fsum(rewards)) / strength
+        known = self.strength * self.mean if self.strength else 0.0  # a mean that is worth nothing may be NaN
+        mean = (known + math.fsum(rewards)) / strength
         return self._replace(mean=mean, strength=strength)
 
 
@@ -113,7 +115,7 @@ def posterior_advantages(
     *,
     samples_per_round: int,
     weighting: PromptWeighting = "none",
-    floor: float = 1 / 32,
+    weight_floor: float | None = None,
     std: float | None = None,
 ) -> list[float]:
     """
@@ -125,17 +127,15 @@ def posterior_advantages(
     Args:
         pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
             As in [`posterior_baselines`].
-        weighting (`str`, *optional*, defaults to `"none"`):
-            See [`prompt_weight`].
-        floor (`float`, *optional*, defaults to `1/32`):
-            The smallest p̂ that the weight is computed from.
+        weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
+            See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
             σ to divide by; `None` does not divide.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for unscored rollouts.
     """
-    scale = prompt_weight(max(prior.pass_rate, floor), math.inf, weighting)
+    scale = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
     if std is not None:
         scale /= std + STD_EPSILON
     baselines = posterior_baselines(pool, prior, samples_per_round=samples_per_round)

@@ -34,7 +34,7 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"uniform"`: exactly `num_generations` per prompt. With `baseline="pool"` it has GRPO's advantages: the
                   same weights as [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything
                   then, except that `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
-                  `track_pass_rates` works.
+                  `track_pass_rates` and `unresolved="mask"` work.
 
         samples_per_round (`int`, *optional*):
             M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
@@ -49,7 +49,8 @@ class AdaGRPOConfig(GRPOConfig):
             K_neg, the negatives that resolve a prompt, for `"seq-balance"` only. If `None`, `num_generations` minus
             `num_generations // 2`.
         positive_threshold (`float`, *optional*, defaults to `0.7`):
-            A rollout is positive when its signal is strictly greater.
+            A rollout is positive when its signal is strictly greater. For continuous rewards set it to what counts as a
+            success, or to about the mean that the run logs as `ada/signal/mean`.
         exit_reward (`str`, *optional*):
             Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
             diversity. If `None`, the signal is the weighted total reward.
@@ -61,8 +62,10 @@ class AdaGRPOConfig(GRPOConfig):
         max_samples (`int`, *optional*, defaults to `32`):
             N_max, the most rollouts that a prompt gets.
         allocation_rule (`str`, *optional*, defaults to `"power"`):
-            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √(1 − p̂ + ε) / (p̂ + ε), the
-            least gradient variance of the log objective at a fixed total. ε is 0.01.
+            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the
+            least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
+            variance rule belongs with `prompt_weighting="none"` and `scale_rewards="group"`: only then the update is the
+            log objective's. `"reward_std"` N_x ∝ √((p̂ + ε)(1 − p̂ + ε)), most for prompts that pass half of the time.
         allocation_exponent (`float`, *optional*, defaults to `0.5`):
             Of the power rule; 0 is uniform.
 
@@ -108,18 +111,24 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"posterior"`: what was expected of the prompt before the draw (see `pass_rate_estimator`), joined with
                   its other rollouts. Unbiased; every rollout teaches, so that `num_generations` may be 2 or 1 and the
                   same tokens cover more prompts. For `"uniform"` and `"est"`.
-        prompt_weighting (`str`, *optional*):
-            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂) or
-            `"none"` (1). The pass rate is that of the pool, clamped below at 1 / pool size; with `baseline="posterior"` what
-            was expected before the draw, at least 1/32. If `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
+        prompt_weighting (`str` or `float`, *optional*):
+            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
+            `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
+            are 0.5, 0 and 1. p̂ is that of the pool; with `baseline="posterior"` what was expected before the draw. If
+            `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
+        prompt_weight_floor (`float`, *optional*):
+            ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
+            `baseline="posterior"` 1/32.
         selection_correction (`bool`, *optional*, defaults to `False`):
-            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the expected
-            gradient is the weight times ∇p. The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the
-            weight.
+            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the balanced
+            selection does not change the prompt's weight. The paper's form (`False`) follows
+            [(1−p)² + p²] / (2p(1−p)) · ∇p times the weight. The correction is exact for the selection; early stopping
+            and the cap leave a factor between 0.9 and 1.2 (Seq-balance with weight 1).
         unresolved (`str`, *optional*, defaults to `"keep"`):
-            What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
-            the batch as GRPO does, where it dilutes the mean over tokens or rows; `"mask"` makes the loss what it would
-            be without the prompt, for every `loss_type` (a KL term is not rescaled where the mean is over rows).
+            What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
+            condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
+            `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
+            term is not rescaled where the mean is over rows).
 
         > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
 
@@ -225,8 +234,8 @@ class AdaGRPOConfig(GRPOConfig):
     allocation_rule: str = field(
         default="power",
         metadata={
-            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
-            "(sqrt(1 - p) / p), for `'est-*'`.",
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent), `'variance'` "
+            "(sqrt((1 - p) / p)) or `'reward_std'` (sqrt(p * (1 - p))), for `'est'`.",
             "choices": list(CHOICES["allocation_rule"]),
         },
     )
@@ -281,10 +290,14 @@ class AdaGRPOConfig(GRPOConfig):
     prompt_weighting: str | None = field(
         default=None,
         metadata={
-            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate) "
-            "or `'none'`. If `None`, `'inverse_sqrt'`, and `'none'` with `adaptive_sampling='uniform'`.",
-            "choices": list(CHOICES["prompt_weighting"]),
+            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
+            "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
+            "with `adaptive_sampling='uniform'`."
         },
+    )
+    prompt_weight_floor: float | None = field(
+        default=None,
+        metadata={"help": "Pass rate below which a prompt's weight does not grow. If `None`, 1 / pool size."},
     )
     selection_correction: bool = field(
         default=False,
@@ -293,8 +306,8 @@ class AdaGRPOConfig(GRPOConfig):
     unresolved: str = field(
         default="keep",
         metadata={
-            "help": "Unresolved prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the "
-            "loss and its token count (`'mask'`).",
+            "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the loss and its "
+            "token count (`'mask'`).",
             "choices": list(CHOICES["unresolved"]),
         },
     )

@@ -122,8 +122,8 @@ class AdaGRPOTrainer(ThroughParent):
         self.pass_rates: PassRateTracker | None = None
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        self.add_callback(SignalWarning())
         self._check_exit_reward()
+        self._signal_warning = SignalWarning(args, self.reward_func_names)
         if not args.is_plain_grpo:
             self._refuse_unsupported()
 
@@ -178,7 +178,12 @@ class AdaGRPOTrainer(ThroughParent):
             return super()._generate_and_score_completions(inputs)
         if self.args.is_plain_grpo:
             with self._replaced(self, _step_inputs=inputs):
-                return super()._generate_and_score_completions(inputs)
+                output = super()._generate_and_score_completions(inputs)
+            if self.args.unresolved == "mask":
+                groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
+                silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
+                self._mask_rows(output, silent.repeat_interleave(self.num_generations).tolist())
+            return output
         replay = self._collect(inputs)
         with self._replaced(self, _replay=replay), self._episodes_over(len(inputs)):
             output = super()._generate_and_score_completions(replay.inputs)
@@ -366,9 +371,12 @@ class AdaGRPOTrainer(ThroughParent):
         return total, rewards[:, self.reward_func_names.index(self.args.exit_reward)].tolist()
 
     def _total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Weighted sum over reward functions, `(rows, num_reward_funcs)` to `(rows,)`; NaN if none scored the row."""
+        """
+        Weighted sum over reward functions, `(rows, num_reward_funcs)` to `(rows,)`; NaN if none scored the row, or if the
+        sum is too large for float32.
+        """
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        return finite(total.masked_fill(rewards.isnan().all(dim=1), torch.nan))
 
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
@@ -380,17 +388,18 @@ class AdaGRPOTrainer(ThroughParent):
             logged.pop()
         logged.extend(advantages)
         if self.args.unresolved == "mask":
-            self._mask_rows(output)
+            self._mask_rows(output, replay.per_row(replay.without_contrast))
         replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         # The parent has just logged the rewards of the selected group: report those of the first round instead.
         for name, value in replay.first_round_rewards(self.reward_func_names, self.args.estimates_budgets).items():
             self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
 
-    def _mask_rows(self, output: dict[str, Any]) -> None:
-        """Make the loss what it would be without the prompts that are unresolved and have no contrast."""
-        masked = self._replay.per_row(self._replay.zero_signal_unresolved)
-        keep = ~torch.tensor(masked[self._replay.local], device=output["completion_mask"].device)
+    def _mask_rows(self, output: dict[str, Any], masked: list[bool]) -> None:
+        """Make the loss what it would be without the `masked` rows, of all processes: those of prompts without contrast."""
+        rows = len(output["advantages"])
+        local = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+        keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
         output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
         loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
@@ -410,5 +419,6 @@ class AdaGRPOTrainer(ThroughParent):
         self._log_ada(metrics)
 
     def _log_ada(self, metrics: dict[str, float]) -> None:
+        self._signal_warning.observe(metrics, self.state.global_step + 1)
         for name, value in metrics.items():
             self._metrics["train"][f"ada/{name}"].append(value)

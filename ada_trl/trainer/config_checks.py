@@ -8,14 +8,14 @@ from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
 from ..core import check_budget
+from ..core.advantages import POWERS
 
 
 CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior"),
-    "allocation_rule": ("power", "variance"),
-    "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
+    "allocation_rule": ("power", "variance", "reward_std"),
     "unresolved": ("keep", "mask"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
@@ -42,6 +42,12 @@ def check_config(args: GRPOConfig) -> None:
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
     if args.scale_rewards not in ("none", "group", "batch"):
         raise ValueError(f"scale_rewards ({args.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+    if not math.isfinite(args.positive_threshold):
+        raise ValueError(
+            f"positive_threshold ({args.positive_threshold}) must be a finite number: a rollout is positive when its "
+            "signal is greater. Use 0.7 for rewards of 0 and 1."
+        )
+    _check_weight(args)
     _check_vllm(args)
     _check_estimates(args)
     if args.is_plain_grpo:
@@ -75,6 +81,26 @@ def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
                 f"{name} ({getattr(args, name)}) has no effect with adaptive_sampling={args.adaptive_sampling!r} and "
                 f"baseline={args.baseline!r}. It is for {needed}. Change the mode or leave {name} unset."
             )
+
+
+def _check_weight(args: GRPOConfig) -> None:
+    """Names stay names, numbers become floats: a command line gives strings."""
+    weighting, floor = args.prompt_weighting, args.prompt_weight_floor
+    if weighting not in POWERS:
+        try:
+            args.prompt_weighting = float(weighting)
+        except (TypeError, ValueError):
+            args.prompt_weighting = math.nan
+        if not 0 <= args.prompt_weighting <= 1:
+            raise ValueError(
+                f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
+                "from 0 to 1 for the weight p^(alpha - 1)."
+            )
+    if floor is not None and not 0 < floor <= 1:
+        raise ValueError(
+            f"prompt_weight_floor ({floor}) must be above 0 and at most 1; pass rates below it are weighted as it is. "
+            "Leave it unset for 1 / pool size."
+        )
 
 
 def _check_rounds(args: GRPOConfig) -> None:

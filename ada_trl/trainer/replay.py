@@ -40,7 +40,7 @@ class Replay:
     groups: list[list[Rollout]]
     advantages: list[list[float]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    zero_signal_unresolved: list[bool]  # per prompt
+    without_contrast: list[bool]  # per prompt: all advantages are 0
     first_round: list[list[Rollout]]  # per prompt
     metrics: dict[str, float]
     # Of this process, see `take`:
@@ -134,6 +134,7 @@ def pool_advantages(
             pool,
             group,
             weighting=args.prompt_weighting,
+            weight_floor=args.prompt_weight_floor,
             std=std,
             selection_correction=args.selection_correction,
         )
@@ -152,7 +153,7 @@ def compared_with_priors(
     ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in pools]
     size = max(map(len, pools))
     std = sample_std([r for pool in pools for r in pool.scored_rewards]) if args.scale_rewards == "batch" else None
-    options = {"weighting": args.prompt_weighting, "std": std}
+    options = {"weighting": args.prompt_weighting, "weight_floor": args.prompt_weight_floor, "std": std}
     advantages, posterior, leave_one_out = [], [], []
     for pool, prior in zip(ordered, priors, strict=True):
         advantages.append(posterior_advantages(pool, prior, samples_per_round=size, **options))
@@ -191,8 +192,10 @@ def plan_update(
         advantages,
         args.exit_condition,
         samples_per_round=first_round,
+        max_rounds=1 if args.estimates_budgets else args.max_rounds,
         num_generations=args.num_generations,
         weighting=args.prompt_weighting,
+        weight_floor=args.prompt_weight_floor,
     )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(
@@ -200,9 +203,7 @@ def plan_update(
         groups=groups,
         advantages=advantages,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        zero_signal_unresolved=[
-            not args.exit_condition(pool) and not any(values) for pool, values in zip(pools, advantages, strict=True)
-        ],
+        without_contrast=[not any(values) for values in advantages],
         first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
         metrics=metrics | baseline_metrics,
     )
@@ -225,6 +226,7 @@ def uniform_pools(
         [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
         args.exit_condition,
         samples_per_round=n,
+        max_rounds=1,
         num_generations=n,
         weighting="none",
     )

@@ -10,43 +10,15 @@ import torch
 from aiohttp import web
 from peft import LoraConfig
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 
 from ..documentation import documented_metrics, generic
-from ..helpers import PROMPTS, QUICK, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
+from .helpers import build, fail, our_threads, stall
 
 
-TIMEOUT = 3.0
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
-
-
-def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
-    options = {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_weight_sync": "disk",
-        "vllm_request_timeout": TIMEOUT,
-        "vllm_server_timeout": 0,
-        "per_device_train_batch_size": 16,
-        "max_steps": 1,
-        "samples_per_round": 4,
-        "max_rounds": 3,
-    }
-    return AdaGRPOTrainer(
-        tiny_model(),
-        reward_funcs,
-        AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
-        prompt_dataset(1) if dataset is None else dataset,
-        processing_class=tiny_tokenizer(),
-        peft_config=peft_config,
-    )
-
-
-def our_threads():
-    return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
 
 
 def becomes_idle(server, seconds=10):
@@ -55,10 +27,6 @@ def becomes_idle(server, seconds=10):
     while server.in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
     return server.in_flight == 0
-
-
-def logs_of(trainer):
-    return [logs for logs in trainer.state.log_history if "reward" in logs]
 
 
 def scripted(**texts):
@@ -117,14 +85,6 @@ def test_every_metric_of_a_server_is_on_the_metrics_page_and_no_other(tmp_path):
     of_server = set(sections.pop("vLLM server"))
     elsewhere = {name for names in sections.values() for name in names}
     assert generic(logs_of(trainer)[0]) - elsewhere == of_server
-
-
-async def stall(call):
-    await asyncio.sleep(60)
-
-
-async def fail(call):
-    return web.json_response({"error": {"message": "engine dead"}}, status=500)
 
 
 async def refuse(call):
