@@ -14,6 +14,7 @@ from ada_trl import AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 from benchmarks.speed.server import BarrierTrainer
 
+from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
 from .helpers import build, fail, our_threads, stall
@@ -76,6 +77,16 @@ def test_a_step_line_by_line(tmp_path):
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
     assert logs["ada/server/retries"] == logs["ada/server/timeouts"] == logs["ada/server/gave_up"] == 0
     assert our_threads() == []
+
+
+def test_every_metric_of_a_server_is_on_the_metrics_page_and_no_other(tmp_path):
+    with FakeServer(half_right) as server:
+        trainer = build(tmp_path, server)
+        trainer.train()
+    sections = documented_metrics()
+    of_server = set(sections.pop("vLLM server"))
+    elsewhere = {name for names in sections.values() for name in names}
+    assert generic(logs_of(trainer)[0]) - elsewhere == of_server
 
 
 async def refuse(call):
