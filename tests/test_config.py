@@ -49,7 +49,7 @@ def test_samples_per_round_grows_with_the_group():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"adaptive_sampling": "est"}, r"adaptive_sampling \('est'\) must be one of 'seq-balance'"),
+        ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'"),
         ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
         ({"unresolved": "drop"}, r"unresolved \('drop'\) must be one of 'keep', 'mask'"),
         ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),

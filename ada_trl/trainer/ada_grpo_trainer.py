@@ -24,7 +24,7 @@ from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_no_images
 from .engine import WithEngine
 from .parent import Observing, finite
-from .replay import Replay, plan_update, select_groups, uniform_pools
+from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
 
 
@@ -115,19 +115,19 @@ class AdaGRPOTrainer(WithEngine):
             max_concurrent_requests=args.vllm_max_concurrent_requests,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
-        self.adaptive_sampling = args.adaptive_sampling
-        if args.estimates_budgets or args.track_pass_rates:
-            self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        self.add_callback(SignalWarning())
         check_exit_reward(args, self.reward_func_names)
         check_no_images(args, self._is_vlm)  # which the parent may have loaded a processor to know
+        self.adaptive_sampling = args.adaptive_sampling
+        if args.needs_pass_rates:
+            self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
+        self.add_callback(SignalWarning())
 
     # Collect, then replay through the parent
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        if self.adaptive_sampling == "uniform":
+        if self.args.is_plain_grpo:
             observed = Observing()
             with self._having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
@@ -148,7 +148,7 @@ class AdaGRPOTrainer(WithEngine):
         own = self._own_prompts(inputs)
         self._estimate(own)
         source = self._build_source(own, self._owners(len(inputs)))
-        sizes = args.samples_per_round
+        sizes = args.samples_per_round if args.samples_in_rounds else args.num_generations
         if args.estimates_budgets:
             budgets = self.pass_rates.budgets()
             sizes = [budgets[prompt] for prompt in source.prompts]
@@ -160,7 +160,7 @@ class AdaGRPOTrainer(WithEngine):
             pools = source.sample(
                 exit_condition=args.exit_condition,
                 samples_per_round=sizes,
-                max_rounds=1 if args.estimates_budgets else args.max_rounds,
+                max_rounds=args.max_rounds if args.samples_in_rounds else 1,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
@@ -173,7 +173,10 @@ class AdaGRPOTrainer(WithEngine):
     def _plan(self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
         """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist())
+        priors = None
+        if self.args.baseline == "posterior":
+            priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools)
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist(), priors)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         return replay
@@ -203,8 +206,8 @@ class AdaGRPOTrainer(WithEngine):
         if self.pass_rates is None:
             return
         owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
-        by_content = self.adaptive_sampling == "est-value"
-        known = gather_results(lambda: [prompt_reference(row, whole_row=owned, keep_prompt=by_content) for row in own])
+        read = self.args.uses_value_network
+        known = gather_results(lambda: [prompt_reference(row, whole_row=owned, keep_prompt=read) for row in own])
         self.pass_rates.predict([prompt for process in known for prompt in process], self._prompt_features)
 
     def _prompt_features(self, prompts: list) -> torch.Tensor:

@@ -32,20 +32,21 @@ def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
         if names is not None:
             check_exit_reward(args, names)
     check_no_images(args, isinstance(given.get("processing_class"), ProcessorMixin))
-    if args.adaptive_sampling != "uniform" and given.get("rollout_func") is not None:
-        _refuse(args, "rollout_func", "it brings its own sampling loop", "'uniform'")
-    if args.adaptive_sampling == "est-value" and has_environment:
-        _refuse(args, "environment_factory", "it reads the prompt alone", "'seq-balance' or 'est-ema'")
+    if not args.is_plain_grpo and given.get("rollout_func") is not None:
+        remedy = "adaptive_sampling='uniform' and baseline='pool'"
+        _refuse(args, "rollout_func", "it brings its own sampling loop", remedy)
+    if args.uses_value_network and has_environment:
+        _refuse(args, "environment_factory", "it reads the prompt alone", "pass_rate_estimator='counts'")
 
 
 def check_no_images(args: AdaGRPOConfig, has_processor: bool) -> None:
     """
     Raises:
-        `ValueError`: for a vision-language model with `"est-value"`; `has_processor` tells one.
+        `ValueError`: for a vision-language model with a value network; `has_processor` tells one.
     """
-    if args.adaptive_sampling == "est-value" and has_processor:
+    if args.uses_value_network and has_processor:
         reason = "the value head does not see the images"
-        _refuse(args, "a vision-language model", reason, "'seq-balance' or 'est-ema'")
+        _refuse(args, "a vision-language model", reason, "pass_rate_estimator='counts'")
 
 
 def check_exit_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:
@@ -76,6 +77,6 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
 
 def _refuse(args: AdaGRPOConfig, name: str, reason: str, remedy: str) -> None:
     raise ValueError(
-        f"{name} is not supported with adaptive_sampling={args.adaptive_sampling!r}: {reason}. Use "
-        f"adaptive_sampling={remedy}, or trl.GRPOTrainer."
+        f"{name} is not supported with adaptive_sampling={args.adaptive_sampling!r}, baseline={args.baseline!r} and "
+        f"pass_rate_estimator={args.pass_rate_estimator!r}: {reason}. Use {remedy}, or trl.GRPOTrainer."
     )
