@@ -115,11 +115,11 @@ class AdaGRPOTrainer(WithEngine):
             max_concurrent_requests=args.vllm_max_concurrent_requests,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        check_exit_reward(args, self.reward_func_names)
+        check_no_images(args, self._is_vlm)  # which the parent may have loaded a processor to know
         self.adaptive_sampling = args.adaptive_sampling
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        check_exit_reward(args, self.reward_func_names)
-        check_no_images(args, self._is_vlm)  # which the parent may have loaded a processor to know
         self._signal_warning = SignalWarning(args, self.reward_func_names)
 
     # Collect, then replay through the parent
