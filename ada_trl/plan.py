@@ -167,11 +167,10 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
                 fields |= {"min_negatives": quotas[1]} if quotas[1] else {}
                 add(method, fields, outcome, weights, n)
     for mean in sizes:
-        lowest = min(2, n) if mean == n else n
-        fields = {"adaptive_sampling": "est-ema", "num_generations": n, "samples_per_prompt": mean}
-        fields |= {"min_samples": lowest, "max_samples": max_samples}
-        outcome, shares = _estimated_outcome(prompts, mean, lowest, max_samples)
-        add("Est", fields, outcome, shares, n)
+        fields = {"adaptive_sampling": "est-ema", "num_generations": mean}
+        fields |= {"min_samples": min(2, mean), "max_samples": max_samples}
+        outcome, shares = _estimated_outcome(prompts, mean, min(2, mean), max_samples)
+        add("Est", fields, outcome, shares, mean)
     return found
 
 
@@ -215,7 +214,7 @@ def describe(setting: Setting) -> str:
     if setting.method == "DAPO":
         return f"n={setting.trained:g}, refill"
     if setting.method == "Est":
-        return f"mean {f['samples_per_prompt']}, {f['min_samples']} to {f['max_samples']}"
+        return f"mean {f['num_generations']}, {f['min_samples']} to {f['max_samples']}"
     return f"M={f['samples_per_round']}, N={f['max_rounds']}, K={f['min_positives']}+{f.get('min_negatives', 0)}"
 
 

@@ -49,12 +49,11 @@ def test_samples_per_round_grows_with_the_group():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"adaptive_sampling": "est"}, r"adaptive_sampling \('est'\) must be one of 'seq-balance'"),
+        ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'"),
         ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
         ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
         ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
         ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
-        ({"prompt_weighting": None}, r"prompt_weighting \(None\) must be"),
         ({"prompt_weight_floor": 0.0}, r"prompt_weight_floor \(0.0\) must be above 0 and at most 1"),
         ({"prompt_weight_floor": 2}, r"prompt_weight_floor \(2\) must be above 0 and at most 1"),
         ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be a finite number"),

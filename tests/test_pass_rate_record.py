@@ -136,10 +136,10 @@ def test_a_file_of_something_else_or_of_another_version_is_refused(tmp_path):
     pq.write_table(table.replace_schema_metadata(None), path)
     with pytest.raises(ValueError, match=f"{path} .*'ada_trl' is missing or does not match its checksum"):
         load_pass_rates(path)
-    payload = b'{"format": 2, "prior": null}'
+    payload = b'{"format": 1, "prior": null}'
     checksum = hashlib.sha256(payload).hexdigest()
     pq.write_table(table.replace_schema_metadata({b"ada_trl": payload, b"ada_trl_sha256": checksum}), path)
-    with pytest.raises(ValueError, match=f"{path} .*its format is 2; this version of ada_trl reads 1"):
+    with pytest.raises(ValueError, match=f"{path} .*its format is 1; this version of ada_trl reads 2"):
         load_pass_rates(path)
 
 

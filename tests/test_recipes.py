@@ -101,7 +101,7 @@ def test_help_is_short_and_names_our_fields(capsys):
     text = capsys.readouterr().out
     assert exit_.value.code == 0
     assert "--adaptive_sampling" in text and "--samples_per_round" in text and "--help-all" in text
-    assert "--samples_per_prompt" in text and "--pass_rate_prior" in text and "(default: [1.0, 16.0])" in text
+    assert "--min_samples" in text and "--pass_rate_prior" in text and "--baseline" in text
     assert len(text.splitlines()) < 180
 
 

@@ -223,7 +223,6 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
     options = OPTIONS | {
         "per_device_train_batch_size": 16,
         "max_steps": 20,
-        "value_head_steps": 4,
         "learning_rate": 1e-4,
     }
     trainer = build(
@@ -233,6 +232,7 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
         value_model=name,
         **options | overrides,
     )
+    trainer.pass_rates.network.gradient_steps = 4
     trainer.train()
     first, *_, last = logs_of(trainer)
     assert first["ada/estimator/brier"] == pytest.approx(first["ada/estimator/brier_ema"])
@@ -241,10 +241,10 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
 
 
 def test_defaults_are_those_of_a_model(name, tmp_path):
-    args = build(tmp_path, adaptive_sampling="est-value", value_model=name).args
-    assert (args.value_head_learning_rate, args.value_head_steps) == (1e-5, 1)
-    args = build(tmp_path, adaptive_sampling="est-value").args
-    assert (args.value_head_learning_rate, args.value_head_steps) == (0.04, 8)
+    trainer = build(tmp_path, adaptive_sampling="est-value", value_model=name)
+    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (1e-5, 1)
+    trainer = build(tmp_path, adaptive_sampling="est-value")
+    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (0.04, 8)
 
 
 def test_resume_continues_as_if_never_stopped(name, tmp_path):

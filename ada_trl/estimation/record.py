@@ -16,7 +16,7 @@ from ..files import atomic_write
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
 
-_FORMAT = 1
+_FORMAT = 2
 _METADATA_KEY = b"ada_trl"
 _CHECKSUM_KEY = b"ada_trl_sha256"
 _SCHEMA = pa.schema(
@@ -29,12 +29,25 @@ _SCHEMA = pa.schema(
         pa.field("estimate", pa.float64(), nullable=False),
         pa.field("discounted_draws", pa.float64(), nullable=False),
         pa.field("discounted_positives", pa.float64(), nullable=False),
+        pa.field("discounted_rewards", pa.float64(), nullable=False),
     ]
 )
-_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
+_COUNTS = (
+    "draws",
+    "positives",
+    "last_step",
+    "discounted_draws",
+    "discounted_positives",
+    "discounted_rewards",
+)  # of PromptCounts
 
 
-def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[str, str] | None = None) -> None:
+def save_pass_rates(
+    path: str | Path,
+    estimator: EMAPassRate,
+    prompts: Mapping[str, str] | None = None,
+    fitted: Mapping[str, Any] | None = None,
+) -> None:
     """
     Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
 
@@ -46,6 +59,7 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
     | `last_step` | step of the last visit |
     | `estimate` | p̂ at the time of writing |
     | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
+    | `discounted_rewards` | sum of the real rewards of these draws |
 
     The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
     `datasets.load_dataset("parquet", data_files=path)`.
@@ -57,6 +71,8 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
             What to write.
         prompts (`Mapping[str, str]`, *optional*):
             Text by prompt id; leave it out to keep texts out of the file.
+        fitted (`Mapping[str, Any]`, *optional*):
+            What else was fitted to the run, as JSON values; comes back as `state["fitted"]`.
     """
     state = estimator.state_dict()
     keys = list(state["counts"])
@@ -66,7 +82,7 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
         "estimate": estimator.predict(keys),
         **{name: [counts[name] for counts in state["counts"].values()] for name in _COUNTS},
     }
-    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior")}).encode()
+    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
     metadata = {_METADATA_KEY: payload, _CHECKSUM_KEY: _checksum(payload)}
     table = pa.table(columns, schema=_SCHEMA.with_metadata(metadata))
     with atomic_write(path) as temporary:
@@ -104,9 +120,8 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     counts = {row["prompt_id"]: {name: row[name] for name in _COUNTS} for row in rows}
     if len(counts) < len(rows):
         raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
-    state = {"counts": counts}
-    if metadata["prior"] is not None:
-        state["prior"] = metadata["prior"]
+    state: dict[str, Any] = {"counts": counts}
+    state |= {name: metadata[name] for name in ("prior", "fitted") if metadata[name] is not None}
     return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
 
 
