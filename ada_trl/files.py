@@ -1,14 +1,9 @@
 """Writing state that a crash must not tear."""
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 
 @contextmanager
@@ -29,36 +24,3 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors with a checksum, atomically."""
-    with atomic_write(path) as temporary:
-        save_file(dict(tensors), temporary, metadata={"sha256": _checksum(tensors)})
-
-
-def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
-    """
-    Read what [`save_tensors`] wrote. Nothing in the file is executed or unpickled.
-
-    Raises:
-        `FileNotFoundError`: if there is no such file.
-        `ValueError`: if the file is truncated, corrupt or something else.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            expected = (file.metadata() or {}).get("sha256")
-    except SafetensorError as error:
-        raise ValueError(f"it cannot be read as safetensors ({error}).") from error
-    if _checksum(tensors) != expected:
-        raise ValueError("its tensors do not match its checksum.")
-    return tensors
-
-
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].numpy())
-    return digest.hexdigest()

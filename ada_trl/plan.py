@@ -20,6 +20,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from .core import ExitCondition, allocate
+from .measurement.tables import markdown_table
 from .planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
 from .planning.outcomes import Outcome, refill_outcome, sequential_outcome, single_round_outcome
 
@@ -223,13 +224,17 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
     best, best_of_each = recommend(found, budget)
     rates, weights = prompts.distribution
     shown = [found[0], *(setting for setting in best_of_each if setting is not found[0])]
-    header = "| Method | Settings | With gradient | Recovered | Rollouts | per gradient | Rounds | Trained |"
-    rows = [
-        f"| {s.method}{' **(recommended)**' if s is best else ''} | {describe(s)} | {s.with_gradient:.1%} | "
-        f"{'–' if s.method == 'DAPO' else f'{s.recovered:.1%}'} | {s.rollouts:.1f} | {s.per_gradient:.1f} | {s.rounds:.2f} | "
-        f"{s.trained:g} |"
-        for s in shown
-    ]
+    columns = {
+        "Method": lambda s: s.method + " **(recommended)**" * (s is best),
+        "Settings": describe,
+        "With gradient": lambda s: f"{s.with_gradient:.1%}",
+        "Recovered": lambda s: "–" if s.method == "DAPO" else f"{s.recovered:.1%}",
+        "Rollouts": lambda s: f"{s.rollouts:.1f}",
+        "per gradient": lambda s: f"{s.per_gradient:.1f}",
+        "Rounds": lambda s: f"{s.rounds:.2f}",
+        "Trained": lambda s: f"{s.trained:g}",
+    }
+    rows = [[show(setting) for show in columns.values()] for setting in shown]
     fields = "\n".join(f"{name}: {value}" for name, value in best.fields.items())
     return (
         f"{len(prompts.observed)} prompts, mean pass rate {weights @ rates:.3f}; "
@@ -237,7 +242,7 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         f"Expected with infinitely many draws: {weights[rates < 0.01].sum():.1%} below 0.01, "
         f"{weights[rates > 0.99].sum():.1%} above 0.99.\n\n"
         f"Best setting of each method with at most {budget:g} rollouts per prompt:\n\n"
-        + "\n".join([header, "|" + " --- |" * 8, *rows])
+        + markdown_table(list(columns), rows)
         + "\n\n*With gradient*: share of the prompts in the update. *Recovered*: of the prompts that GRPO with "
         f"{describe(found[0])} loses. *Rollouts*: drawn per prompt in the update; *per gradient*: per prompt that has one. "
         "DAPO replaces prompts instead of recovering them. Est assumes that its estimates are as good as this file."

@@ -224,7 +224,7 @@ def test_the_document_shows_the_stored_data(module, data, marker):
 
 def test_the_document_shows_the_plan_for_the_example_run():
     report = plan.report(*signal_loss.example_plan(), signal_loss.BUDGET)
-    assert f"<!-- plan -->\n{report}\n<!-- end -->" in common.DOCUMENT.read_text()
+    assert f"<!-- plan -->\n{report}\n<!-- end -->" in signal_loss.PLAN_DOCUMENT.read_text()
 
 
 def test_stored_curves_are_those_of_the_code():

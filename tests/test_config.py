@@ -54,6 +54,7 @@ def test_samples_per_round_grows_with_the_group():
         ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
         ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
         ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
+        ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be"),
         ({"prompt_weight_floor": 0.0}, r"prompt_weight_floor \(0.0\) must be above 0 and at most 1"),
         ({"prompt_weight_floor": 2}, r"prompt_weight_floor \(2\) must be above 0 and at most 1"),
         ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be a finite number"),

@@ -16,37 +16,27 @@ from ada_trl.estimation.head import VALUE_HEAD_FILE
 from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
 from ada_trl.train import parse_args
 
-from .helpers import PROMPTS, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
-from .test_trainer import ScriptedRewards, logs_of, prompts_of, remember_pools
-from .test_trainer import build as build_trainer
+from .estimated import RESUME, build, by_prompt, identified
+from .helpers import (
+    PROMPTS,
+    ScriptedRewards,
+    even_reward,
+    length_reward,
+    logs_of,
+    prompt_dataset,
+    prompts_of,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 
 MODES = ["est-ema", "est-value"]
-
-
-def build(tmp_path, *args, adaptive_sampling="est-ema", **options):
-    trainer = build_trainer(tmp_path, *args, adaptive_sampling=adaptive_sampling, **options)
-    trainer.pools = remember_pools(trainer)
-    return trainer
 
 
 def known(trainer, **counts):
     """Give the estimator a past: `(positives, draws)` per prompt."""
     positives, draws = zip(*counts.values(), strict=True)
     trainer.pass_rates.ema.observe([prompt_key(prompt) for prompt in counts], positives, draws, step=0)
-
-
-def by_prompt(prompts, completions, **kwargs):
-    """Prompts of very different difficulty, whatever is generated."""
-    rates = {"1+2=": 0.9, "31+4=": 0.5, "5+55=": 0.1, "7+8=": 0.0}
-    fractions = [sum(map(ord, completion)) % 97 / 97 for completion in completions]
-    return [float(fraction < rates[prompt]) for prompt, fraction in zip(prompts, fractions, strict=True)]
-
-
-def identified(repeats):
-    """Copies of a prompt with an identity of their own: enough prompts to fit a prior to."""
-    dataset = prompt_dataset(repeats)
-    return dataset.add_column("id", [str(i) for i in range(len(dataset))])
 
 
 LARGE = {"per_device_train_batch_size": 64}  # 16 prompts
@@ -337,9 +327,6 @@ def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
     assert 0 < sum(record["positives"]) < rollouts
     assert all("ada/estimator/brier" in logs for logs in logs_of(tracked))
     assert not any("ada/estimator/brier" in logs for logs in logs_of(plain))
-
-
-RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
 
 
 # 32 prompts per step: within the first epoch, in the middle of the second, at the end of the third.

@@ -80,6 +80,7 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     assert summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == 4
 
 
+@pytest.mark.slow
 def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     command += ["--main_process_port", str(free_port()), "--module"]

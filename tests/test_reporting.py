@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import even_reward
-from .test_trainer import build, logs_of
+from .helpers import build, even_reward, logs_of
 
 
 def nothing(completions, **kwargs):

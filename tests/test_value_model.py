@@ -21,9 +21,8 @@ from ada_trl.core import brier_metrics
 from ada_trl.estimation.model import VALUE_MODEL_FILE, ValueModel
 from ada_trl.estimation.record import PASS_RATES_FILE
 
-from .helpers import PROMPTS, free_port, prompt_dataset, tiny_tokenizer
-from .test_estimation import RESUME, build, by_prompt, identified
-from .test_trainer import logs_of
+from .estimated import RESUME, build, by_prompt, identified
+from .helpers import PROMPTS, free_port, logs_of, prompt_dataset, tiny_tokenizer
 
 
 SIZES = {
@@ -216,8 +215,13 @@ OPTIONS = {"adaptive_sampling": "est-value", "value_head_learning_rate": 1e-2}
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, {"bf16": True}],
-    ids=["full", "lora", "bf16"],
+    [
+        pytest.param({}, id="full"),
+        pytest.param(
+            {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, id="lora", marks=pytest.mark.slow
+        ),
+        pytest.param({"bf16": True}, id="bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_trainer_learns_with_it(overrides, name, tmp_path):
     options = OPTIONS | {

@@ -8,8 +8,8 @@ from .advantages import STD_EPSILON, PromptWeighting, prompt_weight
 from .pool import Pool
 
 
+LARGEST_POOL = 32  # rollouts, M · N of the paper
 RECENTRING_SHRINKAGE = 8  # rollouts of other prompts, before their residuals count half
-WEIGHED_AS = 32  # an expected pass rate is weighed like one counted from so many rollouts
 
 
 class Prior(NamedTuple):
@@ -126,17 +126,15 @@ def posterior_advantages(
     Args:
         pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
             As in [`posterior_baselines`].
-        weighting (`str`, *optional*, defaults to `"none"`):
-            See [`prompt_weight`].
-        weight_floor (`float`, *optional*):
-            The smallest p̂ that the weight is computed from. If `None`, 1/32.
+        weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
+            See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
             σ to divide by; `None` does not divide.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for unscored rollouts.
     """
-    scale = prompt_weight(prior.pass_rate, WEIGHED_AS, weighting, floor=weight_floor)
+    scale = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
     if std is not None:
         scale /= std + STD_EPSILON
     baselines = posterior_baselines(pool, prior, samples_per_round=samples_per_round)

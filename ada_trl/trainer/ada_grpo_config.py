@@ -114,11 +114,11 @@ class AdaGRPOConfig(GRPOConfig):
         prompt_weighting (`str` or `float`, *optional*):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
-            are 0.5, 0 and 1. The pass rate is that of the pool; with `baseline="posterior"` what was expected before the
-            draw. If `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
+            are 0.5, 0 and 1. p̂ is that of the pool; with `baseline="posterior"` what was expected before the draw. If
+            `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
         prompt_weight_floor (`float`, *optional*):
-            ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size, and 1/32 with
-            `baseline="posterior"`.
+            ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
+            `baseline="posterior"` 1/32.
         selection_correction (`bool`, *optional*, defaults to `False`):
             Whether to reweight the selected positives and negatives by the pool's pass rate, so that the balanced
             selection does not change the prompt's weight. The paper's form (`False`) follows

@@ -58,6 +58,8 @@ class SignalWarning:
         self._signal = "the reward" if args.exit_reward is None else f"the reward of {args.exit_reward}"
         if self._choice:
             self._signal = f"the weighted total of {' and '.join(self._choice)}"
+        # Every rollout teaches where it is compared with a posterior, whatever its neighbours earned.
+        self._causes = ["unscored"] if args.baseline == "posterior" else list(FOUND)
         self._early = 0 if args.adaptive_sampling == "uniform" else 2  # generations still to be looked at
         self._range = (math.inf, -math.inf)
         self._last_good: dict[str, int] = {}  # the last step at which it was not so
@@ -82,7 +84,7 @@ class SignalWarning:
             self._early -= 1
             if not self._early:
                 self._warn_of_threshold(*self._range, metrics["signal/mean"])
-        for cause, found in FOUND.items():
+        for cause in self._causes:
             share = metrics[f"unresolved/{cause}"]
             if share <= self.share:
                 self._last_good[cause] = step
@@ -93,7 +95,7 @@ class SignalWarning:
                 if self._one_sided(low, high):
                     remedy = self._threshold_remedy(low, high, metrics["signal/mean"])
                 logger.warning(
-                    f"For {since} steps, more than {self.share:.0%} of the prompts have found {found} "
+                    f"For {since} steps, more than {self.share:.0%} of the prompts have found {FOUND[cause]} "
                     f"(ada/unresolved/{cause} is {share:.0%} now); {metrics['zero_signal/final']:.0%} of the prompts have no "
                     f"gradient. {remedy}"
                 )

@@ -2,7 +2,7 @@
 How often a prompt has no gradient and what it costs, in closed form and simulated with the real core.
 
 `python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its table into `docs/analyses.md`,
-and there the plan for the example run's prompts. `--plot` draws figure and table from the stored data.
+and the plan for the example run's prompts into `docs/plan.md`. `--plot` draws figure and table from the stored data.
 """
 
 import math
@@ -31,6 +31,7 @@ SIMULATED = slice(4, None, 7)
 PROMPTS = 2000
 EXAMPLE = ROOT / "notebooks" / "data" / "seq-balance" / "ada_pass_rates.parquet"
 BUDGET = 16  # of the example plan
+PLAN_DOCUMENT = ROOT / "docs" / "plan.md"
 TABLE_RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
 
 
@@ -174,7 +175,7 @@ def main() -> None:
     fill("signal-loss", table(rows))
     prompts, found = example_plan()
     save_figure(plan.figure(prompts, found, BUDGET), "plan")
-    fill("plan", plan.report(prompts, found, BUDGET))
+    fill("plan", plan.report(prompts, found, BUDGET), PLAN_DOCUMENT)
 
 
 if __name__ == "__main__":

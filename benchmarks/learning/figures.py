@@ -5,9 +5,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ..common import COLORS
+from ..common import COLORS, interval
 from .prompt_sets import BIN_EDGES, PASS_AT, PROMPT_SETS
-from .statistics import by_seed, interval
+from .statistics import by_seed
 
 
 MAIN = {
@@ -17,9 +17,9 @@ MAIN = {
 }
 VARIANTS = {
     "Seq-balance": {"color": COLORS["Seq-balance"]},
-    "Seq-balance, weight 1": {"color": "#ff7f0e"},
-    "Seq-balance, weight 1/p": {"color": "#8c564b"},
-    "Seq-balance, corrected": {"color": "#e377c2"},
+    "Seq-balance, weight 1": {"color": "#e69f00"},
+    "Seq-balance, weight 1/p": {"color": "#000000"},
+    "Seq-balance, corrected": {"color": "#009e73"},
     "GRPO n=8": {"color": COLORS["GRPO n=8"]},
     "Est-EMA n=8": {"color": COLORS["Est"], "linestyle": "--"},
     "Est-value n=8": {"color": COLORS["Est"]},
@@ -120,7 +120,11 @@ def difficulty(evaluations: pd.DataFrame) -> Figure:
                 x, halves = np.arange(len(names)) + shift, np.nan_to_num(halves)
                 axis.errorbar(x, means, halves, fmt=marker(style), ms=4, lw=1, label=method, color=style["color"])
         axis.axhline(0, color="black", lw=0.8)
-        axis.set_xticks(range(len(names)), [f"{a:g}–{b:g}" for a, b in zip(BIN_EDGES, BIN_EDGES[1:], strict=False)])
+        axis.set_xticks(
+            range(len(names)),
+            [f"{a:g}–{b:g}" for a, b in zip(BIN_EDGES, BIN_EDGES[1:], strict=False)],
+            fontsize="x-small",
+        )
         axis.set_xlabel(f"Pass rate of the base model; trained on the {prompt_set} set")
     axes[0][0].set_ylabel("Change of accuracy")
     legend(figure, axes[0])

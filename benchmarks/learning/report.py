@@ -2,7 +2,7 @@
 The tables and figures of `docs/report.md`, from stored results only.
 
 `python -m benchmarks.learning.report --runs outputs/learning/runs` first stores the records of `benchmarks.learning.run` as two
-parquet files beside the figures; without `--runs` it makes the report from those.
+parquet files in `benchmarks/results`; without `--runs` it makes the report from those.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common import FIGURES, RESULTS, ROOT, fill, markdown
+from ..common import FIGURES, RESULTS, ROOT, fill, interval, markdown
 from . import figures
 from .prompt_sets import BIN_EDGES, PROMPT_SETS
 from .run import METHODS, PROMPTS_PER_STEP
-from .statistics import accuracy_at, by_seed, collect, common_budget, cost_to_reach, interval, paired_difference
+from .statistics import accuracy_at, by_seed, collect, common_budget, cost_to_reach, paired_difference
 
 
 DOCUMENT = ROOT / "docs" / "report.md"

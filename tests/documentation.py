@@ -1,0 +1,67 @@
+"""What the pages say, read by the tests."""
+
+import re
+from itertools import product
+from pathlib import Path
+
+
+ROOT = Path(__file__).parent.parent
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [
+    README,
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "recipes").rglob("*.md")),
+    ROOT / "notebooks" / "README.md",
+]
+
+
+def expand(text: str) -> list[str]:
+    """`a{b,c}d` as bash reads it: `abd`, `acd`."""
+    parts = [part.split(",") if i % 2 else [part] for i, part in enumerate(re.split(r"\{([^{}]*)\}", text))]
+    return ["".join(choice) for choice in product(*parts)]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every line to type in a page's bash blocks, comments left out, continued lines joined."""
+    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
+    return [line.split() for line in lines if line]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of all tables, without headers."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
+    ]
+    headers = {i - 1 for i, row in enumerate(rows) if set("".join(row)) <= set("|-: ")}
+    return [row for i, row in enumerate(rows) if i not in headers and set("".join(row)) - set("|-: ")]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def documented_metrics() -> dict[str, list[str]]:
+    """The `ada/` metrics of docs/metrics.md by section; `<k>` stands for a number."""
+    sections = re.split(r"^## ", (DOCS / "metrics.md").read_text(), flags=re.M)
+    return {
+        section.splitlines()[0]: [
+            name for row in table_rows(section) for name in code(row[0]) if name.startswith("ada/")
+        ]
+        for section in sections
+    }
+
+
+def generic(names) -> set[str]:
+    """Names of logged `ada/` metrics as the page writes them."""
+    return {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

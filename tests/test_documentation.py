@@ -1,0 +1,242 @@
+"""The README and docs/ against the code: fields, metrics, commands, links, and every number on the first screen."""
+
+import ast
+import dataclasses
+import importlib
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from trl import GRPOConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, train
+from ada_trl.planning.outcomes import sequential_outcome
+from benchmarks.analyses import diagram, overview
+from benchmarks.common import FIGURES, RESULTS
+
+from .documentation import (
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    anchors,
+    blocks,
+    code,
+    commands,
+    documented_metrics,
+    expand,
+    generic,
+    table_rows,
+)
+from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(AdaGRPOConfig)}
+page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def default_of(field):
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def settings_rows():
+    text = (DOCS / "settings.md").read_text()
+    return {code(row[0])[0]: row for row in table_rows(text)}
+
+
+# Settings
+
+
+def test_every_field_that_is_not_grpos_is_on_the_settings_page_and_no_other():
+    inherited = {field.name: default_of(field) for field in dataclasses.fields(GRPOConfig)}
+    ours = {name for name, field in FIELDS.items() if name not in inherited or inherited[name] != default_of(field)}
+    assert set(settings_rows()) == ours
+
+
+@pytest.mark.parametrize("name", settings_rows())
+def test_the_settings_page_shows_the_default(name):
+    assert ast.literal_eval(code(settings_rows()[name][1])[0]) == default_of(FIELDS[name])
+
+
+def test_the_settings_page_names_every_choice():
+    for name, row in settings_rows().items():
+        for choice in FIELDS[name].metadata.get("choices", []):
+            assert f'`"{choice}"`' in row[2], (name, choice)
+
+
+@page
+def test_settings_in_the_text_exist(page):
+    """`name=value` in the text, and fields of our own in YAML blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    known = {
+        *FIELDS,
+        *vars(AdaGRPOTrainer),
+        "environment_factory",
+        "peft_config",
+        "resume_from_checkpoint",
+        "reward_funcs",
+    }
+    for span in code(text):
+        for name in re.findall(r"(?<![-\w.])([a-z]\w+)=(?=[\w\"'<])", span):
+            assert name in known or "(" in span or "--" in span or name in ALSO, (name, span)
+
+
+ALSO = {"n", "p", "k"}
+
+
+@pytest.mark.parametrize("block", blocks(DOCS / "settings.md", "yaml") + blocks(DOCS / "plan.md", "yaml"))
+def test_yaml_to_paste_is_a_configuration(block):
+    options = {"per_device_train_batch_size": 16}
+    AdaGRPOConfig("unused", **QUICK | options | yaml.safe_load(block))
+
+
+# Metrics
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """The names of all `ada/` metrics that tiny runs log, without a vLLM server."""
+    names = set()
+    for mode in (
+        {},
+        {"adaptive_sampling": "est-value"},
+        {"adaptive_sampling": "uniform", "track_pass_rates": True},
+        {"adaptive_sampling": "uniform", "baseline": "posterior"},
+    ):
+        args = AdaGRPOConfig(str(tmp_path_factory.mktemp("run")), **QUICK | mode)
+        trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+        trainer.train()
+        names |= generic(name for logs in trainer.state.log_history for name in logs)
+    return names
+
+
+def test_every_metric_is_on_the_metrics_page_and_no_other(logged):
+    sections = documented_metrics()
+    assert len(logged) > 20
+    server = set(sections.pop("vLLM server"))  # see server/test_fake_server.py
+    names = [name for section in sections.values() for name in section]
+    assert set(names) == logged and len(names) == len(logged) and not server & logged
+
+
+# Commands and links
+
+
+@page
+def test_relative_links_and_anchors_exist(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@page
+def test_commands_can_be_pasted(page, capsys):
+    """Modules, options, recipes and make targets exist, and nothing is left out with an ellipsis."""
+    for words in commands(page):
+        assert "…" not in " ".join(words), words
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.M), words
+        for path in (path for word in words for path in expand(word)):
+            if re.match(r"recipes/.*\.ya?ml$", path):
+                assert (ROOT / path).exists(), path
+        if "-m" in words and words[words.index("-m") + 1].startswith(("ada_trl.", "recipes.", "benchmarks.")):
+            check_options(words[words.index("-m") + 1], words[words.index("-m") + 2 :], capsys)
+
+
+def check_options(module: str, words: list[str], capsys) -> None:
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if module == "recipes.arithmetic.demo" or not options:  # the demo passes options on to ada_trl.train
+        assert importlib.util.find_spec(module)
+        return
+    main = importlib.import_module(module).main
+    if not module.startswith("ada_trl."):
+        source = importlib.util.find_spec(module).loader.get_source(module)
+        assert all(f'"{option}"' in source for option in options), (module, options)
+        return
+    with pytest.raises(SystemExit):
+        main(["--help-all" if main is train.main else "--help"])
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"{option}\b", shown) for option in options), (module, options)
+
+
+# The README
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 130
+
+
+def test_the_readme_shows_the_stored_results():
+    steps, evaluations = (pd.read_parquet(RESULTS / name) for name in overview.FILES)
+    text = README.read_text()
+    assert f"<!-- overview -->\n{overview.caption()}\n<!-- end -->" in text
+    assert f"<!-- verdict -->\n{overview.verdict(steps, evaluations)}\n<!-- end -->" in text
+
+
+def test_what_the_readme_concludes_is_what_was_measured():
+    """Its sentence after the numbers: ahead per token with few rollouts, diversity with Seq-balance."""
+    _, evaluations = (pd.read_parquet(RESULTS / name) for name in overview.FILES)
+    per_token = overview._against(
+        evaluations, overview.SHOWN, overview.CHEAP, "generated_tokens", overview._token_budget
+    )
+    assert per_token.count("behind") == 2
+    kept = overview._final(evaluations, "hard", overview.SHOWN, "pass@8")
+    assert all(kept > overview._final(evaluations, "hard", f"GRPO n={n}", "pass@8") for n in (4, 8, 16))
+
+
+def test_the_caption_is_the_closed_form():
+    lost, recovered, rollouts = re.search(r"in (\d+)% .* to (\d+)%, for (\d+) rollouts", overview.caption()).groups()
+    p = overview.CAPTION_RATE
+    assert int(lost) == round(100 * (p**4 + (1 - p) ** 4))
+    assert int(recovered) == round(100 * (p**32 + (1 - p) ** 32))
+    drawn = sequential_outcome([p], AdaGRPOConfig("unused", **QUICK).exit_condition, samples_per_round=8, max_rounds=4)
+    assert int(rollouts) == round(drawn.rollouts[0])
+
+
+def test_pictures_are_drawn_and_shown():
+    text = README.read_text()
+    for name in ("overview", "one_step"):
+        assert f"](docs/figures/{name}.png)" in text and (FIGURES / f"{name}.png").stat().st_size > 5000
+    _, evaluations = (pd.read_parquet(RESULTS / name) for name in overview.FILES)
+    assert len(overview.figure(evaluations).axes) == 4
+    assert diagram.figure().get_size_inches()[0] == overview.PIXELS / 100
+
+
+def test_the_diagram_tells_of_the_defaults_and_of_a_prompt_that_stays_silent():
+    args, pools = AdaGRPOConfig("unused", **QUICK), diagram.pools()
+    assert (diagram.M, diagram.N, diagram.GROUP) == (args.samples_per_round, args.max_rounds, args.num_generations)
+    assert [args.exit_condition(pool) for pool in pools] == [True] * 4 + [False]
+    assert pools[-1].is_uniform and len(pools[-1]) == args.max_samples_per_prompt
+
+
+def test_the_two_names_are_all_that_changes(monkeypatch):
+    (diff,) = blocks(README, "diff")
+    sides = {sign: "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign)) for sign in "-+"}
+    renamed = sides["-"].replace("from trl import", "from ada_trl import").replace("GRPO", "AdaGRPO")
+    assert sorted(renamed.splitlines()) == sorted(sides["+"].splitlines())
+    given = {}
+
+    class Remembers(AdaGRPOTrainer):
+        def __init__(self, **kwargs):
+            given.update(kwargs)
+
+        def train(self):
+            given["trained"] = True
+
+    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", Remembers, raising=False)
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: f"{name}:{split}")
+    exec(
+        sides["+"].replace(
+            'AdaGRPOConfig(output_dir="out")', 'AdaGRPOConfig(output_dir="out", use_cpu=True, bf16=False)'
+        ),
+        {},
+    )
+    assert given["trained"] and isinstance(given["args"], AdaGRPOConfig) and callable(given["reward_funcs"])
+
+
+@page
+def test_python_blocks_compile(page):
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
