@@ -1,5 +1,5 @@
 r"""
-Select training problems by how often a model solves them, as in section 5 of the paper.
+Select training problems by how often a model solves them, as in the paper (v3, section 4.1).
 
 `python -m ada_trl.data --model_name_or_path Qwen/Qwen2.5-Math-1.5B --output_dir outputs/easy --max_pass_rate 0.313`
 
@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +21,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import TrlParser
 
 from .files import atomic_write
-from .mathematics.problems import Problem, load_problems, normalise
+from .mathematics.cleaning import clean
+from .mathematics.problems import Problem, load_problems
 from .measurement.measure import Measurement, measure, to_model_prompt
 from .measurement.samplers import Sampler, SamplingArguments, make_sampler, once
 from .measurement.tables import markdown_table
-from .rewards import boxed, verify_answers
 
 
 logger = logging.getLogger(__name__)
 
 DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # load_dataset finds it by its name, beside other files
-PLACEHOLDERS = {
-    "proof",
-    "notfound",
-    "not found",
-}  # what NuminaMath 1.5, the source of OpenR1, has for want of an answer
 
 
 @dataclass(kw_only=True)
@@ -60,11 +54,14 @@ class SelectionArguments(SamplingArguments):
             By default found by name, see [`~problems.load_problems`].
         max_problem_tokens (`int`, *optional*, defaults to `700`):
             Longer problems are dropped.
+        strict (`bool`, *optional*, defaults to `False`):
+            Drop a problem when its references *or* its annotated solution cannot be verified, and not only when both
+            cannot, see [`~cleaning.clean`].
         max_problems (`int`, *optional*):
             Only the first problems that pass the filters, for a trial.
         min_pass_rate (`float`, *optional*, defaults to `0.0`), max_pass_rate (`float`, *optional*, defaults to `0.375`):
-            Problems with min < pass rate ≤ max are kept. In the paper, of 16 samples: 0.125 for the hard sets, 0.313 in
-            the authors' script for the easy ones, 0.375 in the text.
+            Problems with min < pass rate ≤ max are kept. The paper, of 16 samples: 0.375 in section 4.1, 1 or 2 of 16
+            (0.125) for the hard sets in appendix C.1; the authors' script has 0.313 for the easy ones.
         num_samples (`int`, *optional*, defaults to `16`):
             Completions per problem.
     """
@@ -87,6 +84,10 @@ class SelectionArguments(SamplingArguments):
     problem_column: str | None = field(default=None, metadata={"help": "Default: found by name, and logged."})
     answer_column: str | None = field(default=None, metadata={"help": "Default: found by name, and logged."})
     max_problem_tokens: int = field(default=700, metadata={"help": "Longer problems are dropped."})
+    strict: bool = field(
+        default=False,
+        metadata={"help": "Drop a problem when its references or its annotated solution fail, not only when both do."},
+    )
     max_problems: int | None = field(
         default=None, metadata={"help": "Only the first problems that pass the filters, for a trial."}
     )
@@ -104,73 +105,6 @@ class SelectionArguments(SamplingArguments):
                 f"min_pass_rate ({self.min_pass_rate}) must be less than max_pass_rate ({self.max_pass_rate}): problems "
                 "with min < pass rate <= max are kept."
             )
-
-
-def clean(
-    problems: list[Problem], tokenizer: PreTrainedTokenizerBase, max_problem_tokens: int
-) -> tuple[list[Problem], dict[str, int]]:
-    """
-    Drop problems that cannot be learnt from, in the data set's order.
-
-    A problem is dropped when it or its answer is empty, or the answer a placeholder; when it has more than `max_problem_tokens` tokens; when the data
-    set says that none of its recorded solutions could be verified (`correctness_math_verify`); when math-verify cannot
-    parse its answer or does not recognise it; when its `solution` ends in another `\\boxed{}` answer (one without a box
-    cannot be compared and counts as agreeing); when a problem before it has the same normalised text.
-
-    Returns:
-        `tuple[list[Problem], dict[str, int]]`: what is left, and the number dropped by each filter, in order.
-    """
-    filters: dict[str, Callable[[list[Problem]], list[bool]]] = {
-        "no problem or no answer": lambda rows: [_complete(p) for p in rows],
-        f"more than {max_problem_tokens} tokens": lambda rows: [
-            len(ids) <= max_problem_tokens for ids in tokenizer([p.text for p in rows])["input_ids"]
-        ],
-        "no recorded solution verified": lambda rows: [_some_verified(p) for p in rows],
-        "answer not verifiable": _verifiable,
-        "solution disagrees with the answer": _agrees_with_solution,
-        "duplicate": _first_of_its_text,
-    }
-    dropped = {}
-    for name, keep in filters.items():
-        kept = [problem for problem, good in zip(problems, keep(problems), strict=True) if good] if problems else []
-        dropped[name] = len(problems) - len(kept)
-        problems = kept
-    return problems, dropped
-
-
-def _complete(problem: Problem) -> bool:
-    answers = [problem.answer] if isinstance(problem.answer, str) else problem.answer
-    answers = {answer.strip().lower() for answer in answers}
-    return bool(problem.text.strip() and answers - PLACEHOLDERS - {""})
-
-
-def _some_verified(problem: Problem) -> bool:
-    verified = problem.extra.get("correctness_math_verify")
-    return not verified or any(verified)
-
-
-def _verifiable(problems: list[Problem]) -> list[bool]:
-    """Whether math-verify finds the reference, or one of several, equal to itself."""
-    alternatives = [[p.answer] if isinstance(p.answer, str) else p.answer for p in problems]
-    references = [reference for row in alternatives for reference in row]
-    matches = iter(verify_answers([_in_box(reference) for reference in references], references))
-    return [1.0 in list(islice(matches, len(row))) for row in alternatives]
-
-
-def _in_box(answer: str) -> str:
-    return answer if boxed(answer) else f"\\boxed{{{answer}}}"
-
-
-def _agrees_with_solution(problems: list[Problem]) -> list[bool]:
-    solutions = [problem.extra.get("solution") or "" for problem in problems]
-    rewards = verify_answers(solutions, [problem.answer for problem in problems])
-    return [reward == 1 or not boxed(solution) for reward, solution in zip(rewards, solutions, strict=True)]
-
-
-def _first_of_its_text(problems: list[Problem]) -> list[bool]:
-    seen: set[str] = set()
-    texts = [normalise(problem.text) for problem in problems]
-    return [not (text in seen or seen.add(text)) for text in texts]
 
 
 def select(pass_rates: np.ndarray, min_pass_rate: float, max_pass_rate: float) -> np.ndarray:
@@ -230,7 +164,7 @@ def run(
         answer_column=args.answer_column,
     )
     counts = {"loaded": len(problems)}
-    problems, dropped = clean(problems, tokenizer, args.max_problem_tokens)
+    problems, dropped = clean(problems, tokenizer, args.max_problem_tokens, args.strict)
     problems = problems[: args.max_problems]
     with once(lambda: make(args.model_name_or_path, tokenizer, args)) as sampler:
         measured = measure(

@@ -57,8 +57,9 @@ class EvaluationArguments(SamplingArguments):
             Completions per problem: the k of average@k and the largest k of pass@k.
         pass_at (`list[int]`, *optional*):
             The k of pass@k; by default the powers of two up to `num_samples`.
-        difficulty_edges (`list[float]`, *optional*, defaults to `[0, 0.25, 0.5, 0.75, 1]`):
-            Edges of the difficulty bins, see [`~core.accuracy.difficulty_bins`].
+        difficulty_edges (`list[float]`, *optional*, defaults to `[0, 0.2, 0.5, 1]`):
+            Edges of the difficulty bins, see [`~core.accuracy.difficulty_bins`]. By default those of the paper's table 5:
+            {0}, (0, 0.2], (0.2, 0.5], (0.5, 1].
     """
 
     models: list[str] = field(
@@ -79,7 +80,7 @@ class EvaluationArguments(SamplingArguments):
         default=None, metadata={"help": "The k of pass@k; default: powers of two up to num_samples."}
     )
     difficulty_edges: list[float] = field(
-        default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0], metadata={"help": "Edges of the difficulty bins."}
+        default_factory=lambda: [0.0, 0.2, 0.5, 1.0], metadata={"help": "Edges of the difficulty bins."}
     )
 
     def __post_init__(self):

@@ -2,197 +2,56 @@
 Figures of training runs, from what they have logged.
 
 `python -m ada_trl.plots RUN [RUN …]` reads `trainer_state.json` of each run (an output directory or a checkpoint), of
-`AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there. Needs matplotlib (the extra `plots`).
+`AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there; `--samples` draws what `ada_trl.data` and
+`ada_trl.evaluate` have sampled. Needs matplotlib (the extra `plots`).
 """
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
+from .drawing.curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Curve, Log, against, cost, curve, smoothed, total
+from .drawing.paper import allocation_figure, draws_figure, frontier_figure, levels_figure, quota_figure
+from .drawing.runs import difficulty_figure, learning_figure, sampling_figure, signal_figure
 from .estimation.record import PASS_RATES_FILE
+from .planning.difficulty import fit_pass_rate_distribution
 
 
-Log = Sequence[Mapping[str, Any]]  # `log_history` of a trainer
-
-STEPS, TOKENS, ALL_TOKENS, MINUTES = "Optimizer steps", "Generated tokens", "Prompt and generated tokens", "Minutes"
-
-
-class Curve(NamedTuple):
-    """A logged metric over the steps at which it was logged; NaN where it had no value."""
-
-    steps: np.ndarray
-    values: np.ndarray
-
-
-def curve(log: Log, name: str) -> Curve:
-    """What a run has logged under `name`; empty if it has not."""
-    rows = [row for row in log if name in row]
-    values = [math.nan if row[name] is None else row[name] for row in rows]
-    return Curve(np.array([row["step"] for row in rows]), np.array(values, dtype=float))
-
-
-def total(log: Log, name: str) -> Curve:
-    """
-    Sum over the steps so far of a metric of each step. Logged values are means over the steps since the last log, so
-    each is multiplied by their number; a metric without a value counts as 0.
-    """
-    steps, values = curve(log, name)
-    return Curve(steps, np.cumsum(np.nan_to_num(values) * np.diff(steps, prepend=0)))
-
-
-def cost(log: Log, axis: str) -> Curve:
-    """What a run had spent, in units of `axis` (but `STEPS`), at every step it has logged."""
-    if axis == ALL_TOKENS:
-        return curve(log, "num_tokens")
-    if axis == TOKENS:
-        return total(log, "ada/tokens/generated")
-    steps, seconds = total(log, "step_time")
-    return Curve(steps, seconds / 60)
-
-
-def against(log: Log, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """A metric against what the run had spent by then; between two logs, spending is taken to be even."""
-    steps, values = curve(log, name)
-    if axis == STEPS:
-        return steps, values
-    spent = cost(log, axis)
-    if not len(spent.steps):
-        return np.array([]), np.array([])
-    return np.interp(steps, np.append(0, spent.steps), np.append(0.0, spent.values)), values
-
-
-def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None):
-    """
-    Rewards against steps, tokens and time.
-
-    Args:
-        runs (`Mapping[str, Log]`):
-            Log histories by label.
-        metrics (`Mapping[str, str]`, *optional*):
-            Label of each metric to draw, one row of panels each; those that no run has logged are left out. By default
-            the training reward (of the first round, where there are several) and the reward on the evaluation set.
-
-    Returns:
-        `matplotlib.figure.Figure`: tokens are generated ones if every run has counted them, else those of the prompts
-        are included. Time leaves evaluation out.
-    """
-    from matplotlib.ticker import EngFormatter
-
-    metrics = metrics or {"reward": "Training reward", "eval_reward": "Evaluation reward"}
-    shown = {
-        name: label for name, label in metrics.items() if any(len(curve(log, name).steps) for log in runs.values())
-    }
-    counted = all(len(curve(log, "ada/tokens/generated").steps) for log in runs.values())
-    columns = [STEPS, TOKENS if counted else ALL_TOKENS, MINUTES]
-    figure, panels = _panels(max(len(shown), 1), len(columns), sharey="row")
-    for row, (name, label) in zip(panels, shown.items(), strict=False):
-        for panel, axis in zip(row, columns, strict=True):
-            for run, log in runs.items():
-                panel.plot(*against(log, name, axis), marker="o" if name.startswith("eval") else "", ms=3, label=run)
-            panel.set_xlabel(axis)
-            if axis in (TOKENS, ALL_TOKENS):
-                panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        row[0].set_ylabel(label)
-    panels[0][0].legend(frameon=False, fontsize="small")
-    return figure
-
-
-def signal_figure(runs: Mapping[str, Log]):
-    """Share of prompts without gradient, before (dotted) and after sampling further rounds, and the policy's entropy."""
-    figure, ((signal, entropy),) = _panels(1, 2)
-    for i, (run, log) in enumerate(runs.items()):
-        before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/zero_signal/final")
-        if len(after.steps):
-            signal.plot(*before, color=f"C{i}", linestyle=":")
-        signal.plot(*(after if len(after.steps) else before), color=f"C{i}", label=run)
-        entropy.plot(*curve(log, "entropy"), color=f"C{i}", label=run)
-    signal.set(ylabel="Prompts without gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
-    signal.set_title("dotted: as GRPO, from the first round; solid: trained on", fontsize="small")
-    entropy.set(ylabel="Entropy of the update (nats/token)", xlabel=STEPS)
-    signal.legend(fontsize="small")
-    return figure
-
-
-def sampling_figure(runs: Mapping[str, Log]):
-    """
-    What adaptive sampling did, a row of panels per run: prompts still active in each round, rollouts per prompt, and
-    why prompts stayed unresolved. `None` if no run has logged it.
-    """
-    adaptive = {run: log for run, log in runs.items() if len(curve(log, "ada/samples_per_prompt/mean").steps)}
-    if not adaptive:
-        return None
-    figure, panels = _panels(len(adaptive), 3)
-    for row, (run, log) in zip(panels, adaptive.items(), strict=True):
-        _draw_sampling(row, log)
-        row[0].set_ylabel(f"{run}\nactive prompts")
-        for panel in row:
-            panel.set_ylim(bottom=0)
-            panel.set_xlabel(STEPS)
-    return figure
-
-
-def _draw_sampling(row, log: Log) -> None:
-    rounds = sorted(
-        {int(name.rpartition("_")[2]) for logs in log for name in logs if name.startswith("ada/active_prompts/round_")}
-    )
-    for k in rounds:
-        row[0].plot(*curve(log, f"ada/active_prompts/round_{k}"), color=f"C{k - 1}", label=f"round {k}")
-    for name, style in (("max", ":"), ("mean", "-"), ("min", ":")):
-        row[1].plot(*curve(log, f"ada/samples_per_prompt/{name}"), color="C0", linestyle=style)
-    row[1].set_ylabel("Rollouts per prompt\n(dotted: least, most)")
-    steps, resolved = curve(log, "ada/resolved")
-    positive, negative = (curve(log, f"ada/unresolved/all_{name}").values for name in ("positive", "negative"))
-    other = np.clip(1 - resolved - positive - negative, 0, None)  # both kinds, but too few of one; or unscored
-    row[2].stackplot(
-        steps, negative, positive, other, labels=["all negative", "all positive", "too few of one"], alpha=0.8
-    )
-    row[2].set_ylabel("Unresolved prompts")
-    for panel in (row[0], row[2]):
-        panel.legend(
-            fontsize="small",
-            frameon=False,
-            ncols=4,
-            handlelength=1,
-            columnspacing=1,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-        )
-
-
-def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]):
-    """
-    Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.
-
-    Args:
-        records (`Mapping[str, tuple[Sequence[float], Sequence[float]]]`):
-            Observed pass rates and estimates of the prompts, as [`read_record`] returns them.
-    """
-    figure, panels = _panels(len(records), 2, sharex=True)
-    for row, (run, columns) in zip(panels, records.items(), strict=True):
-        for panel, values, label in zip(row, columns, ("Observed over the run", "Estimated now"), strict=True):
-            panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
-            panel.set_xlabel(f"{label}: pass rate")
-        row[0].set_ylabel(f"{run}\nshare of {len(columns[0])} prompts")
-    return figure
-
-
-def _panels(rows: int, columns: int, **options):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, **options)
-    for panel in panels.flat:
-        panel.grid(alpha=0.3)
-    return figure, panels
+__all__ = [
+    "ALL_TOKENS",
+    "MINUTES",
+    "STEPS",
+    "TOKENS",
+    "Curve",
+    "against",
+    "allocation_figure",
+    "cost",
+    "curve",
+    "difficulty_figure",
+    "draw_all",
+    "draws_figure",
+    "frontier_figure",
+    "learning_figure",
+    "levels_figure",
+    "main",
+    "quota_figure",
+    "read_counts",
+    "read_difficulty",
+    "read_log",
+    "read_record",
+    "sampling_figure",
+    "signal_figure",
+    "smoothed",
+    "total",
+]
 
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:
@@ -225,6 +84,53 @@ def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
     return [row["positives"] / row["draws"] for row in rows if row["draws"]], [row["estimate"] for row in rows]
 
 
+def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """
+    The distribution of true pass rates behind a run's last difficulty record, from its discounted counts: pass rates and
+    weights, see [`~planning.difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
+    """
+    path = _find(run, PASS_RATES_FILE)
+    if path is None:
+        return None
+    table = pq.read_table(path, columns=["discounted_positives", "discounted_draws"])
+    positives, draws = (column.to_numpy() for column in table.columns)
+    return fit_pass_rate_distribution(positives, draws) if (draws > 0).any() else None
+
+
+def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
+    """
+    What `ada_trl.data` and `ada_trl.evaluate` have measured: correct completions of each problem, and how many were drawn.
+
+    Args:
+        path (`str` or `Path`):
+            A `*.scores.jsonl`, or a directory with some below it; those in the same folder are put together.
+
+    Returns:
+        `dict[str, tuple[list[int], int]]`: by the name of the folder, or of `path` if there is only one.
+
+    Raises:
+        `ValueError`: if there is none, or if problems in a folder were sampled different numbers of times.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.rglob("*.scores.jsonl"))
+    found: dict[Path, list[list[float]]] = {}
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]  # after the header
+        found.setdefault(file.parent, []).extend(row["rewards"] for row in rows if row["rewards"] is not None)
+    counts = {}
+    for folder, rewards in found.items():
+        numbers = {len(row) for row in rewards}
+        if len(numbers) != 1:
+            raise ValueError(
+                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; it takes the same "
+                "number for all. Give one of its *.scores.jsonl files."
+            )
+        counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
+    if not counts:
+        raise ValueError(f"{path} has no *.scores.jsonl, which ada_trl.data and ada_trl.evaluate write.")
+    return counts if len(counts) > 1 else {path.name.removesuffix(".scores.jsonl"): next(iter(counts.values()))}
+
+
 def _find(run: str | Path, name: str) -> Path | None:
     run = Path(run)
     if run.is_file():
@@ -236,13 +142,31 @@ def _find(run: str | Path, name: str) -> Path | None:
     return None
 
 
-def draw_all(runs: Mapping[str, Log], records: Mapping[str, tuple]) -> dict[str, Any]:
-    """Every figure there is data for, by name."""
+def draw_all(
+    runs: Mapping[str, Log],
+    records: Mapping[str, tuple],
+    fitted: Mapping[str, tuple] | None = None,
+    counts: Mapping[str, tuple] | None = None,
+) -> dict[str, Any]:
+    """
+    Every figure there is data for, by name.
+
+    Args:
+        runs (`Mapping[str, Log]`), records (`Mapping[str, tuple]`), fitted (`Mapping[str, tuple]`, *optional*):
+            What [`read_log`], [`read_record`] and [`read_difficulty`] return, by label.
+        counts (`Mapping[str, tuple]`, *optional*):
+            What [`read_counts`] returns.
+    """
     figures = {
-        "learning": learning_figure(runs),
-        "signal": signal_figure(runs),
+        "learning": learning_figure(runs) if runs else None,
+        "signal": signal_figure(runs) if runs else None,
         "sampling": sampling_figure(runs),
+        "quotas": quota_figure(runs),
+        "frontier": frontier_figure(runs),
+        "levels": levels_figure(runs),
+        "allocation": allocation_figure(runs),
         "difficulty": difficulty_figure(records) if records else None,
+        "draws": draws_figure(counts or {}, fitted or {}),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -251,24 +175,38 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m ada_trl.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="Output directories or checkpoints.")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
+    parser.add_argument(
+        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada_trl.data and ada_trl.evaluate."
+    )
+    parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; the paper's figures have 20.")
     parser.add_argument("--labels", nargs="+", help="Names in the legends; default: the differing part of the paths.")
     parser.add_argument("--output_dir", type=Path, default=Path("plots"), help="Where the PNG files go.")
     options = parser.parse_args(args)
+    if not options.runs and not options.samples:
+        parser.error("nothing to draw: give RUN, an output directory of a training, or --samples")
+    if options.smooth < 1:
+        parser.error(f"--smooth ({options.smooth}) must be at least 1, which does not smooth")
     labels = options.labels or _labels(options.runs)
     if len(set(labels)) != len(options.runs):
         parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels.")
 
-    runs = {label: read_log(run) for label, run in zip(labels, options.runs, strict=True)}
-    records = {label: read_record(run) for label, run in zip(labels, options.runs, strict=True)}
+    paths = dict(zip(labels, options.runs, strict=True))
+    runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
+    records = {label: read_record(run) for label, run in paths.items()}
+    fitted = {label: read_difficulty(run) for label, run in paths.items()}
+    counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
+    known = ({label: value for label, value in found.items() if value is not None} for found in (records, fitted))
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    for name, figure in draw_all(runs, {label: r for label, r in records.items() if r is not None}).items():
+    for name, figure in draw_all(runs, *known, counts).items():
         path = options.output_dir / f"{name}.png"
         figure.savefig(path, dpi=130)
         print(path)
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
+    if not runs:
+        return []
     paths = [os.path.abspath(run.parent if run.is_file() else run) for run in runs]
     shared = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     return [os.path.relpath(path, shared) for path in paths]

@@ -7,7 +7,7 @@ from .counts import EMAPassRate, brier_metrics
 from .elimination import Draw, eliminate, eliminate_per_prompt
 from .exit_conditions import ExitCondition
 from .identity import prompt_identity, prompt_key, prompt_text
-from .metrics import completion_metrics, mean_and_std, sampling_metrics, zero_signal_probability
+from .metrics import completion_metrics, mean_and_std, samples_by_estimate, sampling_metrics, zero_signal_probability
 from .pool import Pool, Rollout
 from .selection import select_group
 
@@ -35,6 +35,7 @@ __all__ = [
     "prompt_key",
     "prompt_text",
     "prompt_weight",
+    "samples_by_estimate",
     "sampling_metrics",
     "recentred",
     "select_group",

@@ -157,6 +157,16 @@ def sampling_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
+def samples_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
+    """
+    The allocation curve: mean rollouts of the prompts by what they were expected to pass, in ten bins that are named by
+    their middle. Bins without a prompt are left out, so that a mean over steps is one over the steps that had some.
+    """
+    bins = np.clip((np.asarray(estimates, dtype=float) * 10).astype(int), 0, 9)
+    sizes = np.asarray(sizes, dtype=float)
+    return {f"samples_at_{(2 * i + 1) / 20:.2f}": float(sizes[bins == i].mean()) for i in sorted(set(bins.tolist()))}
+
+
 def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
     """
     What GRPO logs of its completions, of tokens per completion and whether the cap cut it off.

@@ -13,7 +13,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from trl import GRPOConfig
 
-from ..core import EMAPassRate, Pool, Prior, allocate, brier_metrics, prompt_key, prompt_text
+from ..core import EMAPassRate, Pool, Prior, allocate, brier_metrics, prompt_key, prompt_text, samples_by_estimate
 from ..core.counts import PAPER_PRIOR, PromptCounts
 from ..core.priors import PriorStrength, RewardLevels
 from .head import PassRateHead
@@ -173,6 +173,9 @@ class PassRateTracker:
         positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
         metrics = self._brier(positives, draws)
         metrics |= {"estimator/prior_mean": self.ema.prior_mean}
+        if self.args.adaptive_sampling != "uniform":
+            samples = samples_by_estimate(self.estimates, [len(pool) for pool in pools])
+            metrics |= {f"estimator/{name}": value for name, value in samples.items()}
         self._learn_strength(positives, draws)
         scored = [(r.reward, pool.is_positive(r)) for pool in pools for r in pool.rollouts if pool.is_scored(r)]
         self.levels.observe(

@@ -176,7 +176,7 @@ def plan_update(
         advantages,
         args.exit_condition,
         samples_per_round=first_round,
-        max_rounds=1 if args.estimates_budgets else args.max_rounds,
+        max_rounds=args.max_rounds if args.samples_in_rounds else 1,
         num_generations=args.num_generations,
         weighting=args.prompt_weighting,
         weight_floor=args.prompt_weight_floor,

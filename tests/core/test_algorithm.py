@@ -15,6 +15,7 @@ from ada_trl.core import (
     eliminate,
     group_advantages,
     prompt_weight,
+    samples_by_estimate,
     sampling_metrics,
     select_group,
     zero_signal_probability,
@@ -332,6 +333,11 @@ def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
     pools = [Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(values)]) for values in rewards]
     expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
     assert zero_signal_of_grpo(pools, 4).mean() == pytest.approx(expected, abs=0.015)
+
+
+def test_samples_by_estimate_are_means_over_bins():
+    found = samples_by_estimate([0.0, 0.09, 0.1, 0.55, 1.0, 1.0], [32, 16, 8, 4, 2, 3])
+    assert found == {"samples_at_0.05": 24, "samples_at_0.15": 8, "samples_at_0.55": 4, "samples_at_0.95": 2.5}
 
 
 def test_core_imports_neither_torch_nor_trl():

@@ -1,0 +1,40 @@
+"""Panels and lines. matplotlib is imported only to draw."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def make_panels(rows: int, columns: int, **options):
+    """A figure and its panels, `(rows, columns)`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for panel in panels.flat:
+        panel.grid(alpha=0.3)
+    return figure, panels
+
+
+def draw(panel, points: tuple[Sequence[float], Sequence[float]], **style) -> None:
+    """Draw a line through x and y; a value whose neighbours are missing is a dot, as no line would show it."""
+    x, y = (np.asarray(values, dtype=float) for values in points)
+    known = np.pad(np.isfinite(y), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    panel.plot(x, y, **{"marker": "o", "markersize": 3, "markevery": np.flatnonzero(alone).tolist()} | style)
+
+
+def legend_above(panel, **options) -> None:
+    """A legend in one line on top of the panel."""
+    panel.legend(
+        **{
+            "fontsize": "small",
+            "frameon": False,
+            "ncols": 4,
+            "handlelength": 1,
+            "columnspacing": 1,
+            "loc": "lower left",
+            "bbox_to_anchor": (0, 1),
+        }
+        | options
+    )

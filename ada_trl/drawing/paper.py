@@ -1,0 +1,171 @@
+"""
+The figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) that are about sampling, of one's own runs.
+
+What they need is logged under `ada/`; a figure for which no run has logged anything is `None`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .curves import STEPS, Log, by_round, curve
+from .panels import draw, legend_above, make_panels
+
+
+ALLOCATION = "ada/estimator/samples_at_"  # with the middle of a bin of estimated pass rates
+
+
+def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
+    """The runs that have logged all of `names`."""
+    return {run: log for run, log in runs.items() if all(len(curve(log, name).steps) for name in names)}
+
+
+def quota_figure(runs: Mapping[str, Log]):
+    """
+    Which quota is missing after each round, and how many prompts have met theirs: figure 5, a row per run. Rollouts per
+    step of all runs are its first row.
+    """
+    rows = {run: log for run, log in runs.items() if by_round(log, "ada/short_of_positives")}
+    if not rows:
+        return None
+    figure, panels = make_panels(len(rows), 4)
+    for row, (run, log) in zip(panels, rows.items(), strict=True):
+        steps, mean = curve(log, "ada/samples_per_prompt/mean")
+        active = by_round(log, "ada/active_prompts")
+        prompts = active[1].values
+        draw(row[0], (steps, mean * prompts), color="C0")
+        row[0].set_ylabel(f"{run}\nrollouts per step")
+        for panel, kind in zip(row[1:3], ("positives", "negatives"), strict=True):
+            for k, short in by_round(log, f"ada/short_of_{kind}").items():
+                draw(panel, short, color=f"C{k - 1}", label=f"round {k}")
+            panel.set_ylabel(f"Short of {kind} after the round")
+        for k in active:
+            left = active[k + 1].values / prompts if k + 1 in active else 1 - curve(log, "ada/resolved").values
+            draw(row[3], (steps, 1 - left), color=f"C{k - 1}", label=f"round {k}")
+        row[3].set_ylabel("Quotas met by the round")
+        for panel in row:
+            panel.set_xlabel(STEPS)
+        for panel in row[1:]:
+            panel.set_ylim(-0.02, 1.02)
+            legend_above(panel)
+        row[0].set_ylim(bottom=0)
+    return figure
+
+
+def frontier_figure(runs: Mapping[str, Log]):
+    """Training reward against the policy's entropy, one cloud per run with its last value marked: figure 6, left."""
+    rows = having(runs, "reward", "entropy")
+    if not rows:
+        return None
+    figure, ((panel,),) = make_panels(1, 1)
+    for i, (run, log) in enumerate(rows.items()):
+        pairs = [(row["entropy"], row["reward"]) for row in log if None not in (row.get("entropy"), row.get("reward"))]
+        entropy, reward = np.array(pairs, dtype=float).T
+        panel.plot(entropy, reward, ".", markersize=4, alpha=0.35, color=f"C{i}")
+        panel.plot(entropy[-1:], reward[-1:], "o", markersize=8, markeredgecolor="black", color=f"C{i}", label=run)
+    panel.set(xlabel="Entropy (nats/token)", ylabel="Training reward")
+    panel.legend(fontsize="small", frameon=False, title="last step", title_fontsize="small")
+    return figure
+
+
+def allocation_figure(runs: Mapping[str, Log]):
+    """
+    Rollouts that a prompt got, against the pass rate that was expected of it, in the first and the last third of the run:
+    the allocation curve of Est (figure 7 has the one of least variance), and what Seq draws where pass rates are tracked.
+    """
+    rows = {run: curves for run, log in runs.items() if (curves := _allocations(log))}
+    if not rows:
+        return None
+    figure, ((panel,),) = make_panels(1, 1)
+    for i, (run, thirds) in enumerate(rows.items()):
+        for (x, y), style, when in zip(thirds, (":", "-"), ("first third", "last third"), strict=True):
+            draw(panel, (x, y), color=f"C{i}", linestyle=style, marker="o", markevery=None, label=f"{run}, {when}")
+    panel.set(xlabel="Expected pass rate", ylabel="Rollouts per prompt", xlim=(-0.02, 1.02))
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize="small", frameon=False)
+    return figure
+
+
+def _allocations(log: Log) -> list[tuple[list[float], list[float]]]:
+    """Middles of the bins and mean rollouts in them, in the first and the last third of what was logged."""
+    names = sorted({name for row in log for name in row if name.startswith(ALLOCATION)})
+    logged = [row for row in log if any(name in row for name in names)]
+    third = math.ceil(len(logged) / 3)
+    curves = []
+    for rows in (logged[:third], logged[len(logged) - third :]) if names else ():
+        values = [[row[name] for row in rows if row.get(name) is not None] for name in names]
+        points = [
+            (float(n.removeprefix(ALLOCATION)), float(np.mean(v))) for n, v in zip(names, values, strict=True) if v
+        ]
+        curves.append(tuple(map(list, zip(*points, strict=True))))
+    return curves
+
+
+def levels_figure(runs: Mapping[str, Log]):
+    """
+    Mean reward per prompt and mean reward per rollout: figure 9. The second one sinks below the first as hard prompts are
+    drawn more often.
+    """
+    names = {
+        "ada/reward/prompt_level": "Reward, each prompt once",
+        "ada/reward/batch_level": "Reward, each rollout once",
+    }
+    rows = having(runs, *names)
+    if not rows:
+        return None
+    figure, (panels,) = make_panels(1, 3)
+    for i, (run, log) in enumerate(rows.items()):
+        for panel, name in zip(panels, names, strict=False):
+            draw(panel, curve(log, name), color=f"C{i}", label=run)
+        draw(panels[2], curve(log, "ada/reward/samples_covariance"), color=f"C{i}", label=run)
+    for panel, label in zip(panels, (*names.values(), "Covariance of rollouts and reward"), strict=True):
+        panel.set(xlabel=STEPS, ylabel=label)
+    panels[0].legend(fontsize="small", frameon=False)
+    return figure
+
+
+def draws_figure(counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mapping[str, tuple[np.ndarray, np.ndarray]]):
+    """
+    How much more k draws of a prompt show than one: figure 2. Left pass@k, the share of prompts with a correct one among
+    k; right the share whose k draws are *all* correct, which have no gradient however good the policy is.
+
+    Args:
+        counts (`Mapping[str, tuple[Sequence[int], int]]`):
+            Correct completions of each problem and the number n drawn of each, by label: 1 − C(n − c, k) / C(n, k) and
+            C(c, k) / C(n, k), both unbiased.
+        fitted (`Mapping[str, tuple[np.ndarray, np.ndarray]]`):
+            Pass rates and their weights, by label, as [`~planning.difficulty.fit_pass_rate_distribution`] finds them
+            behind a run's record: E[1 − (1 − p)^k] and E[p^k]. Dashed.
+    """
+    if not counts and not fitted:
+        return None
+    figure, ((left, right),) = make_panels(1, 2)
+    for i, (label, (correct, n)) in enumerate(counts.items()):
+        ks = powers_of_two(n)
+        some = [1 - subset_share([n - c for c in correct], n, k) for k in ks]
+        every = [subset_share(correct, n, k) for k in ks]
+        for panel, values in ((left, some), (right, every)):
+            panel.plot(ks, values, color=f"C{i}", marker="o", markersize=3, label=label)
+    for i, (label, (rates, weights)) in enumerate(fitted.items(), start=len(counts)):
+        ks = powers_of_two(256)
+        for panel, values in (
+            (left, [float(weights @ (1 - (1 - rates) ** k)) for k in ks]),
+            (right, [float(weights @ rates**k) for k in ks]),
+        ):
+            panel.plot(ks, values, color=f"C{i}", linestyle="--", label=f"{label} (fitted)")
+    for panel, title in ((left, "A correct one among k"), (right, "All k correct")):
+        panel.set(xlabel="k", ylabel=f"{title}: share of the prompts", ylim=(-0.02, 1.02))
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:g}")
+    right.legend(fontsize="small", frameon=False)
+    return figure
+
+
+def powers_of_two(n: int) -> list[int]:
+    return [2**i for i in range(n.bit_length())]
+
+
+def subset_share(counts: Sequence[int], n: int, k: int) -> float:
+    """Mean over prompts of C(c, k) / C(n, k): the share of the subsets of k of n draws that lie within c of them."""
+    return float(np.mean([math.comb(int(c), k) for c in counts])) / math.comb(n, k)

@@ -1,0 +1,113 @@
+"""What training runs learnt, what they spent, and what sampling did."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Log, against, by_round, curve
+from .panels import draw, legend_above, make_panels
+
+
+def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None):
+    """
+    Rewards against steps, tokens and time.
+
+    Args:
+        runs (`Mapping[str, Log]`):
+            Log histories by label.
+        metrics (`Mapping[str, str]`, *optional*):
+            Label of each metric to draw, one row of panels each; those that no run has logged are left out. By default
+            the training reward (of the first round, where there are several) and the reward on the evaluation set.
+
+    Returns:
+        `matplotlib.figure.Figure`: tokens are generated ones if every run has counted them, else those of the prompts
+        are included. Time leaves evaluation out.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    metrics = metrics or {"reward": "Training reward", "eval_reward": "Evaluation reward"}
+    shown = {
+        name: label for name, label in metrics.items() if any(len(curve(log, name).steps) for log in runs.values())
+    }
+    counted = all(len(curve(log, "ada/tokens/generated").steps) for log in runs.values())
+    columns = [STEPS, TOKENS if counted else ALL_TOKENS, MINUTES]
+    figure, panels = make_panels(max(len(shown), 1), len(columns), sharey="row")
+    for row, (name, label) in zip(panels, shown.items(), strict=False):
+        for panel, axis in zip(row, columns, strict=True):
+            for run, log in runs.items():
+                points = {"marker": "o", "markevery": None} if name.startswith("eval") else {}
+                draw(panel, against(log, name, axis), label=run, **points)
+            panel.set_xlabel(axis)
+            if axis in (TOKENS, ALL_TOKENS):
+                panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        row[0].set_ylabel(label)
+    panels[0][0].legend(frameon=False, fontsize="small")
+    return figure
+
+
+def signal_figure(runs: Mapping[str, Log]):
+    """Share of prompts without gradient, before (dotted) and after sampling further rounds, and the policy's entropy."""
+    figure, ((signal, entropy),) = make_panels(1, 2)
+    for i, (run, log) in enumerate(runs.items()):
+        before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/zero_signal/final")
+        if len(after.steps):
+            draw(signal, before, color=f"C{i}", linestyle=":")
+        draw(signal, after if len(after.steps) else before, color=f"C{i}", label=run)
+        draw(entropy, curve(log, "entropy"), color=f"C{i}", label=run)
+    signal.set(ylabel="Prompts without gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
+    signal.set_title("dotted: as GRPO, from the first round; solid: trained on", fontsize="small")
+    entropy.set(ylabel="Entropy of the update (nats/token)", xlabel=STEPS)
+    signal.legend(fontsize="small")
+    return figure
+
+
+def sampling_figure(runs: Mapping[str, Log]):
+    """
+    What adaptive sampling did, a row of panels per run: prompts still active in each round, rollouts per prompt, and
+    why prompts stayed unresolved. `None` if no run has logged it.
+    """
+    adaptive = {run: log for run, log in runs.items() if len(curve(log, "ada/samples_per_prompt/mean").steps)}
+    if not adaptive:
+        return None
+    figure, panels = make_panels(len(adaptive), 3)
+    for row, (run, log) in zip(panels, adaptive.items(), strict=True):
+        _draw_sampling(row, log)
+        row[0].set_ylabel(f"{run}\nactive prompts")
+        for panel in row:
+            panel.set_ylim(bottom=0)
+            panel.set_xlabel(STEPS)
+    return figure
+
+
+def _draw_sampling(row, log: Log) -> None:
+    for k, active in by_round(log, "ada/active_prompts").items():
+        draw(row[0], active, color=f"C{k - 1}", label=f"round {k}")
+    for name, style in (("max", ":"), ("mean", "-"), ("min", ":")):
+        draw(row[1], curve(log, f"ada/samples_per_prompt/{name}"), color="C0", linestyle=style)
+    row[1].set_ylabel("Rollouts per prompt\n(dotted: least, most)")
+    steps, resolved = curve(log, "ada/resolved")
+    positive, negative = (curve(log, f"ada/unresolved/all_{name}").values for name in ("positive", "negative"))
+    other = np.clip(1 - resolved - positive - negative, 0, None)  # both kinds, but too few of one; or unscored
+    row[2].stackplot(
+        steps, negative, positive, other, labels=["all negative", "all positive", "too few of one"], alpha=0.8
+    )
+    row[2].set_ylabel("Unresolved prompts")
+    for panel in (row[0], row[2]):
+        legend_above(panel)
+
+
+def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]):
+    """
+    Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.
+
+    Args:
+        records (`Mapping[str, tuple[Sequence[float], Sequence[float]]]`):
+            Observed pass rates and estimates of the prompts, as [`read_record`] returns them.
+    """
+    figure, panels = make_panels(len(records), 2, sharex=True)
+    for row, (run, columns) in zip(panels, records.items(), strict=True):
+        for panel, values, label in zip(row, columns, ("Observed over the run", "Estimated now"), strict=True):
+            panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
+            panel.set_xlabel(f"{label}: pass rate")
+        row[0].set_ylabel(f"{run}\nshare of {len(columns[0])} prompts")
+    return figure
