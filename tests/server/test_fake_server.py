@@ -9,6 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 from peft import LoraConfig
+from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
@@ -115,6 +116,24 @@ def test_a_step_line_by_line(tmp_path):
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
     assert logs["ada/server/retries"] == logs["ada/server/timeouts"] == logs["ada/server/gave_up"] == 0
     assert our_threads() == []
+
+
+def test_prompts_are_prepared_once_a_step_whatever_the_number_of_answers(tmp_path, monkeypatch):
+    batches, original = [], GRPOTrainer._generate_and_score_completions
+
+    def count(trainer, inputs):
+        batches.append(len(inputs))
+        return original(trainer, inputs)
+
+    async def one_by_one(call):
+        await asyncio.sleep(0.05 * call.number)
+        return answer(call, [WRONG] * call.n)
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", count)
+    with FakeServer(one_by_one) as server:
+        build(tmp_path, server, vllm_request_timeout=20, max_steps=2).train()
+    assert len(server.completions) == 2 * 4 * 3
+    assert batches == [4, 16] * 2, "To prepare the prompts, and to replay what was selected."
 
 
 async def stall(call):
