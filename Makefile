@@ -11,8 +11,8 @@ BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
-# Tests that share an expensive fixture are in one `xdist_group` and stay in one process.
-PARALLEL := --numprocesses 2 --dist loadgroup
+# By file: the tests of one share what is expensive to make.
+PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow test-all test-vllm lint benchmark benchmark-vllm report analyses notebooks clean
 

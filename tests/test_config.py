@@ -71,7 +71,6 @@ def test_samples_per_round_grows_with_the_group():
         ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
         ({"vllm_weight_sync": "gloo"}, r"vllm_weight_sync \('gloo'\) must be one of 'nccl', 'lora', 'disk'"),
         ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),
-        ({"vllm_round_barrier": True}, r"vllm_round_barrier=True is for a vLLM server"),
         ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
         ({"vllm_max_concurrent_requests": 0}, r"vllm_max_concurrent_requests \(0\) must be positive"),
         ({"vllm_speculative_rounds": 2}, r"vllm_speculative_rounds \(2\) must be between 0 and 1"),

@@ -15,8 +15,6 @@ from .helpers import free_port
 from .worker import run
 
 
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
 # Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
@@ -28,6 +26,20 @@ RUNS = {
     "slow rewards": {"rows": 12, "num_generations": 4, "slow_rank": 1},
     "est-ema": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-ema"},
     "est-value": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-value"},
+    "posterior": {
+        "rows": 12,
+        "num_generations": 1,
+        "adaptive_sampling": "uniform",
+        "baseline": "posterior",
+        "max_steps": 2,
+    },
+    "posterior with budgets": {
+        "rows": 12,
+        "num_generations": 4,
+        "adaptive_sampling": "est",
+        "baseline": "posterior",
+        "pass_rate_estimator": "counts",
+    },
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
     "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
     "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},

@@ -102,6 +102,7 @@ def test_extract_answer(completion, answer):
 # Processes
 
 
+@pytest.mark.slow
 def test_hostile_completions_cost_their_own_row_only():
     completions = [*HOSTILE.values(), r"\boxed{5}", "It is $5$."]
     scores = verify_answers(completions, ["5"] * len(completions), timeout=TIMEOUT, num_workers=2)

@@ -108,7 +108,7 @@ def test_a_second_writer_is_refused(tmp_path):
 
 WRITER = """
 import sys
-from ada_trl.sample_store import SampleStore
+from ada_trl.measurement.store import SampleStore
 with SampleStore(sys.argv[1], {"model": "m"}).open() as store:
     for i in range(100_000):
         if i not in store.done:
@@ -134,7 +134,7 @@ def test_killed_processes_lose_nothing(tmp_path):
         reported |= set(written)
     with SampleStore(path, {"model": "m"}).open() as store:
         rows = list(store.rows())
-    assert reported <= store.done
+    assert reported and reported <= store.done
     assert len(store.done - reported) <= 5  # stored, and killed before it could be reported
     assert len(rows) == len(store.done)
     assert all(row["completions"] == ["x" * (row["index"] * 37 % 5000)] for row in rows)

@@ -25,20 +25,20 @@ from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_to
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, own, everyone):
-        source, shown = super()._build_source(own, everyone)
-        complete = source.complete
+    def _build_source(self, own, owners):
+        source = super()._build_source(own, owners)
+        generate = source.generate
 
         def remember(rows, first_round):
-            self.rows = [(everyone[prompt]["prompt"], draw) for prompt, draw in rows]
-            return complete(rows, first_round)
+            self.rows = [(source._data[prompt]["prompt"], draw) for prompt, draw in rows]
+            return generate(rows, first_round)
 
-        source.complete = remember
-        return source, shown
+        source.generate = remember
+        return source
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
-        if self.args.scripted_generation and self.adaptive_sampling != "uniform":
+        if self.args.scripted_generation and not self.args.is_plain_grpo:
             rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
@@ -50,7 +50,7 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        if self.adaptive_sampling == "uniform":
+        if self.args.is_plain_grpo:
             return output
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 
-AllocationRule = Literal["power", "variance"]
+AllocationRule = Literal["power", "variance", "reward_std"]
 
 _SMALLEST_WEIGHT = 1e-100  # relative to the largest: an extreme exponent must not underflow to 0
 
@@ -29,6 +29,7 @@ def allocate(
     |---|---|---|
     | `"power"` | (p̂ + ε)^(−`exponent`) | 0.5 pays half of the log objective's 1/p in samples; 0 is uniform |
     | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
+    | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for prompts that pass half of the time, where an answer is news |
 
     The variance rule minimises Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. For the sum over
     all rollouts to *be* that gradient, advantages must count 1 / (p N_x) ∝ 1/√(p(1−p)) each: divide by the standard
@@ -39,7 +40,7 @@ def allocate(
     their exact proportions, up to rounding. What the integer parts leave over goes to the largest remainders, and
     among equal estimates to the earlier prompts.
 
-    The result is deterministic, monotone (a harder prompt never gets less than an easier one), and follows a
+    The result is deterministic, monotone (a harder prompt never gets less than an easier one; with `"reward_std"`, one closer to a half), and follows a
     permutation of the prompts, except that equal estimates which cannot get equal integers differ by position.
 
     Args:
@@ -54,7 +55,7 @@ def allocate(
         exponent (`float`, *optional*, defaults to `0.5`):
             Of the power rule; at least 0. Without effect on `"variance"`.
         rule (`str`, *optional*, defaults to `"power"`):
-            `"power"` or `"variance"`.
+            `"power"`, `"variance"` or `"reward_std"`.
         epsilon (`float`, *optional*, defaults to `0.01`):
             ε > 0 keeps the weights finite at p̂ = 0 and positive at p̂ = 1.
 
@@ -69,8 +70,8 @@ def allocate(
     if not len(pass_rates):
         return []
     rates = np.asarray(pass_rates, dtype=np.float64)
-    # Hardest first: sums over sorted values do not depend on the order in which the prompts were given.
-    order = np.argsort(rates, kind="stable")
+    # Largest first: sums over sorted values do not depend on the order in which the prompts were given.
+    order = np.argsort(np.abs(rates - 0.5) if rule == "reward_std" else rates, kind="stable")
     weights = _weights(rates[order], exponent, rule, epsilon)
     real = _water_fill(weights, total, min_samples, max_samples)
     integers = np.floor(real).astype(np.int64)
@@ -106,7 +107,7 @@ def check_budget(num_prompts: int, total: int, *, min_samples: int, max_samples:
 
 
 def _weights(pass_rates: np.ndarray, exponent: float, rule: AllocationRule, epsilon: float) -> np.ndarray:
-    """Ascending pass rates to descending positive weights, both `(num_prompts,)`, the largest of them 1."""
+    """Pass rates in order to descending positive weights, both `(num_prompts,)`, the largest of them 1."""
     if not ((pass_rates >= 0) & (pass_rates <= 1)).all():
         outside = pass_rates[~((pass_rates >= 0) & (pass_rates <= 1))][0]
         raise ValueError(f"Pass rates must be between 0 and 1, got {outside}. Replace unknown ones by a prior mean.")
@@ -122,8 +123,10 @@ def _weights(pass_rates: np.ndarray, exponent: float, rule: AllocationRule, epsi
         weights = (shifted / shifted[0]) ** -exponent
     elif rule == "variance":
         weights = np.sqrt((1 - pass_rates + epsilon) / shifted)
+    elif rule == "reward_std":
+        weights = np.sqrt(shifted * (1 - pass_rates + epsilon))
     else:
-        raise ValueError(f"rule ({rule!r}) must be one of 'power', 'variance'.")
+        raise ValueError(f"rule ({rule!r}) must be one of 'power', 'variance', 'reward_std'.")
     weights = np.minimum.accumulate(weights)  # neighbouring floats may round the other way round
     return np.maximum(weights / weights[0], _SMALLEST_WEIGHT)
 

@@ -34,7 +34,8 @@ class Prior(NamedTuple):
         strength = self.strength + len(rewards)
         if not strength or math.isinf(strength):
             return self
-        mean = (self.strength * self.mean + math.fsum(rewards)) / strength
+        known = self.strength * self.mean if self.strength else 0.0
+        mean = (known + math.fsum(rewards)) / strength
         return self._replace(mean=mean, strength=strength)
 
 

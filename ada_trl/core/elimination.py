@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from .exit_conditions import ExitCondition
 from .pool import Pool, Rollout
@@ -98,40 +99,58 @@ def eliminate_per_prompt(
     Returns:
         `list[Pool]`: one pool per prompt, in order.
     """
-    pools = [Pool(positive_threshold) for _ in range(num_prompts)]
     sizes = round_sizes(samples_per_round, num_prompts)
-    asked, done = [0] * num_prompts, [0] * num_prompts  # rounds
-    answers: dict[tuple[int, int], Sequence[Rollout] | None] = {}  # by prompt and first draw, until their turn
-    active = dict.fromkeys(range(num_prompts))
-    waiting, held = deque(active), deque()
+    prompts = [_Prompt(number, size, Pool(positive_threshold)) for number, size in enumerate(sizes)]
+    waiting = deque(prompts)
     in_flight = 0
 
-    def next_prompt() -> int | None:
+    def next_prompt() -> _Prompt | None:
+        if in_flight >= max_in_flight:
+            return None
         if waiting:
-            return waiting.popleft() if in_flight < max_in_flight else None
+            return waiting.popleft()
         if barrier or in_flight >= speculate_below:
             return None
-        return min((p for p in active if asked[p] < max_rounds), key=lambda p: asked[p] - done[p], default=None)
+        ahead = (prompt for prompt in prompts if not prompt.retired and prompt.asked < max_rounds)
+        return min(ahead, key=lambda prompt: prompt.asked - prompt.done, default=None)
 
-    while active:
+    while active := [prompt for prompt in prompts if not prompt.retired]:
+        if barrier and not waiting and not in_flight:
+            waiting.extend(active)
         while (prompt := next_prompt()) is not None:
-            submit(prompt, asked[prompt] * sizes[prompt])
-            asked[prompt] += 1
+            submit(prompt.number, prompt.asked * prompt.size)
+            prompt.asked += 1
             in_flight += 1
-        for prompt, first_draw, rollouts in collect():
+        for number, first_draw, rollouts in collect():
             in_flight -= 1
-            answers[prompt, first_draw] = rollouts
-            while prompt in active and (turn := (prompt, done[prompt] * sizes[prompt])) in answers:
-                rollouts = answers.pop(turn)
-                done[prompt] += 1
-                for rollout in rollouts or ():
-                    pools[prompt].add(rollout)
-                if rollouts is None or done[prompt] == max_rounds or exit_condition(pools[prompt]):
-                    del active[prompt]
-                elif asked[prompt] == done[prompt]:
-                    (held if barrier else waiting).append(prompt)
-        if not waiting and not in_flight:
-            waiting, held = held, waiting
+            prompt = prompts[number]
+            prompt.receive(first_draw, rollouts, exit_condition, max_rounds)
+            if not barrier and not prompt.retired and prompt.asked == prompt.done:
+                waiting.append(prompt)
         if progress is not None:
-            progress(len(active), sum(map(len, pools)))
-    return pools
+            progress(sum(not prompt.retired for prompt in prompts), sum(len(prompt.pool) for prompt in prompts))
+    return [prompt.pool for prompt in prompts]
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """A prompt on its way through its rounds, whose answers may come in any order and are taken in theirs."""
+
+    number: int
+    size: int  # rollouts of a round
+    pool: Pool
+    asked: int = 0  # rounds
+    done: int = 0  # rounds
+    retired: bool = False
+    answers: dict[int, Sequence[Rollout] | None] = field(default_factory=dict)  # by first draw, until their turn
+
+    def receive(
+        self, first_draw: int, rollouts: Sequence[Rollout] | None, exit_condition: ExitCondition, max_rounds: int
+    ) -> None:
+        self.answers[first_draw] = rollouts
+        while not self.retired and (turn := self.done * self.size) in self.answers:
+            rollouts = self.answers.pop(turn)
+            self.done += 1
+            for rollout in rollouts or ():
+                self.pool.add(rollout)
+            self.retired = rollouts is None or self.done == max_rounds or exit_condition(self.pool)

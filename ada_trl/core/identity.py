@@ -22,6 +22,35 @@ def prompt_identity(row: Mapping[str, Any], *, whole_row: bool = False) -> Any:
     return {"prompt": row["prompt"], **images} if images else row["prompt"]
 
 
+def prompt_reference(
+    row: Mapping[str, Any], *, whole_row: bool = False, keep_prompt: bool = False
+) -> tuple[Any, dict[str, str]]:
+    """
+    As much of a data set row as it takes to know its prompt again: a prompt and a row, short enough for every process.
+
+    Args:
+        row (`Mapping[str, Any]`), whole_row (`bool`):
+            As in [`prompt_identity`].
+        keep_prompt (`bool`, *optional*, defaults to `False`):
+            Whether the prompt itself is needed, not only its text.
+
+    Returns:
+        `tuple[Any, dict[str, str]]`: arguments of [`prompt_key`], whose result is that of the whole row. Images are
+        digests in the first of them.
+
+    Raises:
+        `ValueError`: as [`prompt_key`].
+    """
+    prompt = prompt_identity(row, whole_row=whole_row)
+    key = prompt_key(prompt, row)
+    if not keep_prompt:
+        try:
+            prompt = prompt_text(prompt)
+        except ValueError:  # it has no text, only an `id`
+            pass
+    return prompt, {"id": key}
+
+
 def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None = None) -> str:
     """
     A prompt's identity across steps, runs and machines: the row's `id` if it has one, else a hash of the content.

@@ -6,25 +6,75 @@ import itertools
 import json
 import threading
 import time
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl.generation.vllm_client import VLLMClient
 from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
+
+from ..processes import CommonError
 
 
 MAX_RETRIES = 4
 BACKOFF_SECONDS = 0.25  # doubles with every retry
 CONNECT_SECONDS = 10
-SAMPLING = ("/v1/completions", "/inference/v1/generate")  # endpoints for prompts of text and with images
+# Endpoints that are safe to ask again: prompts of text, images, prompts with images.
+REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate")
 
 
-class VLLMServerError(RuntimeError):
-    """The vLLM server did not do what was asked of it, and asking again would not help."""
+class VLLMServerError(CommonError):
+    """
+    The vLLM server did not do what was asked of it, and asking again would not help.
+
+    Args:
+        message (`str`):
+            What happened.
+        status (`int`, *optional*):
+            Of the HTTP answer with which the server refused.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status
 
 
 class VLLMServerUnavailable(VLLMServerError):
     """A request ran into its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
+
+
+class VLLMServerNotFound(VLLMServerUnavailable, ConnectionError):
+    """No server has answered at the start."""
+
+
+class _Answer(NamedTuple):
+    """As much of a `requests.Response` as TRL's client reads."""
+
+    status_code: int
+    content: dict
+    text: str
+
+    def json(self) -> dict:
+        return self.content
+
+
+class _Session:
+    """Takes the place of TRL's HTTP session, so that what its client sends by itself has a deadline and an end too."""
+
+    def __init__(self, client: "DeadlineClient"):
+        self._client = client
+
+    def get(self, url: str, **kwargs) -> _Answer:
+        return self._answer(self._client._get, url, **kwargs)
+
+    def post(self, url: str, **kwargs) -> _Answer:
+        return self._answer(self._client._post, url, **kwargs)
+
+    def _answer(self, send, url: str, **kwargs) -> _Answer:
+        try:
+            return _Answer(200, send(url, **kwargs), "")
+        except VLLMServerError as error:
+            if error.status != 404:  # of which TRL knows the cause
+                raise
+            return _Answer(404, {}, str(error))
 
 
 class DeadlineClient(VLLMClient):
@@ -45,7 +95,7 @@ class DeadlineClient(VLLMClient):
             Deadline of a request in seconds.
 
     Raises:
-        `ConnectionError`: if the server is not up after `connection_timeout`.
+        [`VLLMServerNotFound`]: if the server is not up after `connection_timeout`.
     """
 
     def __init__(
@@ -67,9 +117,10 @@ class DeadlineClient(VLLMClient):
         except BaseException:
             self.close()
             raise
-        self.session.request = partial(self.session.request, timeout=request_timeout)  # for what TRL sends by itself
+        self.session.close()
+        self.session = _Session(self)
 
-    # The three ways in which TRL's client talks to the server.
+    # The four ways in which TRL's client talks to the server: these, and its session.
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0):
         deadline = time.monotonic() + total_timeout
@@ -79,7 +130,7 @@ class DeadlineClient(VLLMClient):
                 return
             except VLLMServerError as error:
                 if time.monotonic() + retry_interval > deadline:
-                    raise ConnectionError(
+                    raise VLLMServerNotFound(
                         f"The vLLM server can't be reached at {self.base_url} after {total_timeout} seconds "
                         f"(vllm_server_timeout): {error} Start it, or correct vllm_server_base_url."
                     ) from error
@@ -89,7 +140,7 @@ class DeadlineClient(VLLMClient):
         return self._request("GET", url, retry=True, **kwargs)
 
     def _post(self, url: str, **kwargs) -> dict:
-        return self._request("POST", url, retry=url.endswith(SAMPLING), **kwargs)
+        return self._request("POST", url, retry=url.endswith(REPEATABLE), **kwargs)
 
     def get_server_info(self) -> dict:
         return self.full_server_info()["vllm_config"]
@@ -99,12 +150,20 @@ class DeadlineClient(VLLMClient):
         try:
             return self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
         except VLLMServerError as error:
-            if "404" not in str(error):
+            if error.status != 404:
                 raise
             raise VLLMServerError(
                 f"The vLLM server at {self.base_url} does not expose its development endpoints, which weight "
                 "synchronization needs. Restart it with VLLM_SERVER_DEV_MODE=1 in its environment."
             ) from error
+
+    def image_features(self, images: list[list | None], **kwargs) -> list[dict | None]:
+        try:
+            return super().image_features(images, **kwargs)
+        except VLLMServerError:
+            raise
+        except RuntimeError as error:  # the endpoint is missing
+            raise VLLMServerError(str(error)) from error
 
     def reset_prefix_cache(self):
         if self._post(f"{self.base_url}/reset_prefix_cache").get("success") is False:
@@ -185,7 +244,7 @@ class DeadlineClient(VLLMClient):
                         return json.loads(body) if response.content_type == "application/json" and body else {}
                     failure = f"{method} {url} was answered with {response.status}: {body.strip()[:500]}"
                     if response.status < 500:
-                        raise VLLMServerError(failure)
+                        raise VLLMServerError(failure, response.status)
             except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 failure = f"{method} {url} failed: {type(error).__name__}: {error}"
             if attempt == max_retries:

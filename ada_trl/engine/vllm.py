@@ -2,17 +2,17 @@
 
 import atexit
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextvars import ContextVar
 from itertools import groupby
+from typing import Any
 
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
-from ..failures import report, settled
+from ..processes import Words, is_apart, shared
 from .client import DeadlineClient, VLLMServerError, VLLMServerUnavailable
 from .weight_sync import WeightSync
 
@@ -51,8 +51,6 @@ class AdaVLLMGeneration(VLLMGeneration):
         [`VLLMServerError`]: if the server lacks a flag that the `weight_sync` needs.
     """
 
-    alone = False  # while set, this process generates apart from the others, which do not wait for its failures
-
     def __init__(
         self,
         *args,
@@ -76,57 +74,40 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
-        with self.same_on_all_processes("this server cannot be used", consequence=""):
-            self.vllm_client = DeadlineClient(
-                self.base_url,
-                group_port=self.group_port,
-                connection_timeout=self.server_timeout,
-                request_timeout=self.request_timeout,
-            )
-            self.base_model = self.vllm_client.model
-            info = self.vllm_client.full_server_info()
-            self.weight_sync.check_server(info)
-            self._instance = info["vllm_config"].get("instance_id")
-            if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
-                self.vllm_client.init_communicator(device=self.accelerator.device)
+        self.vllm_client: DeadlineClient | None = None
+        try:
+            with shared(self.words("this server cannot be used", consequence="")):
+                self._meet_server()
+        except BaseException:
+            if self.vllm_client is not None:
+                self.vllm_client.close()
+            raise
         if self.accelerator.is_main_process:
             atexit.register(self.weight_sync.clean_up)
 
+    def _meet_server(self):
+        self.vllm_client = DeadlineClient(
+            self.base_url,
+            group_port=self.group_port,
+            connection_timeout=self.server_timeout,
+            request_timeout=self.request_timeout,
+        )
+        self.base_model = self.vllm_client.model
+        info = self.vllm_client.full_server_info()
+        self.weight_sync.check_server(info)
+        self._instance = info["vllm_config"].get("instance_id")
+        if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
+            self.vllm_client.init_communicator(device=self.accelerator.device)
+
     # Failures
 
-    def same_on_all_processes(self, what: str, consequence: str = NOTHING_LOST):
-        """Raise on every process if the body raised on any. Collective, so the body must make no unequal calls."""
-        return settled(
-            lambda error: self.raise_first(gather_object([self.report(error)]), error, what, consequence),
-        )
+    def words(self, what: str, consequence: str = NOTHING_LOST) -> Words:
+        """In which all processes say that the server has failed and what has failed with it."""
 
-    def report(self, error: Exception | None) -> tuple[bool, str] | None:
-        """What the other processes are told: whether it was the server, and the error."""
-        return error and (isinstance(error, (VLLMServerError, ConnectionError)), report(error))
+        def error(process: int, text: str) -> VLLMServerError:
+            return VLLMServerError(f"vLLM server at {self.base_url}: {what} (process {process}: {text}).{consequence}")
 
-    def raise_first(
-        self,
-        reports: Sequence[tuple[bool, str] | None],
-        error: Exception | None,
-        what: str,
-        consequence: str = NOTHING_LOST,
-    ) -> None:
-        """
-        Raise what went wrong on the first process that failed, if any did: a failure of the server in the same words
-        everywhere, the user's own exception (of a reward function, say) as it is where it happened.
-        """
-        if not any(reports):
-            return
-        if hasattr(self, "vllm_client"):
-            self.vllm_client.close()
-        process, (by_server, text) = next((i, told) for i, told in enumerate(reports) if told)
-        if error is not None and not self.report(error)[0]:
-            raise error
-        if not by_server:
-            raise RuntimeError(f"Process {process} failed: {text}") from error
-        raise VLLMServerError(
-            f"vLLM server at {self.base_url}: {what} (process {process}: {text}).{consequence}"
-        ) from error
+        return error
 
     def check_same_server(self) -> None:
         """
@@ -206,10 +187,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
         groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
         completion_ids, logprobs = [], []
-        failures = (
-            nullcontext() if self.alone else self.same_on_all_processes(f"{len(groups)} prompts were not completed")
-        )
-        with failures, self.requests() as start:
+        what = f"{len(groups)} prompts were not completed"
+        with nullcontext() if is_apart() else shared(self.words(what)), self.requests() as start:
             for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
                 ids, logps = answer.result()
                 completion_ids += ids
@@ -245,10 +224,10 @@ class AdaVLLMGeneration(VLLMGeneration):
     def sync_weights(self):
         if self.mode != "server":
             return super().sync_weights()
-        what = "the weights could not be sent, so the run stops instead of training on stale rollouts"
-        with self.same_on_all_processes(what):
+        words = self.words("the weights could not be sent, so the run stops instead of training on stale rollouts")
+        with shared(words):
             self._meet_server_again()
-        with self.same_on_all_processes(what):
+        with shared(words):
             {
                 "nccl": super().sync_weights,
                 "lora": self.weight_sync.sync_lora,
@@ -282,12 +261,22 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.vllm_client.close()
 
 
+_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
+
+
 @contextmanager
 def vllm_generation_with(**options):
-    """Let the constructor of [`~trl.GRPOTrainer`] build an [`AdaVLLMGeneration`] with these further options."""
-    original = grpo_trainer.VLLMGeneration
-    grpo_trainer.VLLMGeneration = partial(AdaVLLMGeneration, **options)
+    """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
+    token = _options.set(options)
     try:
         yield
     finally:
-        grpo_trainer.VLLMGeneration = original
+        _options.reset(token)
+
+
+def build_vllm_generation(*args, **kwargs) -> VLLMGeneration:
+    """TRL's own outside of [`vllm_generation_with`]."""
+    options = _options.get()
+    if options is None:
+        return VLLMGeneration(*args, **kwargs)
+    return AdaVLLMGeneration(*args, **kwargs, **options)

@@ -1,13 +1,13 @@
 """Rounds through the trainer's own generation, shared evenly by all processes."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
-from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout, eliminate
-from ..failures import raise_first, report
+from ..processes import exchange, gather_results
 from .source import Completions, RolloutSource
 
 
@@ -17,41 +17,76 @@ class RoundSource(RolloutSource):
 
     Rows are split evenly: every process generates the same number, because generation under FSDP and ZeRO is
     collective. Where the rows do not divide, the last one is repeated and the copies are thrown away, so that pools do
-    not depend on the number of processes and never exceed their cap. Completions stay on the process that generated
-    them; a round ends with one collective for rewards and failures, a step with one for the selected completions.
+    not depend on the number of processes and never exceed their cap. A process is sent the data set rows of other
+    processes' prompts when it first generates for them. Completions stay on the process that generated them; a round ends
+    with one collective for rewards and failures, a step brings the selected completions to where they are trained on.
 
     Args:
-        num_prompts (`int`):
-            Prompts of all processes.
-        complete (`Callable[[Sequence[tuple[int, int]], bool], Completions]`):
-            Generates and scores one completion per `(prompt, draw)` row on this process; the flag tells the first round.
+        rows (`Sequence[dict]`):
+            The data set rows of this process's prompts.
+        owners (`Sequence[int]`):
+            By prompt of all processes, in order, whose it is.
+        complete (`Callable[[list[dict], bool], Completions]`):
+            Generates and scores one completion for each data set row on this process; the flag tells the first round.
     """
 
-    def __init__(self, num_prompts: int, complete: Callable[[Sequence[tuple[int, int]], bool], Completions], *args):
-        super().__init__(*args)
-        self.num_prompts = num_prompts
+    def __init__(
+        self,
+        *,
+        rows: Sequence[dict],
+        owners: Sequence[int],
+        complete: Callable[[list[dict], bool], Completions],
+        **common,
+    ):
+        super().__init__(prompts=range(len(owners)), **common)
         self.complete = complete
+        own = [prompt for prompt, owner in enumerate(owners) if owner == self.process_index]
+        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows by prompt
+        self._owners = owners
+        self._holders = [{owner} for owner in owners]  # which processes have a prompt's data set row
 
     def sample(self, **loop) -> list[Pool]:
-        return eliminate(self.num_prompts, self.draw, **loop)
+        return eliminate(len(self.prompts), self.draw, **loop)
 
     def draw(self, rows: Sequence[tuple[int, int]]) -> list[Rollout]:
         """One round: a rollout per `(prompt, draw)` row, the same list on every process."""
         started = time.perf_counter()
         share = -(-len(rows) // self.num_processes)
         padded = [*rows, *[rows[-1]] * (share * self.num_processes - len(rows))]
-        start = self.process_index * share
-        first_round = rows[0][1] == 0
-        rewards, offset, reward_seconds, error = [], len(self._rows), 0.0, None
-        try:
-            completions = self.complete(padded[start : start + share], first_round)
-            self.keep(completions, max(0, min(share, len(rows) - start)) if first_round else 0)
-            rewards, reward_seconds = completions.rewards.tolist(), completions.reward_seconds
-        except Exception as caught:  # the other processes must hear of it, see raise_first
-            error = caught
-        received = gather_object([(report(error), rewards)])
-        raise_first([text for text, _ in received], error, "a round of rollouts could not be completed")
+        start, offset = self.process_index * share, len(self._rows)
+        padding = share - max(0, min(share, len(rows) - start))
+        reward_seconds = 0.0
+
+        def work() -> list[list[float]]:
+            nonlocal reward_seconds
+            first_round = rows[0][1] == 0
+            completions = self.generate(padded[start : start + share], first_round)
+            self.keep(completions, first_round=first_round, padding=padding)
+            reward_seconds = completions.reward_seconds
+            return completions.rewards.tolist()
+
+        self._bring_rows(padded, share)
+        received = gather_results(work)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
-        rewards = torch.tensor([row for _, process in received for row in process][: len(rows)])
+        rewards = torch.tensor([row for process in received for row in process][: len(rows)])
         sources = [(i // share, offset + i % share) for i in range(len(rows))]
         return self.rollouts([draw for _, draw in rows], rewards, sources)
+
+    def generate(self, rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
+        """One completion for each `(prompt, draw)`, on this process."""
+        return self.complete([self._data[prompt] for prompt, _ in rows], first_round)
+
+    def _bring_rows(self, rows: Sequence[tuple[int, int]], share: int) -> None:
+        """Send data set rows to the processes that are about to generate for them, and have them not yet."""
+        parcels: dict[int, dict[int, dict]] = defaultdict(dict)
+        somebody_sends = False
+        for i, (prompt, _) in enumerate(rows):
+            process = i // share
+            if process not in self._holders[prompt]:
+                self._holders[prompt].add(process)
+                somebody_sends = True
+                if self._owners[prompt] == self.process_index:
+                    parcels[process][prompt] = self._data[prompt]
+        if somebody_sends:
+            for parcel in exchange(parcels, self.accelerator).values():
+                self._data |= parcel

@@ -4,12 +4,11 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 
-from accelerate.utils import gather_object
-
 from ..core import Pool, Rollout, eliminate_per_prompt
 from ..core.elimination import round_sizes
 from ..engine.client import VLLMServerUnavailable
 from ..engine.vllm import AdaVLLMGeneration
+from ..processes import gather_results
 from .source import Completions, RolloutSource
 
 
@@ -41,69 +40,63 @@ class PerPromptSource(RolloutSource):
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
             Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
             the first round; decodes and scores them on this process alone.
-        speculate_below (`int`), barrier (`bool`):
+        speculate_below (`int`):
             See [`~core.eliminate_per_prompt`].
     """
 
+    barrier = False  # see `eliminate_per_prompt`; set by the benchmark that measures what one costs
+
     def __init__(
         self,
+        *,
         vllm: AdaVLLMGeneration,
         prompt_ids: Sequence[list[int]],
         images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
         speculate_below: int,
-        barrier: bool,
-        *args,
+        **common,
     ):
-        super().__init__(*args)
+        super().__init__(**common)
         self.vllm = vllm
         self.prompt_ids = prompt_ids
         self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.speculate_below = speculate_below
-        self.barrier = barrier
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
         self._in_flight = self._submitted = 0
         self._idle_since: float | None = None
 
     def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
-        started = time.perf_counter()
         self._tick = loop["progress"].tick
-        pools, error = [], None
-        client = self.vllm.vllm_client
+        loop |= {"samples_per_round": samples_per_round, "positive_threshold": positive_threshold}
+        what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
+        received = gather_results(lambda: self._sample_own(loop), self.vllm.words(what))
+        return [Pool(positive_threshold, rollouts) for process in received for rollouts in process]
+
+    def _sample_own(self, loop: dict) -> list[list[Rollout]]:
+        """The rollouts of each prompt of this process."""
+        started = time.perf_counter()
+        client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompt_ids))
         client.retries = client.timeouts = 0
-        try:
-            with self.vllm.requests() as start:
-                pools = eliminate_per_prompt(
-                    len(self.prompt_ids),
-                    self._submitter(start, samples_per_round),
-                    self._collect,
-                    samples_per_round=samples_per_round,
-                    positive_threshold=positive_threshold,
-                    max_in_flight=self.vllm.max_concurrent_requests,
-                    speculate_below=self.speculate_below,
-                    barrier=self.barrier,
-                    **loop,
-                )
-            self.vllm.check_same_server()
-        except Exception as caught:  # the other processes must hear of it, see raise_first
-            error = caught
+        with self.vllm.requests() as start:
+            pools = eliminate_per_prompt(
+                len(self.prompt_ids),
+                self._submitter(start, sizes),
+                self._collect,
+                max_in_flight=self.vllm.max_concurrent_requests,
+                speculate_below=self.speculate_below,
+                barrier=self.barrier,
+                **loop,
+            )
+        self.vllm.check_same_server()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
-        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
-        needed = sum(
-            -(-len(pool) // size) for pool, size in zip(pools, sizes, strict=False)
-        )  # no pools after an error
+        needed = sum(-(-len(pool) // size) for pool, size in zip(pools, sizes, strict=True))
         self.stats["server/unneeded"] = self._submitted - needed
         self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
-        received = gather_object([(self.vllm.report(error), [pool.rollouts for pool in pools])])
-        what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
-        self.vllm.raise_first([report for report, _ in received], error, what)
-        return [Pool(positive_threshold, rollouts) for _, process in received for rollouts in process]
+        return [pool.rollouts for pool in pools]
 
-    def _submitter(self, start, samples_per_round: int | Sequence[int]) -> Callable[[int, int], None]:
-        sizes = round_sizes(samples_per_round, len(self.prompt_ids))
-
+    def _submitter(self, start, sizes: Sequence[int]) -> Callable[[int, int], None]:
         def submit(prompt: int, first_draw: int) -> None:
             if self._idle_since is not None:
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
@@ -152,7 +145,7 @@ class PerPromptSource(RolloutSource):
         completions = self.score([prompt for prompt, _ in rows], completion_ids, logprobs, first_round)
         if hidden:
             self.stats["time/reward_hidden"] += completions.reward_seconds
-        offset = self.keep(completions, len(rows) if first_round else 0)
+        offset = self.keep(completions, first_round=first_round)
         sources = [(self.process_index, offset + i) for i in range(len(rows))]
         rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
         return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]

@@ -1,7 +1,8 @@
 """What every source of rollouts has in common: it keeps the completions and hands out the selected ones."""
 
+import pickle
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,25 +10,46 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout
+from ..processes import exchange
+
+
+class Completion(NamedTuple):
+    """
+    One completion, with what it takes to train on it.
+
+    Args:
+        columns (`tuple`):
+            Its entries of what the trainer's generation returned; opaque here.
+        row (`dict`):
+            What the prompt can be prepared from again: the prompt as generated from, with images and an environment's
+            observation in its messages, and the environment's name where there are several.
+        extras (`dict[str, Any]`):
+            What reward functions logged of it for the completions table.
+        length (`int`):
+            Generated tokens.
+        truncated (`bool`):
+            Whether the length cap ended it.
+        environment (`Any`, *optional*):
+            In which it was played.
+    """
+
+    columns: tuple
+    row: dict
+    extras: dict[str, Any]
+    length: int
+    truncated: bool
+    environment: Any = None
 
 
 class Completions(NamedTuple):
     """
-    What one process has generated and scored, `rows` completions.
+    What one process has generated and scored at once.
 
     Args:
-        columns (`tuple`):
-            Output of the trainer's generation: a list per row, or a value without rows (`None`, `{}`, `[]`).
-        prompts (`list`):
-            The prompts as generated from, with images and an environment's observation in their messages.
+        rows (`list[Completion]`):
+            At least one.
         rewards (`torch.Tensor` of shape `(rows, num_reward_funcs)`):
             Unweighted rewards; NaN where a function returned `None`.
-        extras (`dict[str, list]`):
-            Columns that reward functions logged for the completions table, one value per row.
-        lengths (`list[int]`):
-            Generated tokens.
-        truncated (`list[bool]`):
-            Whether the length cap ended the completion.
         tool_calls (`tuple[int, int]`):
             Calls of tools, and how many of them failed.
         reward_seconds (`float`):
@@ -36,15 +58,11 @@ class Completions(NamedTuple):
             Tokens of prompts and completions.
     """
 
-    columns: tuple
-    prompts: list
+    rows: list[Completion]
     rewards: torch.Tensor
-    extras: dict[str, list]
-    lengths: list[int]
-    truncated: list[bool]
     tool_calls: tuple[int, int]
     reward_seconds: float
-    tokens_seen: int = 0
+    tokens_seen: int
 
 
 class Batch(NamedTuple):
@@ -52,19 +70,15 @@ class Batch(NamedTuple):
     The selected completions that one process trains on, and what is known of all processes' sampling.
 
     Args:
-        columns (`tuple`), prompts (`list`):
-            As in [`Completions`], of this process's rows.
-        extras (`list[dict]`):
-            Per row, what reward functions logged of it.
+        rows (`list[Completion]`):
+            Of this process.
         stats (`dict[str, float]`):
             Counts summed over processes, seconds averaged.
         first_round (`list[tuple[int, bool]]`):
             Length of every completion of the first round, and whether it was truncated.
     """
 
-    columns: tuple
-    prompts: list
-    extras: list[dict[str, Any]]
+    rows: list[Completion]
     stats: dict[str, float]
     first_round: list[tuple[int, bool]]
 
@@ -74,21 +88,30 @@ class RolloutSource:
     Base class of the sources of rollouts. A rollout's `source` is `(process, row)`: which process holds the completion, and where.
 
     Args:
+        prompts (`range`):
+            Which of all processes' prompts this process asks for.
         to_signal (`Callable[[torch.Tensor], tuple[list[float], list[float]]]`):
             Rewards of shape `(rows, num_reward_funcs)` to total rewards and signals.
         accelerator (`Accelerator`):
             This process and the others.
     """
 
-    def __init__(self, to_signal, accelerator: Accelerator):
+    def __init__(
+        self,
+        *,
+        prompts: range,
+        to_signal: Callable[[torch.Tensor], tuple[list[float], list[float]]],
+        accelerator: Accelerator,
+    ):
+        self.prompts = prompts
         self.to_signal = to_signal
+        self.accelerator = accelerator
         self.process_index = accelerator.process_index
         self.num_processes = accelerator.num_processes
         # Sums over the step on this process: `tokens/*`, `server/*` are counts, `time/*` seconds.
         self.stats: dict[str, float] = defaultdict(float)
         self.first_round: list[tuple[int, bool]] = []  # of this process's completions: length, truncated
-        self._rows: list[tuple[tuple, Any, dict]] = []  # what this process generated: columns, prompt and extras
-        self._empty_columns: tuple = ()
+        self._rows: list[Completion] = []  # what this process generated
 
     def sample(self, **loop) -> list[Pool]:
         """
@@ -97,34 +120,39 @@ class RolloutSource:
         Args:
             loop:
                 `exit_condition`, `samples_per_round`, `max_rounds`, `positive_threshold`, `progress` of the loop. Where
-                `samples_per_round` differs by prompt, it has one entry for each prompt that this source asks for: those
-                of this process with a server, all of them otherwise.
+                `samples_per_round` differs by prompt, it has one entry for each of `prompts`.
 
         Returns:
             `list[Pool]`: the pools of all processes' prompts, in order; the same on every process.
         """
         raise NotImplementedError
 
-    def keep(self, completions: Completions, first_round: int = 0) -> int:
-        """Store what this process has generated, `first_round` of it in the first round; returns the first's position."""
-        offset, rows = len(self._rows), len(completions.prompts)
-        self._rows += [
-            (
-                tuple(column[i] if _has_rows(column, rows) else None for column in completions.columns),
-                completions.prompts[i],
-                {name: values[i] for name, values in completions.extras.items()},
-            )
-            for i in range(rows)
-        ]
-        if not self._empty_columns:
-            self._empty_columns = tuple(None if _has_rows(column, rows) else column for column in completions.columns)
-        self.stats["tokens/generated"] += sum(completions.lengths)
+    def keep(self, completions: Completions, *, first_round: bool, padding: int = 0) -> int:
+        """
+        Store what this process has generated.
+
+        Args:
+            completions ([`Completions`]):
+                Of one round.
+            first_round (`bool`):
+                Whether that was the first one.
+            padding (`int`, *optional*, defaults to `0`):
+                How many at their end are nobody's rollouts: they cost tokens, and that is all.
+
+        Returns:
+            `int`: position of the first of them.
+        """
+        offset, rows = len(self._rows), completions.rows
+        self._rows += rows
+        self.stats["tokens/generated"] += sum(row.length for row in rows)
         self.stats["tokens/seen"] += completions.tokens_seen
         self.stats["time/reward"] += completions.reward_seconds
         if first_round:
-            self.first_round += zip(completions.lengths[:first_round], completions.truncated, strict=False)
-            for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
-                self.stats[f"tools/{name}"] += count
+            counted = rows[: len(rows) - padding]
+            self.first_round += [(row.length, row.truncated) for row in counted]
+            if counted:
+                for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
+                    self.stats[f"tools/{name}"] += count
         return offset
 
     def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, sources: Sequence[tuple]) -> list[Rollout]:
@@ -138,40 +166,45 @@ class RolloutSource:
 
     def fetch(self, selected: Sequence[Rollout]) -> Batch:
         """
-        Bring the selected completions to the processes that train on them. Collective; a completion that is trained on
-        where it was generated does not travel.
+        Bring the selected completions to the processes that train on them, and to nobody else. Collective; a completion
+        that is trained on where it was generated does not travel.
 
         Args:
             selected (`Sequence[Rollout]`):
                 The update batch of all processes, in process order; the same on every process.
         """
         share = len(selected) // self.num_processes
-        mine, sent = {}, {}
+        rows: dict[int, Completion] = {}  # by position in the batch
+        parcels: dict[int, dict[int, Completion]] = defaultdict(dict)
+        somebody_sends = False
         for slot, rollout in enumerate(selected):
-            process, row = rollout.source
-            if process == self.process_index:
-                (mine if slot // share == process else sent)[slot] = self._rows[row]
-        received = gather_object([(sent, dict(self.stats), self.first_round, self._empty_columns)])
-        for rows, *_ in received:
-            mine |= rows
-        empty_columns = next(empty for *_, empty in received if empty)  # a process may have generated nothing
-        columns, prompts, extras = zip(*(mine[self.process_index * share + i] for i in range(share)), strict=True)
-        names = sorted({name for _, stats, *_ in received for name in stats})
+            (holder, row), trains = rollout.source, slot // share
+            somebody_sends |= holder != trains
+            if holder == self.process_index == trains:
+                rows[slot] = self._rows[row]
+            elif holder == self.process_index:
+                parcels[trains][slot] = _portable(self._rows[row])
+        if somebody_sends:
+            for parcel in exchange(parcels, self.accelerator).values():
+                rows |= parcel
+        received = gather_object([(dict(self.stats), self.first_round)])
+        names = sorted({name for stats, _ in received for name in stats})
+        start = self.process_index * share
         return Batch(
-            columns=tuple(
-                empty if all(value is None for value in values) else list(values)
-                for empty, values in zip(empty_columns, zip(*columns, strict=True), strict=True)
-            ),
-            prompts=list(prompts),
-            extras=list(extras),
+            rows=[rows[slot] for slot in range(start, start + share)],
             stats={
-                name: sum(stats.get(name, 0.0) for _, stats, *_ in received)
+                name: sum(stats.get(name, 0.0) for stats, _ in received)
                 / (self.num_processes if name.startswith("time/") else 1)
                 for name in names
             },
-            first_round=[row for *_, first_round, _ in received for row in first_round],
+            first_round=[row for _, first_round in received for row in first_round],
         )
 
 
-def _has_rows(column: Any, rows: int) -> bool:
-    return isinstance(column, list) and len(column) == rows
+def _portable(completion: Completion) -> Completion:
+    """Without its environment where that cannot leave its process, because it holds a connection, say."""
+    try:
+        pickle.dumps(completion.environment)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return completion._replace(environment=None)
+    return completion

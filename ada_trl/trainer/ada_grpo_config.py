@@ -65,7 +65,7 @@ class AdaGRPOConfig(GRPOConfig):
             `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the
             least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
             variance rule belongs with `prompt_weighting="none"` and `scale_rewards="group"`: only then the update is the
-            log objective's.
+            log objective's. `"reward_std"` N_x ∝ √((p̂ + ε)(1 − p̂ + ε)), most for prompts that pass half of the time.
         allocation_exponent (`float`, *optional*, defaults to `0.5`):
             Of the power rule; 0 is uniform.
 
@@ -152,9 +152,6 @@ class AdaGRPOConfig(GRPOConfig):
             the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
             not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
             pools. 0 never does, 1 always.
-        vllm_round_barrier (`bool`, *optional*, defaults to `False`):
-            Whether to complete each round for all of a process's prompts before the next begins. Slower; gives the
-            same distribution of pools. For comparison.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
@@ -234,8 +231,8 @@ class AdaGRPOConfig(GRPOConfig):
     allocation_rule: str = field(
         default="power",
         metadata={
-            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
-            "(sqrt((1 - p) / p)), for `'est-*'`.",
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent), `'variance'` "
+            "(sqrt((1 - p) / p)) or `'reward_std'` (sqrt(p * (1 - p))), for `'est'`.",
             "choices": list(CHOICES["allocation_rule"]),
         },
     )
@@ -342,10 +339,6 @@ class AdaGRPOConfig(GRPOConfig):
             "help": "Ask a vLLM server for rounds ahead of time when fewer requests are under way than this share of a "
             "process's prompts; 0 never does."
         },
-    )
-    vllm_round_barrier: bool = field(
-        default=False,
-        metadata={"help": "Whether to complete each round on a vLLM server before the next, for comparison."},
     )
 
     def __post_init__(self):

@@ -1,41 +1,37 @@
 """GRPO that keeps sampling the prompts that would have taught nothing."""
 
+import inspect
 import os
 import textwrap
-from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
-from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl.extras.profiling import profiling_context
+from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from ..core import Pool, Rollout, completion_metrics
-from ..core.identity import prompt_identity
+from ..core.identity import prompt_reference
 from ..engine.vllm import vllm_generation_with
 from ..estimation.head import prompt_features
 from ..estimation.tracker import PassRateTracker
+from ..processes import gather_results, shared
 from ..rollouts.in_rounds import RoundSource
 from ..rollouts.per_prompt import PerPromptSource
 from ..rollouts.progress import StepProgress
-from ..rollouts.source import Batch, Completions, RolloutSource
+from ..rollouts.source import Batch, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
-from .config_checks import check_prompt_column
-from .parent import ThroughParent, finite
+from .argument_checks import check_arguments, check_exit_reward, check_no_images
+from .engine import WithEngine
+from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
 
 
-logger = get_logger(__name__)
-
-SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
-class AdaGRPOTrainer(ThroughParent):
+class AdaGRPOTrainer(WithEngine):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
@@ -81,6 +77,9 @@ class AdaGRPOTrainer(ThroughParent):
     ```
     """
 
+    pass_rates: PassRateTracker | None = None
+    _train_sampler = None  # of a data set that can be indexed
+
     _tag_names = ["trl", "grpo", "reinforce-ada"]
     _name = "Reinforce-Ada"
     _paper = {
@@ -105,8 +104,10 @@ class AdaGRPOTrainer(ThroughParent):
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
-        if kwargs.get("environment_factory") is None:
-            check_prompt_column(train_dataset)
+        given = inspect.signature(GRPOTrainer).bind_partial(
+            model, reward_funcs, args, train_dataset, *positional, **kwargs
+        )
+        check_arguments(args, given.arguments)
         with vllm_generation_with(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
@@ -114,79 +115,32 @@ class AdaGRPOTrainer(ThroughParent):
             max_concurrent_requests=args.vllm_max_concurrent_requests,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        check_exit_reward(args, self.reward_func_names)
+        check_no_images(args, self._is_vlm)  # which the parent may have loaded a processor to know
         self.adaptive_sampling = args.adaptive_sampling
-        self._train_sampler = None  # of a data set that can be indexed
-        self._step_inputs: list[dict] | None = None  # this process's rows of the step being generated
-        self._replay: Replay | None = None
-        self._warned_of_other_weights = False
-        self.pass_rates: PassRateTracker | None = None
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        self._check_exit_reward()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
-        if not args.is_plain_grpo:
-            self._refuse_unsupported()
 
-    def _check_exit_reward(self):
-        name = self.args.exit_reward
-        if name is not None and self.reward_func_names.count(name) != 1:
-            raise ValueError(
-                f"exit_reward ({name!r}) must name exactly one reward function; this trainer has "
-                f"{', '.join(map(repr, self.reward_func_names)) or 'none'}."
-            )
-
-    def _refuse_unsupported(self):
-        by_content = self.args.uses_value_network
-        others = "pass_rate_estimator='counts'"
-        unsupported = {
-            "rollout_func": (
-                self.rollout_func is not None,
-                "it brings its own sampling loop",
-                "adaptive_sampling='uniform' and baseline='pool'",
-            ),
-            "environment_factory": (
-                by_content and self.environment_factories is not None,
-                "it reads the prompt alone",
-                others,
-            ),
-            "a vision-language model": (
-                by_content and self._is_vlm,
-                "the value head does not see the images",
-                others,
-            ),
-        }
-        for name, (given, reason, remedy) in unsupported.items():
-            if given:
-                raise ValueError(
-                    f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}, "
-                    f"baseline={self.args.baseline!r} and pass_rate_estimator={self.args.pass_rate_estimator!r}: {reason}. "
-                    f"Use {remedy}, or trl.GRPOTrainer."
-                )
-
-    def train(self, *args, **kwargs):
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            if self._syncs_with_server:
-                self.vllm_generation.close()
-                self._last_loaded_step = -1
-
-    # Collect, then replay through the parent: it calls `_generate` once and `_calculate_rewards` once.
+    # Collect, then replay through the parent
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         if self.args.is_plain_grpo:
-            with self._replaced(self, _step_inputs=inputs):
+            observed = Observing()
+            with self._having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
+            self._log_uniform_metrics(inputs, observed)
             if self.args.unresolved == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
                 silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
                 self._mask_rows(output, silent.repeat_interleave(self.num_generations).tolist())
             return output
-        replay = self._collect(inputs)
-        with self._replaced(self, _replay=replay), self._episodes_over(len(inputs)):
-            output = super()._generate_and_score_completions(replay.inputs)
+        with self._environments_kept():
+            replay = self._collect(inputs)
+        with self._replaying(replay):
+            output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._apply_replay(output)
         if self._syncs_with_server:
             self._warn_of_other_weights()
@@ -196,14 +150,17 @@ class AdaGRPOTrainer(ThroughParent):
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
         args = self.args
         own = self._own_prompts(inputs)
-        everyone = gather_object(own)
-        self._estimate(everyone)
+        self._estimate(own)
+        source = self._build_source(own, self._owners(len(inputs)))
         sizes = args.samples_per_round if args.samples_in_rounds else args.num_generations
         if args.estimates_budgets:
-            sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), len(inputs), len(own))
-        source, num_shown = self._build_source(own, everyone)
+            budgets = self.pass_rates.budgets()
+            sizes = [budgets[prompt] for prompt in source.prompts]
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
-        with self._engine_ready(), StepProgress(num_shown, self.state.global_step + 1, hidden) as progress:
+        with (
+            self._engine_ready(),
+            StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
+        ):
             pools = source.sample(
                 exit_condition=args.exit_condition,
                 samples_per_round=sizes,
@@ -213,19 +170,18 @@ class AdaGRPOTrainer(ThroughParent):
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        replay = self._plan(source, everyone, pools, select_groups(pools, args, seed))
+        replay = self._plan(source, pools, select_groups(pools, args, seed))
         replay.metrics |= self._learn(pools)
         return replay
 
-    def _plan(self, source: RolloutSource, rows: list[dict], pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
-        """The update on `groups`, one of each pool (and of each row of the data set), with this process's share here."""
+    def _plan(self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
+        """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
         priors = None
         if self.args.baseline == "posterior":
             priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools)
         replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist(), priors)
-        environments = [row.get("environment") if self._multi_environment else None for row in rows]
-        replay.take(batch, self.accelerator.process_index, environments)
+        replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         return replay
 
@@ -244,20 +200,19 @@ class AdaGRPOTrainer(ThroughParent):
         extras = self._pending_extra_logs
         extras["pool_size"] = replay.per_row([len(pool) for pool in replay.pools])[replay.local]
         extras["pool_positives"] = replay.per_row([pool.positives for pool in replay.pools])[replay.local]
-        for name in {name for row in batch.extras for name in row}:
-            extras[name] = [row.get(name) for row in batch.extras]
-
-    def _generate(self, prompts: list) -> tuple:
-        return super()._generate(prompts) if self._replay is None else self._replay.columns
+        for name in {name for row in batch.rows for name in row.extras}:
+            extras[name] = [row.extras.get(name) for row in batch.rows]
 
     # Pass rates: known before sampling, learnt after
 
-    def _estimate(self, rows: list[dict]) -> None:
-        """Estimate the pass rates of all processes' prompts, if they are tracked."""
-        if self.pass_rates is not None:
-            owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
-            prompts = [(prompt_identity(row, whole_row=owned), row) for row in rows]
-            self.pass_rates.predict(prompts, self._prompt_features)
+    def _estimate(self, own: list[dict]) -> None:
+        """Estimate the pass rates of all processes' prompts, if they are tracked; `own` are this process's."""
+        if self.pass_rates is None:
+            return
+        owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
+        by_content = self.args.uses_value_network
+        known = gather_results(lambda: [prompt_reference(row, whole_row=owned, keep_prompt=by_content) for row in own])
+        self.pass_rates.predict([prompt for process in known for prompt in process], self._prompt_features)
 
     def _prompt_features(self, prompts: list) -> torch.Tensor:
         return prompt_features(
@@ -268,11 +223,6 @@ class AdaGRPOTrainer(ThroughParent):
             pad_token_id=self._tokenizer.pad_token_id,
             batch_size=self.args.per_device_train_batch_size,
         )
-
-    def _sizes_to_ask_for(self, budgets: list[int], rows: int, own: int) -> list[int]:
-        """The budgets of the prompts that this process asks for; a server is asked by the prompts' owners."""
-        first = -(-self.accelerator.process_index * rows // self.num_generations)
-        return budgets[first : first + own] if self._asks_server_per_prompt else budgets
 
     def _learn(self, pools: list[Pool]) -> dict[str, float]:
         return {} if self.pass_rates is None else self.pass_rates.observe(pools, self.state.global_step + 1)
@@ -296,73 +246,43 @@ class AdaGRPOTrainer(ThroughParent):
         if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
 
-    @property
-    def _syncs_with_server(self) -> bool:
-        return self.use_vllm and self.vllm_mode == "server"
+    def _build_source(self, own: list[dict], owners: list[int]) -> RolloutSource:
+        """
+        The source of rollouts.
 
-    @property
-    def _asks_server_per_prompt(self) -> bool:
-        """Whether every process samples its own prompts at its own pace, which some features do not allow."""
-        in_turns = self.tools or self.environment_factories is not None  # a rollout is more than one request
-        sharded = self.accelerator.num_processes > 1 and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
-        collective = sharded and any(isinstance(reward, torch.nn.Module) for reward in self.reward_funcs)
-        return self._syncs_with_server and not in_turns and not collective
-
-    def _build_source(self, own: list[dict], everyone: list[dict]) -> tuple[RolloutSource, int]:
-        """The source of rollouts, and the number of prompts whose progress this process sees."""
-        shared = (self._total_and_signal, self.accelerator)
-        if self._asks_server_per_prompt:
-            prompt_ids, images, _ = super()._tokenize_prompts(self._prepared(own)) if own else ([], None, {})
-            below = int(self.args.vllm_speculative_rounds * len(own))
-            options = (prompt_ids, images, self._scorer(own, prompt_ids, images), below, self.args.vllm_round_barrier)
-            return PerPromptSource(self.vllm_generation, *options, *shared), len(own)
-
-        def complete(rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
-            return self._complete([everyone[prompt] for prompt, _ in rows], first_round)
-
-        return RoundSource(len(everyone), complete, *shared), len(everyone)
-
-    @contextmanager
-    def _engine_ready(self):
-        """Push new weights to a server; keep a colocated engine awake over the rounds."""
-        if not self.use_vllm:
-            yield
-            return
-        if self._syncs_with_server and self.state.global_step != self._last_loaded_step:
-            self._push_weights()
-        with self.vllm_generation.awake(self._push_weights):
-            yield
-
-    def _push_weights(self) -> None:
-        with profiling_context(self, "sync_weights"):
-            self.vllm_generation.sync_weights()
-        self._last_loaded_step = self.state.global_step
-
-    def _warn_of_other_weights(self) -> None:
-        """A server that was started from other weights answers as readily as the right one."""
-        differences = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
-        if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
-            self._warned_of_other_weights = True
-            logger.warning(
-                f"The vLLM server's log-probabilities differ from the trainer's by {differences[-1]:.2f} per token on "
-                f"average (step {self.state.global_step + 1}); rounding explains a few hundredths. Its weights are "
-                "probably others than those being trained: check that it was started from the same model (with "
-                "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
-                "dtype, and with --logprobs-mode processed_logprobs."
-            )
-
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        if self._replay is not None:
-            return self._replay.rewards
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self._step_inputs is not None:
-            self._log_uniform_metrics(rewards, completion_ids_list)
-        return rewards
+        Args:
+            own (`list[dict]`):
+                The data set rows of this process's prompts.
+            owners (`list[int]`):
+                By prompt of all processes, in order, whose it is.
+        """
+        common = {"to_signal": self._total_and_signal, "accelerator": self.accelerator}
+        if not self._asks_server_per_prompt:
+            return RoundSource(rows=own, owners=owners, complete=self._complete, **common)
+        prompts, prompt_ids, images = [], [], None
+        with shared():
+            if own:
+                prompts = self._prepare(own)
+                prompt_ids, images, _ = self._tokenize_prompts(prompts)
+        first = sum(owner < self.accelerator.process_index for owner in owners)
+        return PerPromptSource(
+            prompts=range(first, first + len(own)),
+            vllm=self.vllm_generation,
+            prompt_ids=prompt_ids,
+            images=images,
+            score=self._scorer(own, prompts, prompt_ids, images),
+            speculate_below=int(self.args.vllm_speculative_rounds * len(own)),
+            **common,
+        )
 
     def _own_prompts(self, inputs: list[dict]) -> list[dict]:
         """The data set rows of the prompts whose first of `num_generations` equal rows is on this process."""
         start = self.accelerator.process_index * len(inputs)
         return [row for i, row in enumerate(inputs) if (start + i) % self.num_generations == 0]
+
+    def _owners(self, rows: int) -> list[int]:
+        """By prompt of all processes, which of them has its first row, when each has `rows`."""
+        return [first // rows for first in range(0, rows * self.accelerator.num_processes, self.num_generations)]
 
     def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         total = self._total_rewards(rewards).tolist()
@@ -380,7 +300,7 @@ class AdaGRPOTrainer(ThroughParent):
 
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
-        replay = self._replay
+        replay = self._phase.replay
         advantages = [value for values in replay.advantages for value in values]
         output["advantages"] = output["advantages"].new_tensor(advantages[replay.local])
         logged = self._logs["advantages"]
@@ -406,14 +326,14 @@ class AdaGRPOTrainer(ThroughParent):
         if self.loss_type in MEAN_OVER_ROWS:
             output["advantages"] = output["advantages"] * len(masked) / max(masked.count(False), 1)
 
-    def _log_uniform_metrics(self, rewards: torch.Tensor, completion_ids_list: list) -> None:
+    def _log_uniform_metrics(self, inputs: list[dict], observed: Observing) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
-        rewards = finite(rewards)
+        rewards = finite(observed.rewards)
         pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
-            self._estimate(gather_object(self._own_prompts(self._step_inputs)))
+            self._estimate(self._own_prompts(inputs))
             metrics |= self._learn(pools)
-        tokens = torch.tensor(sum(map(len, completion_ids_list)), device=rewards.device)
+        tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)
         metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()
         metrics["tokens/discarded"] = 0.0
         self._log_ada(metrics)

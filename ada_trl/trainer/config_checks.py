@@ -15,14 +15,14 @@ CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior"),
-    "allocation_rule": ("power", "variance"),
+    "allocation_rule": ("power", "variance", "reward_std"),
     "unresolved": ("keep", "mask"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
 ESTIMATOR_OF = {"est": None, "est-ema": "counts", "est-value": "value"}  # what the modes with budgets say of it
 
-_ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives", "vllm_round_barrier")
+_ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives")
 _BUDGETS = ("min_samples", "max_samples", "allocation_rule", "allocation_exponent")
 _ESTIMATES = ("ema_decay", "pass_rate_prior")
 _VALUE_NETWORK = ("value_model", "value_head_learning_rate")
@@ -200,12 +200,11 @@ def _check_vllm(args: GRPOConfig) -> None:
     if not 0 <= args.vllm_speculative_rounds <= 1:
         raise ValueError(f"vllm_speculative_rounds ({args.vllm_speculative_rounds}) must be between 0 and 1.")
     if not (args.use_vllm and args.vllm_mode == "server"):
-        for name, default in (("vllm_weight_sync", "nccl"), ("vllm_round_barrier", False)):
-            if getattr(args, name) != default:
-                raise ValueError(
-                    f"{name}={getattr(args, name)!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
-                    f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave {name} unset."
-                )
+        if args.vllm_weight_sync != "nccl":
+            raise ValueError(
+                f"vllm_weight_sync={args.vllm_weight_sync!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
+                f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave vllm_weight_sync unset."
+            )
 
 
 def check_prompt_column(dataset: Any) -> None:

@@ -2,25 +2,37 @@
 
 import copy
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import gather
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from ..failures import shared
-from ..rollouts.source import Completions
+from ..engine.vllm import build_vllm_generation
+from ..processes import apart, local_when_apart, shared
+from ..rollouts.source import Completion, Completions
+from .replay import Replay
 
 
 logger = get_logger(__name__)
 
+# What TRL looks up in its module, once for all trainers; both do as TRL unless one of ours asks for something else.
+grpo_trainer.gather = local_when_apart(grpo_trainer.gather)
+grpo_trainer.VLLMGeneration = build_vllm_generation
 
-class _Answers(NamedTuple):
-    """Completions that a server has generated, handed to the parent to be decoded and scored."""
+# What the columns of `GRPOTrainer._generate` are where they have no values: prompt_ids, completion_ids, tool_mask,
+# completions, logprobs, extra_fields, images, tool_images. All others have one value per row.
+_NO_VALUES = ([], [], None, [], None, {}, None, [])
+
+
+class Answers(NamedTuple):
+    """Completions that a server has generated, to be decoded and scored by the parent as if it had generated them."""
 
     prompt_ids: list[list[int]]
     images: list[list | None] | None
@@ -28,28 +40,71 @@ class _Answers(NamedTuple):
     logprobs: list[list[float]]
 
 
-class _Result(Exception):
-    """Leaves the parent with what was to be had from it: the rest of its method is for the update batch only."""
+# The phases of a step. In each, what the parent calls means something else.
 
-    def __init__(self, value: Any):
+
+@dataclass
+class Idle:
+    """Everything is as in [`~trl.GRPOTrainer`]: evaluation, and all that happens outside of a step."""
+
+
+@dataclass
+class Observing:
+    """A step of plain GRPO, in which the rewards of all processes and this one's completions are looked at."""
+
+    rewards: torch.Tensor | None = None
+    completion_ids: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class Preparing:
+    """The parent turns data set rows into prompts, and is left before it generates."""
+
+
+@dataclass
+class Sampling:
+    """Completions are generated, or those of a server decoded, and scored, on this process alone."""
+
+    answers: Answers | None = None
+    tool_calls: tuple[int, int] = (0, 0)  # and how many of them failed
+
+
+@dataclass
+class Replaying:
+    """The parent makes the update batch of what was selected."""
+
+    replay: Replay
+
+
+class Prepared(Exception):
+    """Leaves the parent with the prompts that it has prepared."""
+
+    def __init__(self, prompts: list):
         super().__init__("GRPOTrainer was left in the middle of a batch")
-        self.value = value
+        self.prompts = prompts
 
 
 class _EpisodeOver:
-    """Stands in for an environment whose episode is over while its rollout is trained on."""
+    """Stands in for an environment whose episode is over, while the parent prepares its rollout again."""
 
     def reset(self, **row) -> None:
         return None
 
 
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def finite(rewards: torch.Tensor) -> torch.Tensor:
     """The rewards with NaN in place of infinities, which no baseline survives."""
     return rewards.masked_fill(rewards.isinf(), torch.nan)
+
+
+def _rows_of(columns: tuple, number: int) -> list[tuple]:
+    return list(zip(*(column or [None] * number for column in columns), strict=True))
+
+
+def _columns_of(rows: Sequence[tuple]) -> tuple:
+    return tuple(
+        empty if all(value is None for value in values) else list(values)
+        for empty, values in zip(_NO_VALUES, zip(*rows, strict=True), strict=True)
+    )
 
 
 class ThroughParent(GRPOTrainer):
@@ -58,128 +113,183 @@ class ThroughParent(GRPOTrainer):
     the step's own. [`AdaGRPOTrainer`] decides on which rows.
 
     The parent prepares the rows of every round as it prepares a batch: images join their messages, tools are bound,
-    environments are reset.
+    environments are reset. It is left then, and what follows happens outside of its frame.
     """
 
-    _then: Callable[[list], Any] | None = None  # what is to be done with the prompts that the parent is preparing
-    _answers: _Answers | None = None  # set while a server's completions are decoded and scored
+    _phase: Idle | Observing | Preparing | Sampling | Replaying = Idle()
+    _played: dict[str | None, list] | None = (
+        None  # by environment's name, the instances that rollouts of this step used
+    )
 
-    def _prepared(self, rows: list[dict], then: Callable[[list], Any] = list) -> Any:
-        """What `then` makes of the prompts of `rows`, of the data set, once the parent has prepared them."""
-        self._then = then
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        self.accelerator.gather = local_when_apart(self.accelerator.gather)
+
+    @contextmanager
+    def _having(self, **attributes: Any):
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
         try:
-            super()._generate_and_score_completions(rows)
-        except _Result as result:
-            return result.value
+            yield
         finally:
-            self._then = None
-        raise RuntimeError("GRPOTrainer has made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
+            vars(self).update(before)
+
+    # What the parent calls
 
     def _generate(self, prompts: list) -> tuple:
-        if self._then is None:
-            return super()._generate(prompts)
-        then, self._then = self._then, None
-        raise _Result(then(prompts))
+        match self._phase:
+            case Preparing():
+                raise Prepared(prompts)
+            case Replaying(replay):
+                return _columns_of([row.columns for row in replay.rows])
+        return super()._generate(prompts)
 
-    def _complete(self, rows: list[dict], first_round: bool, answers: _Answers | None = None) -> Completions:
+    def _tokenize_prompts(self, prompts: list) -> tuple:
+        match self._phase:
+            case Sampling(Answers() as answers):
+                return answers.prompt_ids, answers.images, {}
+        return super()._tokenize_prompts(prompts)
+
+    def _generate_single_turn(self, *args, **kwargs) -> tuple:
+        match self._phase:
+            case Sampling(Answers() as answers):
+                return answers.completion_ids, answers.logprobs
+        return super()._generate_single_turn(*args, **kwargs)
+
+    def _tool_call_loop(self, *args, **kwargs) -> tuple:
+        results = super()._tool_call_loop(*args, **kwargs)
+        if isinstance(self._phase, Sampling):
+            *_, calls, failures, _ = results
+            self._phase.tool_calls = (calls, failures)
+        return results
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        """As the parent's, but what a reward function raises on one process is raised on all of them."""
+        given = (inputs, prompts, completions, completion_ids_list)
+        match self._phase:
+            case Replaying(replay):
+                return replay.rewards
+            case Sampling():  # whose caller shares errors
+                return super()._calculate_rewards(*given)
+        with shared(), apart():
+            rewards = super()._calculate_rewards(*given)
+        rewards = gather(rewards)
+        if isinstance(self._phase, Observing):
+            self._phase.rewards, self._phase.completion_ids = rewards, completion_ids_list
+        return rewards
+
+    # Preparing
+
+    def _prepare(self, rows: list[dict]) -> list:
+        """The prompts of `rows`, of the data set. Not collective."""
+        try:
+            with self._having(_phase=Preparing()):
+                super()._generate_and_score_completions(rows)
+        except Prepared as prepared:
+            prompts = prepared.prompts
+        else:
+            raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
+        if self._played is not None:
+            for name, number in Counter(self._batch_environments).items():
+                pool = self._environment_pool[name]  # the parent takes its environments from the front
+                self._played[name] += pool[:number]
+                del pool[:number]
+        return prompts
+
+    @contextmanager
+    def _environments_kept(self):
+        """Let no two rollouts of a step share an environment. Afterwards all of them are free for the next step."""
+        if self.environment_factories is None:
+            yield
+            return
+        played = defaultdict(list)
+        try:
+            with self._having(_played=played):
+                yield
+        finally:
+            for name, environments in played.items():
+                self._environment_pool[name][:0] = environments
+
+    # Sampling
+
+    def _complete(self, rows: list[dict], first_round: bool) -> Completions:
         """
         Generate and score one completion for each of `rows`, of the data set, on this process. Processes need not call
         it together, except where the model's own forward pass is collective (FSDP, ZeRO-3).
         """
         rows = [copy.deepcopy(row) for row in rows]  # a data loader makes each copy anew: a rollout may change its own
-        tokens_seen = self.state.num_input_tokens_seen
-        self._answers = answers
-        try:
-            with self._alone(log_metrics=first_round):
-                completions = self._prepared(rows, lambda prompts: self._generate_and_score(rows, prompts))
-            return completions._replace(tokens_seen=self.state.num_input_tokens_seen - tokens_seen)
-        finally:
-            self.state.num_input_tokens_seen = tokens_seen
-            self._answers = None
+        return self._sample(rows, self._prepare(rows), first_round, Sampling())
 
-    def _generate_and_score(self, rows: list[dict], prompts: list) -> Completions:
-        columns = super()._generate(prompts)
-        _, completion_ids, tool_mask, completions, *_ = columns
-        started = time.perf_counter()
-        rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids)
-        if rewards.isinf().any():
-            logger.warning_once("A reward function has returned an infinite reward, which is treated as None.")
-        final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        return Completions(
-            columns=columns,
-            prompts=prompts,
-            rewards=finite(rewards),
-            extras=self._take_extra_logs(len(prompts)),
-            # Of a tool's answer the model has generated nothing.
-            lengths=[len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask],
-            truncated=[ids[-1] not in final_ids for ids in completion_ids],
-            tool_calls=self._tool_calls(len(prompts)),
-            reward_seconds=time.perf_counter() - started,
-        )
-
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """As the parent's, but what a reward function raises on one process is raised on all of them."""
-        with shared("a reward function failed"), self._replaced(grpo_trainer, gather=_identity):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self.accelerator.gather(rewards)
-
-    def _scorer(self, rows: list[dict], prompt_ids: list, images: list | None) -> Callable[..., Completions]:
-        """A function that decodes and scores what a server has generated for this process's own prompts."""
+    def _scorer(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
+        """
+        A function that decodes and scores what a server has generated for `prompts`, prepared from `rows`: by position
+        of the prompt, completion ids, their log-probabilities, and whether that was the first round.
+        """
 
         def score(positions: list[int], completion_ids: list, logprobs: list, first_round: bool) -> Completions:
-            answers = _Answers(
-                [prompt_ids[i] for i in positions],
-                images and [images[i] for i in positions],
-                completion_ids,
-                logprobs,
-            )
-            return self._complete([rows[i] for i in positions], first_round, answers)
+            copies = [copy.deepcopy((rows[i], prompts[i])) for i in positions]  # images stay one object in both
+            own_ids, own_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
+            phase = Sampling(Answers(own_ids, own_images, completion_ids, logprobs))
+            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], first_round, phase)
 
         return score
 
-    @contextmanager
-    def _alone(self, log_metrics: bool):
+    def _sample(self, rows: list[dict], prompts: list, first_round: bool, phase: Sampling) -> Completions:
+        tokens_seen = self.state.num_input_tokens_seen
+        try:
+            with self._having(_phase=phase), self._logs_apart(first_round), apart():
+                columns = self._generate(prompts)
+                _, completion_ids, _, completions, *_ = columns
+                started = time.perf_counter()
+                rewards = self._calculate_rewards(rows, prompts, completions, completion_ids)
+                extras = self._take_extra_logs(len(prompts))
+                seconds = time.perf_counter() - started
+            seen = self.state.num_input_tokens_seen - tokens_seen
+        finally:
+            self.state.num_input_tokens_seen = tokens_seen
+        if rewards.isinf().any():
+            logger.warning_once("A reward function has returned an infinite reward, which is treated as None.")
+        return Completions(
+            rows=self._split(columns, prompts, extras),
+            rewards=finite(rewards),
+            tool_calls=phase.tool_calls,
+            reward_seconds=seconds,
+            tokens_seen=seen,
+        )
+
+    def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
+        _, completion_ids, tool_mask, *_ = columns
+        # Of a tool's answer the model has generated nothing.
+        lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        rows: list[dict] = [{"prompt": prompt} for prompt in prompts]
+        if self.environment_factories is not None and self._multi_environment:
+            rows = [row | {"environment": name} for row, name in zip(rows, self._batch_environments, strict=True)]
+        return [
+            Completion(
+                columns=values,
+                row=rows[i],
+                extras=extras[i],
+                length=lengths[i],
+                truncated=completion_ids[i][-1] not in final_ids,
+                environment=self.environments and self.environments[i],
+            )
+            for i, values in enumerate(_rows_of(columns, len(prompts)))
+        ]
+
+    def _logs_apart(self, keep_pending: bool):
         """
-        Let the parent work on this process only: its gathers, which are collective, must return what they are given,
-        because the other processes score other prompts, perhaps at other times, and may fail. The metrics made of them
-        are not those of the step; those that reward functions log are kept with `log_metrics`.
+        What the parent logs of some completions is not said of the step. What reward functions log with `log_metric` is
+        taken for it with `keep_pending`.
         """
         logs = {"_metrics": self._metrics | {"train": defaultdict(list)}}
-        if not log_metrics:
+        if not keep_pending:
             logs["_pending_metrics"] = defaultdict(list)
-        with (
-            self._replaced(self.accelerator, gather=_identity),
-            self._replaced(grpo_trainer, gather=_identity),
-            self._replaced(self, **logs),
-            self._replaced(self.vllm_generation, alone=True) if self.use_vllm else nullcontext(),
-        ):
-            yield
+        return self._having(**logs)
 
-    @staticmethod
-    @contextmanager
-    def _replaced(owner: Any, **attributes: Any):
-        before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
-        vars(owner).update(attributes)
-        try:
-            yield
-        finally:
-            for name in attributes:
-                del vars(owner)[name]
-            vars(owner).update(before)
-
-    @contextmanager
-    def _episodes_over(self, rows: int):
-        """Let the parent prepare `rows` whose episodes have been played."""
-        if self.environment_factories is None:
-            yield
-            return
-        pool = {name: [_EpisodeOver() for _ in range(rows)] for name in self.environment_factories}
-        with self._replaced(self, _environment_pool=pool):
-            yield
-
-    def _take_extra_logs(self, rows: int) -> dict[str, list]:
-        """The columns that reward functions have logged; of several that logged the same one, the last one's."""
-        extras = {}
+    def _take_extra_logs(self, rows: int) -> list[dict]:
+        """By row, what reward functions have logged of it; of several that logged the same column, the last one's."""
+        extras: list[dict] = [{} for _ in range(rows)]
         for name, values in self._pending_extra_logs.items():
             if len(values) < rows and self.log_completions:  # nobody sees them otherwise
                 raise ValueError(
@@ -187,26 +297,21 @@ class ThroughParent(GRPOTrainer):
                     "value per completion, or set log_completions=False."
                 )
             if len(values) >= rows:
-                extras[name] = values[-rows:]
+                for row, value in zip(extras, values[-rows:], strict=True):
+                    row[name] = value
         self._pending_extra_logs.clear()
         return extras
 
-    def _tool_calls(self, rows: int) -> tuple[int, int]:
-        """Calls of tools in the round under way and how many of them failed, from what the parent has logged of it."""
-        if not self.tools:
-            return 0, 0
-        logged = self._metrics["train"]
-        calls = logged["tools/call_frequency"][-1] * rows
-        return round(calls), round(logged["tools/failure_frequency"][-1] * calls)
+    # Replaying
 
-    # A server's completions are decoded and scored by the parent as if it had generated them.
-
-    def _tokenize_prompts(self, prompts: list) -> tuple:
-        if self._answers is None:
-            return super()._tokenize_prompts(prompts)
-        return self._answers.prompt_ids, self._answers.images, {}
-
-    def _generate_single_turn(self, *args, **kwargs) -> tuple:
-        if self._answers is None:
-            return super()._generate_single_turn(*args, **kwargs)
-        return self._answers.completion_ids, self._answers.logprobs
+    @contextmanager
+    def _replaying(self, replay: Replay):
+        """Let the parent make the update batch of rollouts whose episodes have been played."""
+        with self._having(_phase=Replaying(replay)):
+            if self.environment_factories is None:
+                yield
+                return
+            names = self.environment_factories
+            with self._having(_environment_pool={name: [_EpisodeOver() for _ in replay.rows] for name in names}):
+                yield
+            self.environments = [row.environment for row in replay.rows]

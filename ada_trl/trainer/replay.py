@@ -23,7 +23,7 @@ from ..core import (
     select_group,
 )
 from ..core.pool import sample_std
-from ..rollouts.source import Batch
+from ..rollouts.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
 
 
@@ -45,32 +45,16 @@ class Replay:
     metrics: dict[str, float]
     # Of this process, see `take`:
     local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
-    columns: tuple = ()
-    inputs: list[dict] = field(default_factory=list)
+    rows: list[Completion] = field(default_factory=list)
 
     def per_row(self, values: Sequence[Any]) -> list[Any]:
         """One value per prompt to one per row."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
 
-    def take(self, batch: Batch, process_index: int, environments: Sequence[str | None]) -> None:
-        """
-        Put in this process's share of the completions.
-
-        Args:
-            batch ([`Batch`]):
-                The completions, with the prompts that they were generated from; data set rows are not needed any more.
-            process_index (`int`):
-                Whose share.
-            environments (`Sequence[str | None]`):
-                Name of the environment of each prompt, `None` without or with a single one.
-        """
-        rows = len(batch.prompts)
-        self.local = slice(process_index * rows, (process_index + 1) * rows)
-        self.columns = batch.columns
-        self.inputs = [
-            {"prompt": prompt} | ({} if environment is None else {"environment": environment})
-            for prompt, environment in zip(batch.prompts, self.per_row(environments)[self.local], strict=True)
-        ]
+    def take(self, rows: list[Completion], process_index: int) -> None:
+        """Put in this process's share of the completions; `process_index` says whose it is."""
+        self.local = slice(process_index * len(rows), (process_index + 1) * len(rows))
+        self.rows = rows
 
     def first_round_rewards(self, names: Sequence[str], each_prompt_once: bool) -> dict[str, float]:
         """What GRPO logs of its rewards, of the first round; `names` are those of the reward functions."""

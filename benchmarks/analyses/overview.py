@@ -52,10 +52,10 @@ def caption() -> str:
     """The left half of the picture in words."""
     grpo, ours = outcome(CHEAP, CAPTION_RATE), outcome(SHOWN, CAPTION_RATE)
     return (
-        f"*Left, exact: a prompt that is solved once in {1 / CAPTION_RATE:.0f} tries gives {CHEAP} no gradient in "
-        f"{grpo.zero_signal:.0%} of its steps. {SHOWN} gets that down to {ours.zero_signal:.0%}, for "
-        f"{ours.rollouts:.0f} rollouts instead of {grpo.rollouts:.0f}. Right, measured: a small model learns integer "
-        "addition; means and 95 % intervals over five seeds.*"
+        f"*Left, exact: a prompt that is solved once in {1 / CAPTION_RATE:.0f} tries gives GRPO with "
+        f"{grpo.rollouts:.0f} rollouts (n={grpo.rollouts:.0f}) no gradient in {grpo.zero_signal:.0%} of the steps. "
+        f"{SHOWN} gets that down to {ours.zero_signal:.0%}, for {ours.rollouts:.0f} rollouts. Right, measured: a small "
+        "model learns integer addition; means and 95% intervals over five seeds.*"
     )
 
 
@@ -126,11 +126,11 @@ def verdict(steps: pd.DataFrame, evaluations: pd.DataFrame) -> str:
     lines = {
         "The price": f"Seq-balance draws {drawn:.0f} rollouts per prompt and trains on 4 of them, {trained:.0%} of the "
         f"tokens. It generates {tokens[SHOWN] / tokens[BASELINE]:.1f} times the tokens of {BASELINE}",
-        "Per step": f"{per_step(SHOWN, BASELINE)}",
-        "Per generated token": _against(evaluations, SHOWN, CHEAP, "generated_tokens", _token_budget),
+        "At equal steps": per_step(SHOWN, BASELINE),
+        "At equal generated tokens": _against(evaluations, SHOWN, CHEAP, "generated_tokens", _token_budget),
         "Within 8 tries": f"it solves {hard[SHOWN]:.0%} of the hard problems, {BASELINE} {hard[BASELINE]:.0%}",
-        'With `prompt_weighting="none"`': f"per step {per_step('Seq-balance, weight 1', BASELINE)}",
-        'With `adaptive_sampling="est-ema"` at the cost of GRPO n=8': f"per step {per_step('Est-EMA n=8', BASELINE)}",
+        'With `prompt_weighting="none"`, at equal steps': per_step("Seq-balance, weight 1", BASELINE),
+        "Est at the cost of GRPO n=8, at equal steps": per_step("Est-EMA n=8", BASELINE),
     }
     return "\n".join(f"- **{name}**: {text}." for name, text in lines.items())
 

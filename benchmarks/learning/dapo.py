@@ -44,14 +44,14 @@ class DapoTrainer(AdaGRPOTrainer):
     def _collect(self, inputs: list[dict]) -> Replay:
         batch = self._own_prompts(inputs)
         rows = batch + self._other_rows({row["prompt"] for row in batch}, (self.args.max_rounds - 1) * len(batch))
-        source, _ = self._build_source(rows, rows)
+        source = self._build_source(rows, [0] * len(rows))
         pools: list[Pool] = []
         while len(pools) < len(rows) and sum(not pool.is_uniform for pool in pools) < len(batch):
             pools += self._draw(source, range(len(pools), len(pools) + len(batch)))
         # Groups with contrast first, in the order drawn; the sort is stable.
         chosen = sorted(range(len(pools)), key=lambda i: pools[i].is_uniform)[: len(batch)]
         groups = [pool.rollouts if i in chosen else [] for i, pool in enumerate(pools)]
-        replay = self._plan(source, rows[: len(pools)], pools, groups)
+        replay = self._plan(source, pools, groups)
         replay.metrics |= self._dapo_metrics(pools, chosen)
         return replay
 

@@ -6,7 +6,7 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 
 - Seq-balance, no barrier (the default),
 - Seq-balance, no barrier and no rounds ahead of time (`vllm_speculative_rounds=0`),
-- Seq-balance with a barrier per round (`vllm_round_barrier=True`),
+- Seq-balance with a barrier per round ([`BarrierTrainer`]),
 - GRPO with n = 4, and
 - GRPO with the n that draws as many rollouts as Seq-balance did.
 
@@ -32,6 +32,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition, Rollout, eliminate_per_prompt
+from ada_trl.rollouts.source import RolloutSource
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
@@ -69,7 +70,25 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
     return [float((character * 7 + n) % 12 < n // 12 % 12) for n, character in zip(numbers, first, strict=True)]
 
 
-def train(url: str, model: Path, prompts: int, num_generations: int, steps: int, seed: int, **options) -> list[dict]:
+class BarrierTrainer(AdaGRPOTrainer):
+    """Completes each round for all of a process's prompts before the next begins, for comparison."""
+
+    def _build_source(self, own: list[dict], owners: list[int]) -> RolloutSource:
+        source = super()._build_source(own, owners)
+        source.barrier = True
+        return source
+
+
+def train(
+    url: str,
+    model: Path,
+    prompts: int,
+    num_generations: int,
+    steps: int,
+    seed: int,
+    trainer_class: type[AdaGRPOTrainer] = AdaGRPOTrainer,
+    **options,
+) -> list[dict]:
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
@@ -93,7 +112,7 @@ def train(url: str, model: Path, prompts: int, num_generations: int, steps: int,
             log_level="error",
             **options,
         )
-        trainer = AdaGRPOTrainer(str(model), reward, args, problems(1024, seed=0))
+        trainer = trainer_class(str(model), reward, args, problems(1024, seed=0))
         trainer.remove_callback(next(type(c) for c in trainer.callback_handler.callbacks if "Printer" in str(type(c))))
         trainer.train()
     return [logs for logs in trainer.state.log_history if "step_time" in logs][1:]  # the first step warms up
@@ -126,7 +145,7 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
     for seed in range(repeats):
         runs[per_prompt].append(train(url, model, prompts, 4, steps, seed))
         runs[patient].append(train(url, model, prompts, 4, steps, seed, vllm_speculative_rounds=0.0))
-        runs[barrier].append(train(url, model, prompts, 4, steps, seed, vllm_round_barrier=True))
+        runs[barrier].append(train(url, model, prompts, 4, steps, seed, BarrierTrainer))
         runs[grpo].append(train(url, model, prompts, 4, steps, seed, adaptive_sampling="uniform"))
         drawn = mean(step["ada/samples_per_prompt/mean"] for run in runs[per_prompt] for step in run)
         runs[same].append(train(url, model, prompts, round(drawn), steps, seed, adaptive_sampling="uniform"))

@@ -154,13 +154,21 @@ def test_variance_rule_with_its_advantages_is_the_log_objective():
     assert weights * pass_rates == pytest.approx(np.full(4, weights[0] * pass_rates[0]), rel=1e-3)
 
 
+def test_reward_std_rule_gives_most_to_prompts_that_pass_half_of_the_time():
+    budgets = allocate([0.5, 0.02, 0.9, 0.98, 0.1], 40, min_samples=1, max_samples=32, rule="reward_std")
+    assert sum(budgets) == 40 and budgets[0] > budgets[2] == budgets[4] > budgets[1] == budgets[3]
+    weights = [math.sqrt((p + 0.01) * (1.01 - p)) for p in (0.5, 0.02, 0.9, 0.98, 0.1)]
+    for budget, weight in zip(budgets, weights, strict=True):
+        assert abs(budget - 40 * weight / sum(weights)) <= 1
+
+
 def test_exponent_zero_is_uniform_and_one_is_inverse():
     assert allocate([0.0, 0.5, 1.0, 0.1], 16, min_samples=1, max_samples=16, exponent=0) == [4] * 4
     assert allocate([0.09, 0.19, 0.39], 28, min_samples=1, max_samples=28, exponent=1) == [16, 8, 4]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("rule", ["power", "variance"])
+@pytest.mark.parametrize("rule", ["power", "variance", "reward_std"])
 def test_equal_pass_rates_share_equally_and_the_rest_by_position(p, rule):
     assert allocate([p] * 4, 18, min_samples=1, max_samples=32, rule=rule) == [5, 5, 4, 4]
     assert allocate([p], 7, min_samples=1, max_samples=32, rule=rule) == [7]

@@ -166,3 +166,8 @@ def test_explained_variance():
     assert explained_variance(pools, [[0.5, 0.5], [0.5, 0.5]]) == pytest.approx(0)
     assert explained_variance(pools, [[0.0, 0.0], [1.0, 1.0]]) == pytest.approx(-3)
     assert math.isnan(explained_variance(pools[:1], [[1.0, 1.0]]))
+
+
+def test_a_mean_that_is_worth_nothing_does_not_matter():
+    """The leave-one-out mean that the posterior is compared with has no prior at all."""
+    assert Prior(math.nan, 0.0, 0.5).updated([1.0, 0.0]).mean == 0.5

@@ -19,7 +19,15 @@ from .fake import reward
 ROOT = Path(__file__).parent.parent.parent
 
 
-def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
+def build(
+    tmp_path,
+    server,
+    reward_funcs=reward,
+    dataset=None,
+    peft_config=None,
+    trainer_class=AdaGRPOTrainer,
+    **overrides,
+):
     options = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -32,7 +40,7 @@ def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None,
         "samples_per_round": 4,
         "max_rounds": 3,
     }
-    return AdaGRPOTrainer(
+    return trainer_class(
         tiny_model(),
         reward_funcs,
         AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),

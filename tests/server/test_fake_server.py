@@ -10,8 +10,11 @@ import torch
 from aiohttp import web
 from peft import LoraConfig
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
+from benchmarks.speed.server import BarrierTrainer
 
+from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
 from .helpers import build, fail, our_threads, stall
@@ -74,6 +77,16 @@ def test_a_step_line_by_line(tmp_path):
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
     assert logs["ada/server/retries"] == logs["ada/server/timeouts"] == logs["ada/server/gave_up"] == 0
     assert our_threads() == []
+
+
+def test_every_metric_of_a_server_is_on_the_metrics_page_and_no_other(tmp_path):
+    with FakeServer(half_right) as server:
+        trainer = build(tmp_path, server)
+        trainer.train()
+    sections = documented_metrics()
+    of_server = set(sections.pop("vLLM server"))
+    elsewhere = {name for names in sections.values() for name in names}
+    assert generic(logs_of(trainer)[0]) - elsewhere == of_server
 
 
 async def refuse(call):
@@ -417,8 +430,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             await asyncio.sleep(2.0)
         return answer(call, [WRONG] * call.n)
 
-    for barrier in (False, True):
-        finished = []
+    for trainer_class in (AdaGRPOTrainer, BarrierTrainer):
+        barrier, finished = trainer_class is BarrierTrainer, []
 
         async def recorded(call, finished=finished):
             response = await behave(call)
@@ -426,7 +439,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             return response
 
         with FakeServer(recorded) as server:
-            build(tmp_path / str(barrier), server, vllm_round_barrier=barrier, vllm_request_timeout=20).train()
+            directory = tmp_path / str(barrier)
+            build(directory, server, trainer_class=trainer_class, vllm_request_timeout=20).train()
         before = finished[: finished.index(("1+2=", 0))]
         assert any(round_ > 0 for _, round_ in before) != barrier
         assert len(finished) == 12

@@ -1,0 +1,164 @@
+"""Several processes: what goes wrong on one of them, what one needs of another, and how each works by itself."""
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+
+T = TypeVar("T")
+
+# Failures: what goes wrong on one process is raised on all of them, before any waits for it in a collective.
+
+
+class CommonError(RuntimeError):
+    """Something that all processes use has failed, which each of them reports in the same words."""
+
+
+class Report(NamedTuple):
+    """What the other processes are told of an error."""
+
+    text: str
+    is_common: bool
+
+
+Words = Callable[[int, str], CommonError]
+"""Takes the process that a [`CommonError`] was first met on and its text, returns what every process raises."""
+
+
+def report(error: Exception | None) -> Report | None:
+    return error and Report(f"{type(error).__name__}: {error}", isinstance(error, CommonError))
+
+
+def raise_first(reports: Sequence[Report | None], error: Exception | None, words: Words | None = None) -> None:
+    """
+    Raise if any process has failed; the first one that did decides.
+
+    Args:
+        reports (`Sequence[Report | None]`):
+            [`report`] of every process.
+        error (`Exception`, *optional*):
+            This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
+        words (`Callable[[int, str], CommonError]`, *optional*):
+            What is raised for a [`CommonError`].
+
+    Raises:
+        [`CommonError`]: in `words`, the same on every process.
+        `RuntimeError`: on a process without an error of its own, with the first other one's.
+    """
+    if not any(reports):
+        return
+    if error is not None and (words is None or not isinstance(error, CommonError)):
+        raise error
+    process, first = next((i, told) for i, told in enumerate(reports) if told)
+    if first.is_common and words is not None:
+        raise words(process, first.text) from error
+    raise RuntimeError(f"Process {process} failed: {first.text}") from error
+
+
+def gather_results(work: Callable[[], T], words: Words | None = None) -> list[T]:
+    """
+    What `work` returns on every process, in order; what it raises on one is raised on all, see [`raise_first`].
+    Collective, so `work` must make no unequal collective calls.
+    """
+    result = error = None
+    try:
+        result = work()
+    except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
+        error = caught
+    received = gather_object([(report(error), result)])
+    raise_first([told for told, _ in received], error, words)
+    return [result for _, result in received]
+
+
+@contextmanager
+def shared(words: Words | None = None):
+    """[`gather_results`] of a `with` block, which returns nothing."""
+    error = None
+    try:
+        yield
+    except Exception as caught:  # as above
+        error = caught
+    raise_first(gather_object([report(error)]), error, words)
+
+
+# Objects for one process
+
+
+def exchange(parcels: Mapping[int, Any], accelerator: Accelerator) -> dict[int, Any]:
+    """
+    Send objects to single processes; nobody else receives them. Collective.
+
+    Args:
+        parcels (`Mapping[int, Any]`):
+            By process, what it is to get from this one.
+        accelerator (`Accelerator`):
+            This process and the others.
+
+    Returns:
+        `dict[int, Any]`: by process, what it has sent here.
+    """
+    device = torch.device("cpu") if "gloo" in torch.distributed.get_backend() else accelerator.device
+    packed: dict[int, torch.Tensor] = {}
+
+    def pack() -> dict[int, int]:
+        for process, parcel in parcels.items():
+            packed[process] = torch.frombuffer(bytearray(pickle.dumps(parcel)), dtype=torch.uint8).to(device)
+        return {process: len(content) for process, content in packed.items()}
+
+    sizes = gather_results(pack)
+    me = accelerator.process_index
+    arriving = {
+        process: torch.empty(sent[me], dtype=torch.uint8, device=device)
+        for process, sent in enumerate(sizes)
+        if me in sent
+    }
+    operations = [torch.distributed.P2POp(torch.distributed.isend, *to) for to in _by_tensor(packed)]
+    operations += [torch.distributed.P2POp(torch.distributed.irecv, *sender) for sender in _by_tensor(arriving)]
+    for transfer in torch.distributed.batch_isend_irecv(operations) if operations else ():
+        transfer.wait()
+    with shared():
+        return {process: pickle.loads(content.cpu().numpy().tobytes()) for process, content in arriving.items()}
+
+
+def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(content, process) for process, content in contents.items()]
+
+
+# One process by itself
+
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart():
+    """
+    While the block runs, collective calls of this thread concern this process only: other processes do other things,
+    perhaps at other times, and may fail. Other threads notice nothing.
+    """
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def is_apart() -> bool:
+    """Whether this thread is inside of [`apart`]."""
+    return _apart.get()
+
+
+def local_when_apart(gather: Callable[[T], T]) -> Callable[[T], T]:
+    """`gather`, which returns what it is given inside of [`apart`]."""
+
+    @functools.wraps(gather)
+    def gather_unless_apart(tensor: T) -> T:
+        return tensor if _apart.get() else gather(tensor)
+
+    return gather_unless_apart
