@@ -46,7 +46,7 @@ def code(cell: str) -> list[str]:
 
 
 def documented_metrics() -> dict[str, list[str]]:
-    """The `ada/` metrics of docs/metrics.md by section; `<k>` and `<p>` stand for a number."""
+    """The `ada/` metrics of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
     sections = re.split(r"^## ", (DOCS / "metrics.md").read_text(), flags=re.M)
     return {
         section.splitlines()[0]: [
@@ -59,7 +59,7 @@ def documented_metrics() -> dict[str, list[str]]:
 def generic(names) -> set[str]:
     """Names of logged `ada/` metrics as the page writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
-    return {re.sub(r"samples_at_0\.\d\d$", "samples_at_<p>", name) for name in names}
+    return {re.sub(r"samples_at_\d\.\d+$", "samples_at_<p>", name) for name in names}
 
 
 def anchors(page: Path) -> set[str]:

@@ -24,7 +24,8 @@ MODELS = {
 }
 HARD = ["qwen2.5-math-1.5b-hard", "qwen2.5-math-7b-hard"]
 METHODS = ["grpo-n4", "dapo", "seq-pos", "seq-balance", "est-ema", "est-value"]
-GROUP_SIZES = ["grpo-n8", "grpo-n16"]  # for the 1.5B only
+VARIANTS = ["grpo-n8", "grpo-n16", "seq-balance-hybrid", "est-ema-n4", "est-value-n4"]  # trained with the 1.5B only
+ROWS = {"grpo-n8": 8, "grpo-n16": 16, "est-ema": 8, "est-value": 8}  # rollouts per prompt that are trained on; else 4
 # Processes that train, prompts per generation, optimizer steps per generation
 HARDWARE = {
     "8-gpus": (8, 512, 4),
@@ -35,7 +36,7 @@ HARDWARE = {
 }
 RUNS = [
     *product(MODELS, METHODS, ["8-gpus"]),
-    *product(["qwen2.5-math-1.5b"], GROUP_SIZES, ["8-gpus"]),
+    *product(["qwen2.5-math-1.5b"], VARIANTS, ["8-gpus"]),
     *product(["qwen2.5-math-1.5b"], ["seq-balance"], [name for name in HARDWARE if name != "8-gpus"]),
     *product(HARD, ["seq-balance"], ["8-gpus"]),
 ]
@@ -50,11 +51,18 @@ def files(model: str, method: str, hardware: str) -> list[str]:
 
 
 def test_every_file_is_a_model_a_method_or_hardware():
-    assert {path.stem for path in MATH.glob("*.yaml")} == {"paper", *MODELS, *HARD, *METHODS, *GROUP_SIZES, *HARDWARE}
+    assert {path.stem for path in MATH.glob("*.yaml")} == {
+        *("paper", "script"),
+        *MODELS,
+        *HARD,
+        *METHODS,
+        *VARIANTS,
+        *HARDWARE,
+    }
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
-@pytest.mark.parametrize("method", [*METHODS, *GROUP_SIZES])
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_batches(method, hardware, monkeypatch):
     processes, prompts, updates = HARDWARE[hardware]
     monkeypatch.setattr(AdaGRPOConfig, "world_size", property(lambda self: processes))
@@ -67,7 +75,7 @@ def test_batches(method, hardware, monkeypatch):
     assert rows * updates == args.generation_batch_size
     assert args.steps_per_generation == updates * args.gradient_accumulation_steps
     assert args.max_steps == 600 * updates and args.warmup_steps == 10 * updates
-    assert args.num_generations == (int(method.removeprefix("grpo-n")) if method.startswith("grpo") else 4)
+    assert args.num_generations == ROWS.get(method, 4)
 
 
 @pytest.mark.parametrize("model", [*MODELS, *HARD])
@@ -82,10 +90,37 @@ def test_the_papers_settings(model):
     assert model_args.model_name_or_path.lower().rpartition("/")[2].startswith(model.removesuffix("-hard"))
 
 
-@pytest.mark.parametrize("method", [*METHODS, *GROUP_SIZES])
+def test_the_settings_of_the_script_are_the_papers_but_for_these():
+    """Each of them as in the authors' run_reinforce_ada.sh; TRL's `delta` is verl's `clip_ratio_c`."""
+    quick = ["--use_cpu", "--bf16=false"]
+    paper, script = (
+        parse_args(["--config", *(str(MATH / f"{name}.yaml") for name in names), *quick])[1].to_dict()
+        for names in (PAPER_FILES, [PAPER_FILES[0], "script", *PAPER_FILES[1:]])
+    )
+    changed = {name: script[name] for name in script if script[name] != paper[name] and "dir" not in name}
+    assert changed == {"delta": 10.0, "entropy_coef": 0.0, "max_steps": 1600, "save_steps": 200}
+    assert script["weight_decay"] == 0
+
+
+PAPER_FILES = ["paper", "qwen2.5-math-1.5b", "seq-balance", "8-gpus"]
+
+
+def test_the_papers_numbers_are_made_without_a_weight_and_est_with_eight_rollouts():
+    """Algorithm 2, line 19, and section 4.1."""
+    for method, weighting in {"seq-pos": "none", "seq-balance": "none", "seq-balance-hybrid": "inverse_sqrt"}.items():
+        _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
+        assert (args.prompt_weighting, args.scale_rewards) == (weighting, "none")
+        assert not args.selection_correction
+    for method, number in {"est-ema": 8, "est-value": 8, "est-ema-n4": 4, "est-value-n4": 4}.items():
+        _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
+        assert (args.num_generations, args.prompt_weighting) == (number, "inverse_sqrt")
+
+
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_methods_name_their_mode_and_rewards(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-    assert args.adaptive_sampling == (method if method.startswith(("seq", "est")) else "uniform")
+    mode = method.removesuffix("-n4").removesuffix("-hybrid")
+    assert args.adaptive_sampling == (mode if method.startswith(("seq", "est")) else "uniform")
     assert args.scale_rewards == ("none" if method.startswith(("seq", "est")) else "group")
     names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
     assert names == ["math_accuracy_reward"] + ["soft_overlong_punishment_reward"] * (method == "dapo")
@@ -163,7 +198,7 @@ def problems(tmp_path_factory):
 
 def command_line(model: str, method: str, hardware: str, models: Path, problems: Path, output_dir: Path) -> list[str]:
     """A recipe with its model, its data and its sizes replaced, and what needs a GPU or a server switched off."""
-    rows = 2 * int(method.removeprefix("grpo-n")) if method in GROUP_SIZES else 16
+    rows = 2 * max(ROWS.get(method, 4), 8)
     return [
         *files(model, method, hardware),
         f"--model_name_or_path={models / MODELS[model.removesuffix('-hard')]}",
@@ -197,7 +232,7 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     assert any(logs["grad_norm"] > 0 for logs in steps)
     assert 0 < sum(logs["rewards/math_accuracy_reward/mean"] for logs in steps) < 2
     samples = [logs["ada/samples_per_prompt/mean"] for logs in steps]
-    group = int(method.removeprefix("grpo-n")) if method in GROUP_SIZES else 4
+    group = ROWS.get(method, 4)
     assert all(number >= 8 for number in samples) if method.startswith("seq") else samples == [group, group]
     assert ("rewards/soft_overlong_punishment_reward/mean" in steps[0]) == (method == "dapo")
     assert ("ada/estimator/brier" in steps[-1]) == method.startswith("est")

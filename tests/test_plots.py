@@ -135,7 +135,7 @@ def line(panel, label):
 
 def test_quotas_show_what_is_missing_after_each_round_and_what_was_met():
     rollouts, positives, negatives, met = plots.quota_figure({"run": ROUNDS}).axes
-    assert rollouts.lines[0].get_ydata().tolist() == [48] * 6
+    assert [line.get_ydata().tolist() for line in rollouts.lines] == [[48] * 6]
     assert [line(positives, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.25] * 6]
     assert [line(negatives, f"round {k}") for k in (1, 2)] == [[0] * 6] * 2
     assert [line(met, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.75] * 6]

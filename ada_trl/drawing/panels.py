@@ -21,7 +21,8 @@ def draw(panel, points: tuple[Sequence[float], Sequence[float]], **style) -> Non
     x, y = (np.asarray(values, dtype=float) for values in points)
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
-    panel.plot(x, y, **{"marker": "o", "markersize": 3, "markevery": np.flatnonzero(alone).tolist()} | style)
+    dots = {"marker": "o", "markersize": 3, "markevery": np.flatnonzero(alone).tolist()} if alone.any() else {}
+    panel.plot(x, y, **dots | style)
 
 
 def legend_above(panel, **options) -> None:

@@ -23,19 +23,20 @@ def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
 
 def quota_figure(runs: Mapping[str, Log]):
     """
-    Which quota is missing after each round, and how many prompts have met theirs: figure 5, a row per run. Rollouts per
-    step of all runs are its first row.
+    What sampling cost and which quota is missing after each round: figure 5, a row per run. First the rollouts per step (of
+    the other runs in grey), last the share of prompts that have met their quotas by a round.
     """
     rows = {run: log for run, log in runs.items() if by_round(log, "ada/short_of_positives")}
     if not rows:
         return None
-    figure, panels = make_panels(len(rows), 4)
+    figure, panels = make_panels(len(rows), 4, sharey="col")
     for row, (run, log) in zip(panels, rows.items(), strict=True):
-        steps, mean = curve(log, "ada/samples_per_prompt/mean")
-        active = by_round(log, "ada/active_prompts")
-        prompts = active[1].values
-        draw(row[0], (steps, mean * prompts), color="C0")
+        for other, other_log in rows.items():
+            own = {"color": "C0", "zorder": 3} if other == run else {"color": "0.75", "linewidth": 1}
+            draw(row[0], _rollouts(other_log), **own)
         row[0].set_ylabel(f"{run}\nrollouts per step")
+        active = by_round(log, "ada/active_prompts")
+        steps, prompts = active[1]
         for panel, kind in zip(row[1:3], ("positives", "negatives"), strict=True):
             for k, short in by_round(log, f"ada/short_of_{kind}").items():
                 draw(panel, short, color=f"C{k - 1}", label=f"round {k}")
@@ -51,6 +52,11 @@ def quota_figure(runs: Mapping[str, Log]):
             legend_above(panel)
         row[0].set_ylim(bottom=0)
     return figure
+
+
+def _rollouts(log: Log) -> tuple[np.ndarray, np.ndarray]:
+    steps, mean = curve(log, "ada/samples_per_prompt/mean")
+    return steps, mean * by_round(log, "ada/active_prompts")[1].values
 
 
 def frontier_figure(runs: Mapping[str, Log]):
@@ -80,7 +86,8 @@ def allocation_figure(runs: Mapping[str, Log]):
     figure, ((panel,),) = make_panels(1, 1)
     for i, (run, thirds) in enumerate(rows.items()):
         for (x, y), style, when in zip(thirds, (":", "-"), ("first third", "last third"), strict=True):
-            draw(panel, (x, y), color=f"C{i}", linestyle=style, marker="o", markevery=None, label=f"{run}, {when}")
+            dots = {"marker": "o", "markersize": 3, "markevery": None}
+            draw(panel, (x, y), color=f"C{i}", linestyle=style, label=f"{run}, {when}", **dots)
     panel.set(xlabel="Expected pass rate", ylabel="Rollouts per prompt", xlim=(-0.02, 1.02))
     panel.set_ylim(bottom=0)
     panel.legend(fontsize="small", frameon=False)
@@ -154,8 +161,8 @@ def draws_figure(counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mappin
             (right, [float(weights @ rates**k) for k in ks]),
         ):
             panel.plot(ks, values, color=f"C{i}", linestyle="--", label=f"{label} (fitted)")
-    for panel, title in ((left, "A correct one among k"), (right, "All k correct")):
-        panel.set(xlabel="k", ylabel=f"{title}: share of the prompts", ylim=(-0.02, 1.02))
+    for panel, title in ((left, "A correct one among k draws"), (right, "All k draws correct")):
+        panel.set(xlabel="k", ylabel="Share of the prompts", ylim=(-0.02, 1.02), title=title)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
     right.legend(fontsize="small", frameon=False)

@@ -35,7 +35,7 @@ def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None =
     for row, (name, label) in zip(panels, shown.items(), strict=False):
         for panel, axis in zip(row, columns, strict=True):
             for run, log in runs.items():
-                points = {"marker": "o", "markevery": None} if name.startswith("eval") else {}
+                points = {"marker": "o", "markersize": 3, "markevery": None} if name.startswith("eval") else {}
                 draw(panel, against(log, name, axis), label=run, **points)
             panel.set_xlabel(axis)
             if axis in (TOKENS, ALL_TOKENS):

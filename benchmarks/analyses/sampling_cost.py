@@ -1,0 +1,97 @@
+"""
+What a quota costs: rollouts per prompt of Seq-pos and Seq-balance for K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
+
+Figure 10 of the paper (v3, appendix D), which simulates it, in rounds of M = N_max / 8; here it is the closed form of
+`ada_trl.planning.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
+table into `docs/paper.md`; with `--pass-rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
+prompts and draws nothing.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from ada_trl.core import ExitCondition
+from ada_trl.plan import read_prompts
+from ada_trl.planning.outcomes import Outcome, sequential_outcome
+
+from ..common import ROOT, fill, markdown, save_figure
+
+
+PAPER_DOCUMENT = ROOT / "docs" / "paper.md"
+QUOTAS = (1, 2, 4, 8)
+LARGEST = (32, 64, 128)
+ROUNDS = 8
+GRID = np.linspace(0.005, 0.995, 199)
+TABLE_RATES = (0.02, 0.1, 0.5, 0.9)
+METHODS = {"Seq-pos": lambda quota: ExitCondition(quota), "Seq-balance": lambda quota: ExitCondition(quota, quota)}
+
+
+def cost(method: str, quota: int, largest: int, pass_rates) -> Outcome:
+    """Of `ROUNDS` rounds that draw `largest` rollouts together, one number per pass rate."""
+    condition = METHODS[method](quota)
+    return sequential_outcome(pass_rates, condition, samples_per_round=largest // ROUNDS, max_rounds=ROUNDS)
+
+
+def table(show) -> str:
+    """`show` makes a cell of method, quota and N_max."""
+    rows = [(method, largest) for method in METHODS for largest in LARGEST]
+    columns = {"Rollouts per prompt": lambda row: f"{row[0]}, N_max = {row[1]}, M = {row[1] // ROUNDS}"}
+    columns |= {f"K = {quota}": lambda row, quota=quota: show(row[0], quota, row[1]) for quota in QUOTAS}
+    return markdown(rows, columns)
+
+
+def at_pass_rates(method: str, quota: int, largest: int) -> str:
+    return " / ".join(f"{rollouts:.1f}" for rollouts in cost(method, quota, largest, TABLE_RATES).rollouts)
+
+
+def of_prompts(path: Path, column: str, draws: int | None):
+    """Cells for one's own prompts: mean rollouts, and the share of the prompts without gradient."""
+    rates, weights = read_prompts(path, column=column, draws=draws).distribution
+
+    def show(method: str, quota: int, largest: int) -> str:
+        out = cost(method, quota, largest, rates)
+        return f"{weights @ out.rollouts:.1f} ({weights @ out.zero_signal:.1%})"
+
+    return show
+
+
+def plot() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    for row, method in zip(figure.subplots(2, 3, sharex=True), METHODS, strict=True):
+        for panel, largest in zip(row, LARGEST, strict=True):
+            for i, quota in enumerate(QUOTAS):
+                panel.plot(GRID, cost(method, quota, largest, GRID).rollouts, color=f"C{i}", label=f"K = {quota}")
+            panel.axhline(largest / 2, color="grey", linestyle=":", label="N_max / 2")
+            panel.set(ylim=(0, 1.05 * largest))
+            panel.set_title(f"{method}, N_max = {largest}, M = {largest // ROUNDS}", fontsize="medium")
+            panel.grid(alpha=0.3)
+        row[0].set_ylabel("Rollouts per prompt")
+        row[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    for panel in row:
+        panel.set_xlabel("Pass rate")
+    save_figure(figure, "sampling_cost")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pass-rates", type=Path, help="difficulty record, or parquet, CSV, JSON lines")
+    parser.add_argument("--column", default="pass_rate", help="column of pass rates (default: %(default)s)")
+    parser.add_argument("--draws", type=int, help="draws behind each pass rate; default: pass rates are exact")
+    options = parser.parse_args()
+    if options.pass_rates:
+        try:
+            print(table(of_prompts(options.pass_rates, options.column, options.draws)))
+        except (ValueError, FileNotFoundError) as error:
+            parser.error(str(error))
+        print("\nMean rollouts per prompt (in brackets: prompts without gradient).")
+        return
+    plot()
+    fill("sampling-cost", table(at_pass_rates), PAPER_DOCUMENT)
+
+
+if __name__ == "__main__":
+    main()
