@@ -1,14 +1,16 @@
-"""Writing state that a crash must not tear."""
+"""Reading and writing state on disk; nothing that a crash could tear."""
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
@@ -31,13 +33,15 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def save_tensors(path: str | Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
     """Write tensors as safetensors with a checksum, atomically."""
+    from safetensors.torch import save_file  # imports torch, which the commands' --help need not wait for
+
     with atomic_write(path) as temporary:
         save_file(dict(tensors), temporary, metadata={"sha256": _checksum(tensors)})
 
 
-def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+def load_tensors(path: str | Path) -> dict[str, "torch.Tensor"]:
     """
     Read what [`save_tensors`] wrote. Nothing in the file is executed or unpickled.
 
@@ -45,6 +49,8 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         `FileNotFoundError`: if there is no such file.
         `ValueError`: if the file is truncated, corrupt or something else.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -56,9 +62,16 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(tensors: Mapping[str, "torch.Tensor"]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].numpy())
     return digest.hexdigest()
+
+
+def last_checkpoint(run: str | Path) -> Path | None:
+    """The `checkpoint-N` directory of a run with the largest N; as `transformers.trainer_utils`, which imports torch."""
+    found = [path for path in Path(run).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    found = [path for path in found if path.is_dir()]
+    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)
