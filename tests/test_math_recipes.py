@@ -219,7 +219,8 @@ def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("max_stepz: 1", "unknown fields: --max_stepz 1"), ("- 1", r"a YAML mapping .*\[1\]")]
+    ("text", "message"),
+    [("max_stepz: 1", "unknown fields: --max_stepz 1 .did you mean .max_steps"), ("- 1", r"a YAML mapping .*\[1\]")],
 )
 def test_bad_files(text, message, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)

@@ -73,6 +73,30 @@ def test_other_settings_are_refused_with_both_values(settings, message, tmp_path
     assert (tmp_path / "s.jsonl").read_bytes() == content
 
 
+def test_what_fails_before_the_first_row_leaves_nothing(tmp_path):
+    path = tmp_path / "s.jsonl"
+    with pytest.raises(ZeroDivisionError):
+        with SampleStore(path, SETTINGS).open():
+            1 / 0  # noqa: B018
+    assert not path.exists()
+    with SampleStore(path, SETTINGS).open():
+        pass
+    assert list(SampleStore(path, SETTINGS).rows()) == []
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"index": 0, "compl'])
+def test_a_header_alone_does_not_refuse_other_settings(torn, tmp_path):
+    path = tmp_path / "s.jsonl"
+    header = filled(path).splitlines(keepends=True)[0]
+    path.write_bytes(header + torn)
+    with SampleStore(path, SETTINGS | {"num_samples": 4}).open() as store:
+        store.append(0)
+    assert json.loads(path.read_text().splitlines()[0])["settings"]["num_samples"] == 4
+    with pytest.raises(ValueError, match="with num_samples 4, but this run has 2"):
+        with SampleStore(path, SETTINGS).open():
+            pass
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -108,7 +132,7 @@ def test_a_second_writer_is_refused(tmp_path):
 
 WRITER = """
 import sys
-from ada_trl.sample_store import SampleStore
+from ada_trl.measurement.store import SampleStore
 with SampleStore(sys.argv[1], {"model": "m"}).open() as store:
     for i in range(100_000):
         if i not in store.done:
@@ -134,7 +158,7 @@ def test_killed_processes_lose_nothing(tmp_path):
         reported |= set(written)
     with SampleStore(path, {"model": "m"}).open() as store:
         rows = list(store.rows())
-    assert reported <= store.done
+    assert reported and reported <= store.done
     assert len(store.done - reported) <= 5  # stored, and killed before it could be reported
     assert len(rows) == len(store.done)
     assert all(row["completions"] == ["x" * (row["index"] * 37 % 5000)] for row in rows)

@@ -17,10 +17,6 @@ class UserError(ValueError):
     """A mistake in a command line, or in a file that it names. The message has the value and the remedy."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what is done and what continues it."""
-
-
 def run(main: Callable[[list[str]], None], args: list[str], program: str) -> None:
     """
     Run a command as a user sees it.
@@ -48,7 +44,7 @@ def run(main: Callable[[list[str]], None], args: list[str], program: str) -> Non
     except KeyboardInterrupt as error:
         if debug:
             raise
-        print(f"\n{program}: {error or 'interrupted'}", file=sys.stderr)
+        print(f"\n{program}: {one_line(error) if error.args else 'interrupted'}", file=sys.stderr)
         raise SystemExit(ENDED_BY_CTRL_C) from None
     except Exception as error:
         if debug or not is_users_mistake(error):
