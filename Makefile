@@ -1,5 +1,6 @@
 # make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
-# make test       install, run the test suite (everything but the vLLM server)
+# make test       install, run the tests that are quick, on two cores (everything but the vLLM server)
+# make test-all   the slow ones too: every recipe and notebook, sharded models, more processes
 # make analyses   compute the figures and tables of docs/analyses.md again
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/report.md from the stored results
@@ -10,8 +11,10 @@ BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin
 # The models of the demo and the tests are so small that a second thread only waits.
 ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+# Tests that share an expensive fixture are in one `xdist_group` and stay in one process.
+PARALLEL := --numprocesses 2 --dist loadgroup
 
-.PHONY: demo test test-vllm lint benchmark benchmark-vllm report analyses notebooks clean
+.PHONY: demo test test-slow test-all test-vllm lint benchmark benchmark-vllm report analyses notebooks clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -34,7 +37,12 @@ demo: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -W ignore::FutureWarning -m recipes.arithmetic.demo
 
 test: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python -m pytest
+	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
+test-slow: .venv/installed
+	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) -m slow
+
+test-all: test test-slow
 
 test-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/server

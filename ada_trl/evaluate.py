@@ -20,6 +20,7 @@ from .cli import start
 from .cli.checks import check_backend, check_installed, check_model
 from .cli.errors import explained
 from .cli.parser import CommandParser
+from .measurement.accuracy import difficulty_bins
 from .measurement.samplers import SamplingArguments
 
 
@@ -99,6 +100,7 @@ class EvaluationArguments(SamplingArguments):
             self.pass_at = [2**i for i in range(self.num_samples.bit_length())]
         if not all(1 <= k <= self.num_samples for k in self.pass_at):
             raise ValueError(f"pass_at ({self.pass_at}) must lie between 1 and num_samples ({self.num_samples}).")
+        difficulty_bins([], self.difficulty_edges)  # refuses bad edges before anything is sampled
 
 
 def short_names(names: list[str]) -> list[str]:

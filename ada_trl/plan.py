@@ -25,6 +25,7 @@ from .cli.parser import CommandParser
 from .core import ExitCondition, allocate
 from .estimation.record import PASS_RATES_FILE
 from .files import last_checkpoint
+from .measurement.tables import markdown_table
 from .planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
 from .planning.outcomes import Outcome, refill_outcome, sequential_outcome, single_round_outcome
 
@@ -288,11 +289,10 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
                 fields |= {"min_negatives": quotas[1]} if quotas[1] else {}
                 add(method, fields, outcome, weights, n)
     for mean in sizes:
-        lowest = min(2, n) if mean == n else n
-        fields = {"adaptive_sampling": "est-ema", "num_generations": n, "samples_per_prompt": mean}
-        fields |= {"min_samples": lowest, "max_samples": max_samples}
-        outcome, shares = _estimated_outcome(prompts, mean, lowest, max_samples)
-        add("Est", fields, outcome, shares, n)
+        fields = {"adaptive_sampling": "est-ema", "num_generations": mean}
+        fields |= {"min_samples": min(2, mean), "max_samples": max_samples}
+        outcome, shares = _estimated_outcome(prompts, mean, min(2, mean), max_samples)
+        add("Est", fields, outcome, shares, mean)
     return found
 
 
@@ -336,7 +336,7 @@ def describe(setting: Setting) -> str:
     if setting.method == "DAPO":
         return f"n={setting.trained:g}, refill"
     if setting.method == "Est":
-        return f"mean {f['samples_per_prompt']}, {f['min_samples']} to {f['max_samples']}"
+        return f"mean {f['num_generations']}, {f['min_samples']} to {f['max_samples']}"
     return f"M={f['samples_per_round']}, N={f['max_rounds']}, K={f['min_positives']}+{f.get('min_negatives', 0)}"
 
 
@@ -345,13 +345,17 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
     best, best_of_each = recommend(found, budget)
     rates, weights = prompts.distribution
     shown = [found[0], *(setting for setting in best_of_each if setting is not found[0])]
-    header = "| Method | Settings | With gradient | Recovered | Rollouts | per gradient | Rounds | Trained |"
-    rows = [
-        f"| {s.method}{' **(recommended)**' if s is best else ''} | {describe(s)} | {s.with_gradient:.1%} | "
-        f"{'–' if s.method == 'DAPO' else f'{s.recovered:.1%}'} | {s.rollouts:.1f} | {s.per_gradient:.1f} | {s.rounds:.2f} | "
-        f"{s.trained:g} |"
-        for s in shown
-    ]
+    columns = {
+        "Method": lambda s: s.method + " **(recommended)**" * (s is best),
+        "Settings": describe,
+        "With gradient": lambda s: f"{s.with_gradient:.1%}",
+        "Recovered": lambda s: "–" if s.method == "DAPO" else f"{s.recovered:.1%}",
+        "Rollouts": lambda s: f"{s.rollouts:.1f}",
+        "per gradient": lambda s: f"{s.per_gradient:.1f}",
+        "Rounds": lambda s: f"{s.rounds:.2f}",
+        "Trained": lambda s: f"{s.trained:g}",
+    }
+    rows = [[show(setting) for show in columns.values()] for setting in shown]
     fields = "\n".join(f"{name}: {value}" for name, value in best.fields.items())
     return (
         f"{len(prompts.observed)} prompts, mean pass rate {weights @ rates:.3f}; "
@@ -359,7 +363,7 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         f"Expected with infinitely many draws: {weights[rates < 0.01].sum():.1%} below 0.01, "
         f"{weights[rates > 0.99].sum():.1%} above 0.99.\n\n"
         f"Best setting of each method with at most {budget:g} rollouts per prompt:\n\n"
-        + "\n".join([header, "|" + " --- |" * 8, *rows])
+        + markdown_table(list(columns), rows)
         + "\n\n*With gradient*: share of the prompts in the update. *Recovered*: of the prompts that GRPO with "
         f"{describe(found[0])} loses. *Rollouts*: drawn per prompt in the update; *per gradient*: per prompt that has one. "
         "DAPO replaces prompts instead of recovering them. Est assumes that its estimates are as good as this file."

@@ -65,11 +65,11 @@ def verify_answers(
     answers = [extract_answer(completion) for completion in completions]
 
     tasks = comparisons(alternatives, answers)
-    outcomes = shared_pool().run(tasks, timeout=timeout, num_workers=num_workers)
+    verdicts = shared_pool().run(tasks, timeout=timeout, num_workers=num_workers)
     equal: dict[str, dict[str, bool]] = {}
-    for (reference, distinct), (parsed, *matches) in zip(tasks, outcomes, strict=True):
-        if parsed:
-            equal.setdefault(reference, {}).update(zip(distinct, matches, strict=True))
+    for (reference, distinct), verdict in zip(tasks, verdicts, strict=True):
+        if verdict.parsable:
+            equal.setdefault(reference, {}).update(zip(distinct, verdict.equal, strict=True))
     usable = [[equal[reference] for reference in row if reference in equal] for row in alternatives]
     return [
         float(any(matches.get(answer) for matches in row)) if row else None

@@ -100,7 +100,14 @@ def parse_args(args: list[str] | None = None) -> tuple[AdaScriptArguments, "AdaG
     parser = CommandParser(
         (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command="train", description="", example="--config FILE"
     )
-    return parser.parse_args_and_config(args)
+    try:
+        return parser.parse_args_and_config(args)
+    except ValueError as error:
+        if "bf16/gpu" not in str(error):
+            raise
+        raise UserError(
+            "There is no GPU that can train in bf16. Set --bf16 false, or --use_cpu to use none."
+        ) from error
 
 
 def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:

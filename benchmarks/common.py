@@ -1,6 +1,7 @@
 """What the analyses share: sampling prompts of known pass rates with the real core, tables, and the document they fill."""
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
+from ada_trl.measurement.tables import markdown_table
 
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +19,8 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "analyses.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
+# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 COLORS = {
     "GRPO n=4": "#9ecae1",
     "GRPO n=8": "#4292c6",
@@ -73,8 +77,16 @@ def computed_or_stored(name: str, compute: Callable[[], list[dict]], description
 
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:
     """Rows as a Markdown table; `columns` maps a header to what it shows of a row."""
-    lines = [list(columns), ["---"] * len(columns), *([show(row) for show in columns.values()] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(list(columns), ([show(row) for show in columns.values()] for row in rows))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean over seeds and half the width of its 95 % t-interval; NaN for fewer than two seeds."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return float(values.mean()) if len(values) else math.nan, math.nan
+    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
+    return float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def fill(name: str, text: str, path: Path | None = None) -> None:

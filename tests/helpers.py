@@ -20,6 +20,7 @@ from transformers import (
     set_seed,
 )
 
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import build_tokenizer
 
 
@@ -144,6 +145,68 @@ QUICK = {
     "disable_tqdm": True,
     "seed": 3,
 }
+
+
+class ScriptedRewards:
+    """Deals out rewards per prompt in order of sampling: a draw's reward does not depend on its completion."""
+
+    __name__ = "scripted"
+
+    def __init__(self, **scripts):
+        self.scripts = {prompt: list(rewards) for prompt, rewards in scripts.items()}
+        self.calls = []
+
+    def __call__(self, prompts, completions, **kwargs):
+        self.calls.append(list(prompts))
+        return [self.scripts[prompt].pop(0) for prompt in prompts]
+
+
+class Recorder(AdaGRPOTrainer):
+    """Keeps what reaches the loss."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.batches = [*getattr(self, "batches", []), output]
+        return output
+
+
+def build(
+    tmp_path, reward_funcs=even_reward, dataset=None, model=None, peft_config=None, eval_dataset=None, **overrides
+):
+    return Recorder(
+        model or tiny_model(),
+        reward_funcs,
+        AdaGRPOConfig(str(tmp_path), **QUICK | overrides),
+        prompt_dataset() if dataset is None else dataset,
+        eval_dataset,
+        tiny_tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def remember_pools(trainer):
+    """A list that each step of `trainer` adds its pools to."""
+    seen, collect = [], trainer._collect
+
+    def remember(inputs):
+        replay = collect(inputs)
+        seen.append(replay.pools)
+        return replay
+
+    trainer._collect = remember
+    return seen
+
+
+def prompts_of(batch):
+    return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+
+
+def logs_of(trainer) -> list[dict]:
+    """What was logged for the training steps; of a run that logged none, nothing could be asserted."""
+    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    assert logs, "No step was logged."
+    return logs
 
 
 class ScriptedSampler:

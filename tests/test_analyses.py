@@ -103,6 +103,16 @@ def test_moments_agree_with_simulation(name):
     assert 5 * errors[0] < 0.2 * abs(mean[0]), "too few samples to say anything"
 
 
+def test_what_early_stopping_leaves_of_the_correction_is_as_documented():
+    estimator = variance.ESTIMATORS["Seq-balance, none, corrected"]
+    for p, stated in {0.02: 1.13, 0.1: 1.19, 0.5: 0.91, 0.9: 1.19}.items():
+        pi = variance.policy(p)
+        gradient, (mean, *_) = variance.pass_rate_gradient(pi), variance.moments(estimator, pi)
+        assert mean @ gradient / (gradient @ gradient) == pytest.approx(stated, abs=0.006)
+        for text in (group_advantages.__doc__, common.DOCUMENT.read_text()):
+            assert f"{stated:.2f}" in text
+
+
 def test_unweighted_grpo_is_unbiased_up_to_its_own_baseline():
     for n, name in ((4, "GRPO n=4"), (16, "GRPO n=16")):
         for p in (0.05, 0.5):

@@ -49,8 +49,17 @@ def test_samples_per_round_grows_with_the_group():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"adaptive_sampling": "est"}, r"adaptive_sampling \('est'\) must be one of 'seq-balance'"),
+        ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'"),
         ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
+        ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
+        ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
+        ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
+        ({"prompt_weighting": None}, r"prompt_weighting \(None\) must be"),
+        ({"prompt_weight_floor": 0.0}, r"prompt_weight_floor \(0.0\) must be above 0 and at most 1"),
+        ({"prompt_weight_floor": 2}, r"prompt_weight_floor \(2\) must be above 0 and at most 1"),
+        ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be a finite number"),
+        ({"positive_threshold": float("inf")}, r"positive_threshold \(inf\) must be a finite number"),
+        ({"adaptive_sampling": "uniform", "positive_threshold": float("-inf")}, r"positive_threshold \(-inf\)"),
         ({"unresolved": "drop"}, r"unresolved \('drop'\) must be one of 'keep', 'mask'"),
         ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),
         ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
@@ -71,6 +80,13 @@ def test_samples_per_round_grows_with_the_group():
 def test_invalid_fields(overrides, message):
     with pytest.raises(ValueError, match=message):
         config(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("inverse", "inverse"), ("0.25", 0.25), (0.25, 0.25), (1, 1.0), ("0", 0.0)]
+)
+def test_weights_are_names_or_powers(given, kept):
+    assert config(prompt_weighting=given).prompt_weighting == kept
 
 
 def test_uniform_refuses_nothing_that_grpo_accepts():

@@ -316,6 +316,7 @@ def command_line(files, output_dir):
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues(files, tmp_path, capsys):
     """The real command with a real model: killed while it samples, run again, and equal to one that was not."""
     samples = tmp_path / "killed" / "samples.jsonl"

@@ -31,6 +31,7 @@ from .helpers import (
 
 ROOT = Path(__file__).parent.parent
 MODES = ["seq-balance", "est-ema"]
+ALL_MODES = ["seq-balance", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("est-ema", "est-value"))]
 
 
 def train(tmp_path, reward=even_reward, dataset=None, model=None, eval_dataset=None, tokenizer=None, **options):
@@ -255,7 +256,7 @@ ARCHITECTURES = {
 }
 
 
-@pytest.mark.parametrize("mode", [*MODES, "est-value"])
+@pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name, mode, tmp_path):
     common = {key: value for key, value in tiny_config(tiny_tokenizer()).to_dict().items() if key in COMMON}
@@ -281,7 +282,7 @@ PEFT = {
 }
 
 
-@pytest.mark.parametrize("mode", [*MODES, "est-value"])
+@pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize("name", PEFT)
 def test_adapters(name, mode, tmp_path):
     checkpointing = name != "prefix tuning"  # its cache does not go with it, in GRPOTrainer either
@@ -314,3 +315,12 @@ def test_every_test_in_the_feature_table_exists():
     for path, name in set(named):
         tree = ast.parse((ROOT / "tests" / path).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+
+
+def test_tests_import_helpers_and_never_each_other():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 40
+    for path in files:
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        modules = {name for node in imports for name in [node.module or "", *(alias.name for alias in node.names)]}
+        assert not [name for name in modules if re.search(r"(^|\.)test_\w+$", name)], path

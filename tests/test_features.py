@@ -15,17 +15,20 @@ from ada_trl.trainer.replay import pool_advantages
 from .helpers import (
     PROMPTS,
     QUICK,
+    build,
     chat_tokenizer,
     even_reward,
     length_reward,
+    logs_of,
     prompt_dataset,
+    prompts_of,
+    remember_pools,
     saved_tiny_model,
     tiny_chat_model,
     tiny_config,
     tiny_model,
     tiny_tokenizer,
 )
-from .test_trainer import build, logs_of, prompts_of, remember_pools
 
 
 def weights_of(trainer):
@@ -82,12 +85,14 @@ def weights_after(tmp_path_factory):
     return train
 
 
+@pytest.mark.xdist_group("weights")
 @pytest.mark.parametrize("name", IN_THE_LOSS)
 def test_options_are_honoured(name, weights_after):
     option, others = IN_THE_LOSS[name]
     assert not torch.equal(weights_after(others | option), weights_after(others)), f"{name} changed nothing."
 
 
+@pytest.mark.xdist_group("weights")
 @pytest.mark.parametrize("options", [{"gradient_checkpointing": True}, {"torch_empty_cache_steps": 1}])
 def test_options_that_only_save_memory_change_nothing(options, weights_after):
     torch.testing.assert_close(weights_after(options), weights_after({}))

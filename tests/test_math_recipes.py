@@ -1,7 +1,7 @@
 """The recipes of the paper: their arithmetic, their prompts, and two training steps of each on tiny models."""
 
 import json
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,10 @@ RUNS = [
     *product(["qwen2.5-math-1.5b"], ["seq-balance"], [name for name in HARDWARE if name != "8-gpus"]),
     *product(HARD, ["seq-balance"], ["8-gpus"]),
 ]
+QUICK_RUNS = {  # every model and every method, but not with each other
+    *((model, method, "8-gpus") for model, method in zip(cycle(MODELS), METHODS, strict=False)),
+    ("qwen2.5-math-1.5b", "seq-balance", "lora-16gb"),
+}
 
 
 def files(model: str, method: str, hardware: str) -> list[str]:
@@ -176,7 +180,10 @@ def command_line(model: str, method: str, hardware: str, models: Path, problems:
     ]
 
 
-@pytest.mark.parametrize(("model", "method", "hardware"), RUNS, ids=lambda name: name)
+@pytest.mark.parametrize(
+    ("model", "method", "hardware"),
+    [pytest.param(*run, marks=[pytest.mark.slow] * (run not in QUICK_RUNS)) for run in RUNS],
+)
 def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, problems, tmp_path):
     main(command_line(model, method, hardware, models, problems, tmp_path))
     weights = "adapter_model.safetensors" if hardware.startswith("lora") else "model.safetensors"
@@ -216,6 +223,18 @@ def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
     assert (args.max_steps, args.seed, args.beta) == (2, 3, 0.5)
     _, args, _ = parse_args(["--config", *reversed(paths), "--use_cpu", "--bf16=false"])
     assert (args.max_steps, args.seed, args.beta) == (1, 1, 0.5)
+
+
+def test_weights_from_a_file_and_from_the_command_line(tmp_path):
+    quick = ["--use_cpu", "--bf16=false", "--config", str(tmp_path / "weight.yaml")]
+    for text, extra, kept in (
+        ("prompt_weighting: 0.25", [], 0.25),
+        ("prompt_weighting: none", [], "none"),
+        ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--prompt_weight_floor=0.1"], 0.75),
+    ):
+        (tmp_path / "weight.yaml").write_text(text)
+        _, args, _ = parse_args([*quick, *extra])
+        assert (args.prompt_weighting, args.prompt_weight_floor) == (kept, 0.1 if extra else None)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ MISTAKES = {
     "threshold NaN": ([*TRAIN, "--positive_threshold", "nan"], ["positive_threshold (nan)", "a finite number"]),
     "threshold infinite": ([*TRAIN, "--positive_threshold", "inf"], ["positive_threshold (inf)", "a finite number"]),
     "unknown exit reward": ([*TRAIN, "--exit_reward", "accuracy"], ["exit_reward ('accuracy')", "'even_reward'"]),
-    "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["GPU", "--use_cpu"]),
+    "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["no GPU", "--bf16 false"]),
     # models
     "no model": (["train", "--use_cpu"], ["model_name_or_path is not set", "--model_name_or_path"]),
     "no such model": ([*TRAIN, "--model_name_or_path=outputs/a/base"], ["'outputs/a/base'", "no such directory"]),
@@ -85,7 +85,7 @@ MISTAKES = {
     "no such data set on the hub": ([*TRAIN, "--dataset_name=openai/gsm9k"], ["'openai/gsm9k'", "Correct the name"]),
     "a model for data": ([*TRAIN, "--dataset_name=model"], ["'model'", "is a model", "--model_name_or_path"]),
     "an empty directory": ([*TRAIN, "--dataset_name=nothing"], ["'nothing'", "without data files", "train.jsonl"]),
-    "an empty file": ([*TRAIN, "--dataset_name=empty.jsonl"], ["empty.jsonl", "it is empty", "replace it"]),
+    "an empty file": ([*TRAIN, "--dataset_name=empty.jsonl"], ["empty.jsonl", "it is empty", "Replace it"]),
     "broken JSON": ([*TRAIN, "--dataset_name=broken.jsonl"], ["broken.jsonl", "line 2 is no valid JSON", "Correct"]),
     "a text file": ([*TRAIN, "--dataset_name=notes.txt"], ["notes.txt is a .txt file", ".jsonl"]),
     "no such split": ([*TRAIN, "--dataset_train_split=training"], ["'training' is not a split", "'train', 'test'"]),
@@ -128,7 +128,10 @@ MISTAKES = {
         ["'run/checkpoint-9' is no checkpoint", "the last one in run is checkpoint-10"],
     ),
     # vLLM
-    "no server": ([*TRAIN, "--use_vllm", "--vllm_mode=server", "--vllm_server_timeout=0"], ["vLLM"]),
+    "no server": (
+        [*TRAIN, "--use_vllm", "--vllm_mode=server", "--vllm_server_timeout=0", "--vllm_weight_sync=disk"],
+        ["vLLM"],
+    ),
     # data
     "data: what is required": (["data", "--output_dir=out"], ["required", "--model_name_or_path"]),
     "data: no vLLM": ([*DATA, "--backend=vllm"], ["vLLM is not installed", "--backend transformers"]),
@@ -152,7 +155,7 @@ MISTAKES = {
     ),
     "data: no server": (
         [*DATA, "--backend=server", "--vllm_server_base_url=http://127.0.0.1:9", "--vllm_server_timeout=0"],
-        ["http://127.0.0.1:9"],
+        ["vLLM"],
     ),
     "data: other settings": ([*DATA, "--output_dir=sampled", "--seed=7"], ["seed 42", "has 7", "delete the file"]),
     # evaluate
@@ -161,8 +164,8 @@ MISTAKES = {
     "evaluate: a file has no split": ([*EVALUATE, "--dataset_split=test"], ["'test' is not a split", "directory"]),
     "evaluate: data for a model": ([*EVALUATE, "--models", "model", "data"], ["--models 'data' is no model"]),
     "evaluate: edges": (
-        [*EVALUATE, "--difficulty_edges", "0", "nan"],
-        ["difficulty_edges ([0.0, nan])", "increasing"],
+        [*EVALUATE, "--difficulty_edges", "0", "nan", "1"],
+        ["difficulty_edges ([0.0, nan, 1.0])", "must increase"],
     ),
     "evaluate: no problems": ([*EVALUATE, "--max_problems=0"], ["'sums.jsonl' has no problems", "max_problems is 0"]),
     # plan

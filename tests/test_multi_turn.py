@@ -1,75 +1,12 @@
 """Tools, environments and images: rollouts that are more than one prompt and one completion."""
 
-import json
-import re
 from collections import Counter
 
 import pytest
 from datasets import Dataset
-from PIL import Image
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-
-from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_vision_language_model
-
-
-QUESTIONS = ["1+2", "31+4", "5+55", "7+8"]
-CONVERSATIONS = [[{"role": "user", "content": question}] for question in QUESTIONS]
-TINY = QUICK | {"max_completion_length": 256, "max_steps": 1, "per_device_train_batch_size": 16}
-
-
-def add(a: int, b: int) -> int:
-    """
-    Adds two numbers.
-
-    Args:
-        a: First number.
-        b: Second number.
-    """
-    return a + b
-
-
-class ToolUser(AdaGRPOTrainer):
-    """Its policy is scripted: every other completion calls the tool `add` and then says the sum, others say nothing."""
-
-    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
-        texts = []
-        for i, text in enumerate(self._tokenizer.batch_decode(prompt_ids)):
-            if "<tool_response>" in text:
-                answer = text.split("<tool_response>\n")[-1].split("\n")[0]
-                texts.append(f"It is {answer}.")
-            elif i % 2:
-                a, b = re.findall(r"(\d+)\+(\d+)", text)[-1]
-                call = json.dumps({"name": "add", "arguments": {"a": int(a), "b": int(b)}})
-                texts.append(f"<tool_call>\n{call}\n</tool_call>")
-            else:
-                texts.append("Pass.")
-        return self._tokenizer([text + "<|im_end|>" for text in texts])["input_ids"], None
-
-    def _generate_and_score_completions(self, inputs):
-        self.output = super()._generate_and_score_completions(inputs)
-        return self.output
-
-
-def build(
-    trainer_class, tmp_path, reward, dataset=None, model=None, tokenizer=None, tools=None, factory=None, **options
-):
-    tokenizer = tokenizer or chat_tokenizer()
-    return trainer_class(
-        model or tiny_chat_model(tokenizer),
-        reward,
-        AdaGRPOConfig(str(tmp_path), **TINY | options),
-        dataset or Dataset.from_dict({"prompt": CONVERSATIONS}),
-        processing_class=tokenizer,
-        tools=tools,
-        environment_factory=factory,
-    )
-
-
-def says_the_sum(prompts, completions, **kwargs):
-    """Looks at the question and at the last message."""
-    sums = [str(sum(map(int, prompt[-1]["content"].split("+")))) for prompt in prompts]
-    return [float(s in completion[-1].get("content", "")) for s, completion in zip(sums, completions, strict=True)]
+from .conversations import Counting, ToolUser, add, build, picture, says_the_sum
+from .helpers import chat_tokenizer, tiny_vision_language_model
 
 
 def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tmp_path):
@@ -104,35 +41,6 @@ def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
     )
     trainer.train()
     assert trainer.output["num_items_in_batch"] == 0
-
-
-class Counting:
-    """An environment that asks for a number in its observation, and that rewards having been given it."""
-
-    resets = Counter()
-
-    def reset(self, target, **row):
-        self.target, self.given = target, None
-        self.resets[target] += 1
-        return f" Please give {target}+0"
-
-    def add(self, a: int, b: int) -> int:
-        """
-        Adds two numbers.
-
-        Args:
-            a: First number.
-            b: Second number.
-        """
-        self.given = a + b
-        self._play()
-        return self.given
-
-    def _play(self):
-        pass
-
-    def get_reward(self):
-        return float(self.given == self.target)
 
 
 class Doubling(Counting):
@@ -197,10 +105,6 @@ def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
     trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, reward_weights=[1.0], max_rounds=2)
     trainer.train()
     assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
-
-
-def picture(color):
-    return Image.new("RGB", (28, 28), color)
 
 
 def test_images_reach_generation_rewards_and_the_loss(tmp_path):

@@ -15,6 +15,8 @@ from .helpers import free_port
 from .worker import run
 
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
 # Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
@@ -60,7 +62,7 @@ def launch(processes, runs, output_dir, *arguments, on_cpu=True):
     return [json.loads(rank.read_text()) for rank in ranks]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
     """By name of the run, what each of several processes has to say of it."""
     ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"), "--multi_gpu")
@@ -116,6 +118,7 @@ def replicated(tmp_path_factory):
     return launch(2, SHARDED_RUNS, tmp_path_factory.mktemp("replicated"), "--multi_gpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "wrapper"),
     [("fsdp2", "FSDPQwen2ForCausalLM"), ("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine")],

@@ -80,6 +80,7 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     assert summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == 4
 
 
+@pytest.mark.slow
 def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     command += ["--main_process_port", str(free_port()), "--module"]
@@ -101,7 +102,7 @@ def test_help_is_short_and_names_our_fields(capsys):
     text = capsys.readouterr().out
     assert exit_.value.code == 0
     assert "--adaptive_sampling" in text and "--samples_per_round" in text and "--help-all" in text
-    assert "--samples_per_prompt" in text and "--pass_rate_prior" in text and "(default: [1.0, 16.0])" in text
+    assert "--min_samples" in text and "--pass_rate_prior" in text and "--baseline" in text
     assert len(text.splitlines()) < 180
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.common import interval
 from benchmarks.learning import report
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import (
@@ -16,7 +17,6 @@ from benchmarks.learning.statistics import (
     collect,
     common_budget,
     cost_to_reach,
-    interval,
     paired_difference,
 )
 

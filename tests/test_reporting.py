@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import even_reward
-from .test_trainer import build, logs_of
+from .helpers import build, even_reward, logs_of
 
 
 def nothing(completions, **kwargs):
@@ -38,7 +37,82 @@ def test_warns_once_when_most_prompts_teach_nothing_for_long(reward, cause, reme
         trainer.train()
     warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
     assert len(warnings) == 1 and "For 20 steps" in warnings[0]
-    assert cause in warnings[0] and remedy in warnings[0]
+    assert cause in warnings[0] and remedy in warnings[0] and "100% of the prompts have no gradient" in warnings[0]
+
+
+def format_reward(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def half_reward(completions, **kwargs):
+    """Continuous and never above 0.5."""
+    return [(len(completion) + ord(completion[0]) % 2) / 20 if completion else 0.0 for completion in completions]
+
+
+def warnings_of(tmp_path, caplog, reward, steps=2, **options):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+        trainer = build(tmp_path, reward, max_steps=steps, max_rounds=2, learning_rate=0.0, **options)
+        trainer.train()
+    records = [record for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
+    assert not any("taught nothing" in record.getMessage() for record in records)
+    return trainer, [record.getMessage() for record in records]
+
+
+def test_several_reward_functions_are_said_at_construction_and_within_two_steps(tmp_path, caplog):
+    """Format and accuracy: the format alone crosses the threshold, so every rollout is positive."""
+    trainer, (first, second) = warnings_of(tmp_path, caplog, [format_reward, even_reward])
+    assert "2 reward functions and no exit_reward" in first
+    assert "the weighted total of format_reward and even_reward exceeds positive_threshold (0.7)" in first
+    assert "exit_reward='format_reward' or exit_reward='even_reward'" in first
+    assert "Every rollout of the first two generations is positive" in second
+    assert "ranges from 1 to 2 and positive_threshold is 0.7" in second and "exit_reward='even_reward'" in second
+    assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
+
+
+@pytest.mark.parametrize("options", [{"exit_reward": "even_reward"}, {"adaptive_sampling": "uniform"}])
+def test_nothing_is_said_where_the_signal_is_named_or_does_not_matter(options, tmp_path, caplog):
+    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], **options)[1]
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema"])
+def test_rewards_below_the_threshold_are_said_within_two_steps(mode, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+        trainer = build(tmp_path, half_reward, learning_rate=0.0, adaptive_sampling=mode, logging_steps=2)
+        trainer.train()
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.signal_warning"]
+    (logs,) = logs_of(trainer)
+    assert logs["ada/signal/min"] < logs["ada/signal/mean"] < logs["ada/signal/max"] <= 0.5
+    assert "No rollout of the first two generations is positive. The reward ranges from 0" in warning
+    assert (
+        "and positive_threshold is 0.7" in warning
+        and "set positive_threshold to what separates good from bad" in warning
+    )
+
+
+def test_after_long_the_threshold_is_the_cause_where_it_is_and_the_gradient_is_not_denied(tmp_path, caplog):
+    trainer, warnings = warnings_of(tmp_path, caplog, half_reward, steps=20)
+    assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only negative rollouts" in warnings[1]
+    assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
+    silent = logs_of(trainer)[-1]["ada/zero_signal/final"]
+    assert silent < 1 and f"{silent:.0%} of the prompts have no gradient" in warnings[1]
+
+
+def test_nothing_is_said_when_the_threshold_is_between(tmp_path, caplog):
+    assert not warnings_of(tmp_path, caplog, half_reward, positive_threshold=0.2)[1]
+
+
+def test_rounds_without_prompts_are_logged_as_zero(tmp_path):
+    """Else the mean over `logging_steps` would be that of the steps that had such a round."""
+
+    def reward(completions, trainer_state, **kwargs):
+        return even_reward(completions) if trainer_state.global_step else nothing(completions)
+
+    options = {"max_steps": 4, "logging_steps": 4, "max_rounds": 3, "min_positives": 1, "min_negatives": 1}
+    trainer = build(tmp_path, reward, **options)
+    trainer.train()
+    (logs,) = logs_of(trainer)
+    assert 0.5 <= logs["ada/active_prompts/round_3"] < 1
+    assert logs["ada/active_prompts/round_1"] == 2
 
 
 @pytest.mark.parametrize("good_step", [3, 15])

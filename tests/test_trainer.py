@@ -8,71 +8,22 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-
-from .helpers import PROMPTS, QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from .helpers import (
+    PROMPTS,
+    ScriptedRewards,
+    build,
+    even_reward,
+    length_reward,
+    logs_of,
+    prompt_dataset,
+    prompts_of,
+    remember_pools,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 
 LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
-
-
-class ScriptedRewards:
-    """Deals out rewards per prompt in order of sampling: a draw's reward does not depend on its completion."""
-
-    __name__ = "scripted"
-
-    def __init__(self, **scripts):
-        self.scripts = {prompt: list(rewards) for prompt, rewards in scripts.items()}
-        self.calls = []
-
-    def __call__(self, prompts, completions, **kwargs):
-        self.calls.append(list(prompts))
-        return [self.scripts[prompt].pop(0) for prompt in prompts]
-
-
-class Recorder(AdaGRPOTrainer):
-    """Keeps what reaches the loss."""
-
-    def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
-        if self.model.training:
-            self.batches = [*getattr(self, "batches", []), output]
-        return output
-
-
-def build(
-    tmp_path, reward_funcs=even_reward, dataset=None, model=None, peft_config=None, eval_dataset=None, **overrides
-):
-    return Recorder(
-        model or tiny_model(),
-        reward_funcs,
-        AdaGRPOConfig(str(tmp_path), **QUICK | overrides),
-        prompt_dataset() if dataset is None else dataset,
-        eval_dataset,
-        tiny_tokenizer(),
-        peft_config=peft_config,
-    )
-
-
-def remember_pools(trainer):
-    """A list that each step of `trainer` adds its pools to."""
-    seen, collect = [], trainer._collect
-
-    def remember(inputs):
-        replay = collect(inputs)
-        seen.append(replay.pools)
-        return replay
-
-    trainer._collect = remember
-    return seen
-
-
-def prompts_of(batch):
-    return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
-
-
-def logs_of(trainer):
-    return [logs for logs in trainer.state.log_history if "reward" in logs]
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -247,6 +198,24 @@ def test_infinite_rewards_are_none(mode, tmp_path):
         assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
+def test_a_total_that_overflows_is_the_infinite_reward_it_is(tmp_path):
+    scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1]),
+        max_steps=1,
+        reward_weights=[10.0],
+    )
+    pools = remember_pools(trainer)
+    trainer.train()
+    assert [[pool.scored for pool in step] for step in pools] == [[7, 30]]
+    (batch,) = trainer.batches
+    assert batch["advantages"].isfinite().all() and batch["advantages"].any()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
+
+
 def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
@@ -337,6 +306,26 @@ def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
     assert mask["num_items_in_batch"] == lengths[resolved].sum()
     assert 0 < mask["num_items_in_batch"] < keep["num_items_in_batch"]
     assert torch.equal(keep["advantages"], mask["advantages"])
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema", "uniform"])
+def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_path):
+    """Also one that is all correct where that resolves it, as in Seq-pos."""
+    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0.1] * 32, "5+55=": [1] * 32}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        unresolved="mask",
+        adaptive_sampling=mode,
+    )
+    trainer.train()
+    (batch,) = trainer.batches
+    kept = torch.tensor([prompt == "1+2=" for prompt in prompts_of(batch)])
+    assert (batch["completion_mask"].sum(dim=1) > 0).tolist() == kept.tolist()
+    assert 0 < batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -21,9 +21,8 @@ from ada_trl.core import brier_metrics
 from ada_trl.estimation.model import VALUE_MODEL_FILE, ValueModel
 from ada_trl.estimation.record import PASS_RATES_FILE
 
-from .helpers import PROMPTS, free_port, prompt_dataset, tiny_tokenizer
-from .test_estimation import RESUME, build, by_prompt, identified
-from .test_trainer import logs_of
+from .estimated import RESUME, build, by_prompt, identified
+from .helpers import PROMPTS, free_port, logs_of, prompt_dataset, tiny_tokenizer
 
 
 SIZES = {
@@ -216,14 +215,18 @@ OPTIONS = {"adaptive_sampling": "est-value", "value_head_learning_rate": 1e-2}
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, {"bf16": True}],
-    ids=["full", "lora", "bf16"],
+    [
+        pytest.param({}, id="full"),
+        pytest.param(
+            {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, id="lora", marks=pytest.mark.slow
+        ),
+        pytest.param({"bf16": True}, id="bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_trainer_learns_with_it(overrides, name, tmp_path):
     options = OPTIONS | {
         "per_device_train_batch_size": 16,
         "max_steps": 20,
-        "value_head_steps": 4,
         "learning_rate": 1e-4,
     }
     trainer = build(
@@ -233,6 +236,7 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
         value_model=name,
         **options | overrides,
     )
+    trainer.pass_rates.network.gradient_steps = 4
     trainer.train()
     first, *_, last = logs_of(trainer)
     assert first["ada/estimator/brier"] == pytest.approx(first["ada/estimator/brier_ema"])
@@ -241,10 +245,10 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
 
 
 def test_defaults_are_those_of_a_model(name, tmp_path):
-    args = build(tmp_path, adaptive_sampling="est-value", value_model=name).args
-    assert (args.value_head_learning_rate, args.value_head_steps) == (1e-5, 1)
-    args = build(tmp_path, adaptive_sampling="est-value").args
-    assert (args.value_head_learning_rate, args.value_head_steps) == (0.04, 8)
+    trainer = build(tmp_path, adaptive_sampling="est-value", value_model=name)
+    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (1e-5, 1)
+    trainer = build(tmp_path, adaptive_sampling="est-value")
+    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (0.04, 8)
 
 
 def test_resume_continues_as_if_never_stopped(name, tmp_path):

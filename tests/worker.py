@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
+from .conversations import Counting, ToolUser
 from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
-from .test_multi_turn import Counting, ToolUser
 
 
 class Scripted(AdaGRPOTrainer):

@@ -81,7 +81,7 @@ def train_help(everything: bool = False) -> str:
     for title, fields in _groups(everything).items():
         group = parser.add_argument_group(title)
         for field in fields:
-            text = field.help if everything else _shortened(field.help)
+            text = _shortened(field.help) if title in MOST_USED else field.help
             group.add_argument(f"--{field.name}", metavar=field.type, default=field.default, help=text)
     return parser.format_help()
 
@@ -104,7 +104,7 @@ def _groups(everything: bool) -> dict[str, list[Field]]:
 
 def _shortened(text: str) -> str:
     """Its beginning; the sign of argparse for a percent sign stays whole."""
-    return textwrap.shorten(text.replace("%%", "%"), 260, placeholder=" …").replace("%", "%%")
+    return textwrap.shorten(text.replace("%%", "%"), 200, placeholder=" …").replace("%", "%%")
 
 
 def read_fields(package: str, path: str, name: str) -> list[Field]:

@@ -21,7 +21,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """One spelling of each option, its type in place of its name once more, its default where it has one."""
 
     def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=8, width=100)
+        super().__init__(prog, max_help_position=36, width=116)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -57,7 +57,7 @@ class CommandParser(TrlParser):
         super().__init__(
             dataclass_types,
             prog=program(command),
-            description=textwrap.fill(description, 100),
+            description=textwrap.fill(description, 114),
             epilog=f"example:\n  {program(command)} {example}",
             formatter_class=_HelpFormatter,
             allow_abbrev=False,

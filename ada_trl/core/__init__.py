@@ -2,6 +2,7 @@
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
+from .baselines import Prior, explained_variance, posterior_advantages, posterior_baselines, recentred
 from .counts import EMAPassRate, brier_metrics
 from .elimination import Draw, eliminate, eliminate_per_prompt
 from .exit_conditions import ExitCondition
@@ -16,6 +17,7 @@ __all__ = [
     "EMAPassRate",
     "ExitCondition",
     "Pool",
+    "Prior",
     "Rollout",
     "allocate",
     "brier_metrics",
@@ -23,14 +25,18 @@ __all__ = [
     "completion_metrics",
     "eliminate",
     "eliminate_per_prompt",
+    "explained_variance",
     "group_advantages",
     "mean_and_std",
+    "posterior_advantages",
+    "posterior_baselines",
     "normalize_rewards",
     "prompt_identity",
     "prompt_key",
     "prompt_text",
     "prompt_weight",
     "sampling_metrics",
+    "recentred",
     "select_group",
     "zero_signal_probability",
 ]

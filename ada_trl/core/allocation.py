@@ -28,7 +28,11 @@ def allocate(
     | `rule` | N_x ∝ | |
     |---|---|---|
     | `"power"` | (p̂ + ε)^(−`exponent`) | 0.5 pays half of the log objective's 1/p in samples; 0 is uniform |
-    | `"variance"` | √(1 − p̂ + ε) / (p̂ + ε) | the appendix: least gradient variance of f(p) = log p at a fixed total |
+    | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
+
+    The variance rule minimises Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. For the sum over
+    all rollouts to *be* that gradient, advantages must count 1 / (p N_x) ∝ 1/√(p(1−p)) each: divide by the standard
+    deviation and use no prompt weight. With any other weight it is the least variance of nothing in particular.
 
     Bounds are met by water-filling: N_x is the integer part or the next integer of clip(c · w_x, `min_samples`,
     `max_samples`), with the one c for which the clipped values sum to `total`. So prompts that are at no bound keep
@@ -117,7 +121,7 @@ def _weights(pass_rates: np.ndarray, exponent: float, rule: AllocationRule, epsi
             )
         weights = (shifted / shifted[0]) ** -exponent
     elif rule == "variance":
-        weights = np.sqrt(1 - pass_rates + epsilon) / shifted
+        weights = np.sqrt((1 - pass_rates + epsilon) / shifted)
     else:
         raise ValueError(f"rule ({rule!r}) must be one of 'power', 'variance'.")
     weights = np.minimum.accumulate(weights)  # neighbouring floats may round the other way round

@@ -8,6 +8,10 @@ from .advantages import STD_EPSILON, PromptWeighting, prompt_weight
 from .pool import Pool
 
 
+LARGEST_POOL = 32  # rollouts, M · N of the paper
+RECENTRING_SHRINKAGE = 8  # rollouts of other prompts, before their residuals count half
+
+
 class Prior(NamedTuple):
     """
     What is expected of a prompt before it is sampled.
@@ -84,13 +88,33 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
     return baselines
 
 
+def recentred(priors: Sequence[Prior], pools: Sequence[Pool]) -> list[Prior]:
+    """
+    Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
+    first steps, or because the policy has just improved) costs next to nothing:
+
+    m_x ← m_x + Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + 8),
+
+    with N the number of these rollouts. A rollout has no influence on other prompts' rewards, as long as they are sampled
+    independently of it, so the baseline stays unbiased; the noise that this adds is 1/N of the rewards' variance.
+    """
+    residuals = [
+        math.fsum(r - prior.mean for r in pool.scored_rewards) for pool, prior in zip(pools, priors, strict=True)
+    ]
+    total, scored = math.fsum(residuals), sum(pool.scored for pool in pools)
+    return [
+        prior._replace(mean=prior.mean + (total - residual) / (scored - pool.scored + RECENTRING_SHRINKAGE))
+        for prior, pool, residual in zip(priors, pools, residuals, strict=True)
+    ]
+
+
 def posterior_advantages(
     pool: Pool,
     prior: Prior,
     *,
     samples_per_round: int,
     weighting: PromptWeighting = "none",
-    floor: float = 1 / 32,
+    weight_floor: float | None = None,
     std: float | None = None,
 ) -> list[float]:
     """
@@ -102,17 +126,15 @@ def posterior_advantages(
     Args:
         pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
             As in [`posterior_baselines`].
-        weighting (`str`, *optional*, defaults to `"none"`):
-            See [`prompt_weight`].
-        floor (`float`, *optional*, defaults to `1/32`):
-            The smallest p̂ that the weight is computed from.
+        weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
+            See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
             σ to divide by; `None` does not divide.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for unscored rollouts.
     """
-    scale = prompt_weight(max(prior.pass_rate, floor), math.inf, weighting)
+    scale = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
     if std is not None:
         scale /= std + STD_EPSILON
     baselines = posterior_baselines(pool, prior, samples_per_round=samples_per_round)

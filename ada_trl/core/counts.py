@@ -10,6 +10,7 @@ import numpy as np
 
 PriorKind = Literal["fixed", "empirical"]
 
+PAPER_PRIOR = (1.0, 16.0)  # alpha and beta in the authors' code
 MIN_PROMPTS_FOR_PRIOR = 32  # discounted number of prompts before a prior is fitted
 PRIOR_ITERATIONS = 100  # per step, from the previous fit
 PRIOR_BOUNDS = (0.02, 200.0)  # of alpha and beta; without spread in the pass rates the fit would run to infinity
@@ -25,6 +26,8 @@ class PromptCounts:
             n_x, scored rollouts, those of t visits ago weighted by λ^t.
         discounted_positives (`float`):
             k_x, positive rollouts, likewise.
+        discounted_rewards (`float`):
+            R_x, sum of the real rewards of the scored rollouts, likewise.
         draws (`int`):
             Scored rollouts over the whole run.
         positives (`int`):
@@ -35,6 +38,7 @@ class PromptCounts:
 
     discounted_draws: float = 0.0
     discounted_positives: float = 0.0
+    discounted_rewards: float = 0.0
     draws: int = 0
     positives: int = 0
     last_step: int = 0
@@ -94,11 +98,25 @@ class EMAPassRate:
 
     def predict(self, keys: Sequence[str]) -> list[float]:
         """p̂, one per key, strictly between 0 and 1."""
-        unseen = PromptCounts()
-        counts = [self.counts.get(key, unseen) for key in keys]
-        return [(c.discounted_positives + self.alpha) / (c.discounted_draws + self.alpha + self.beta) for c in counts]
+        return [
+            (c.discounted_positives + self.alpha) / (c.discounted_draws + self.alpha + self.beta)
+            for c in self.known(keys)
+        ]
 
-    def observe(self, keys: Sequence[str], positives: Sequence[int], draws: Sequence[int], *, step: int) -> None:
+    def known(self, keys: Sequence[str]) -> list[PromptCounts]:
+        """What every prompt has shown so far, one per key; zeros for an unseen one."""
+        unseen = PromptCounts()
+        return [self.counts.get(key, unseen) for key in keys]
+
+    def observe(
+        self,
+        keys: Sequence[str],
+        positives: Sequence[int],
+        draws: Sequence[int],
+        *,
+        step: int,
+        rewards: Sequence[float] | None = None,
+    ) -> None:
         """
         Take in everything that was drawn in one step: call it once per step, with all prompts of all processes.
 
@@ -111,25 +129,28 @@ class EMAPassRate:
                 Scored rollouts of each prompt.
             step (`int`):
                 What to record as the step of this visit.
+            rewards (`Sequence[float]`, *optional*):
+                Sum of the scored rewards of each prompt; by default a positive earns 1 and a negative 0.
 
         Raises:
             `ValueError`: if a prompt has more positives than draws, or a negative count.
         """
-        totals: dict[str, tuple[int, int]] = {}
-        for key, k, n in zip(keys, positives, draws, strict=True):
+        totals: dict[str, tuple[int, int, float]] = {}
+        for key, k, n, r in zip(keys, positives, draws, positives if rewards is None else rewards, strict=True):
             check_counts(key, k, n)
-            previous = totals.get(key, (0, 0))
-            totals[key] = (previous[0] + k, previous[1] + n)
-        totals = {key: (k, n) for key, (k, n) in totals.items() if n > 0}
-        for key, (k, n) in totals.items():
+            previous = totals.get(key, (0, 0, 0.0))
+            totals[key] = (previous[0] + k, previous[1] + n, previous[2] + r)
+        totals = {key: total for key, total in totals.items() if total[1] > 0}
+        for key, (k, n, r) in totals.items():
             counts = self.counts.setdefault(key, PromptCounts())
             counts.discounted_draws = self.decay * counts.discounted_draws + n
             counts.discounted_positives = self.decay * counts.discounted_positives + k
+            counts.discounted_rewards = self.decay * counts.discounted_rewards + r
             counts.draws += n
             counts.positives += k
             counts.last_step = step
         if self.prior == "empirical" and totals:
-            self._learn_prior(list(totals.values()))
+            self._learn_prior([(k, n) for k, n, _ in totals.values()])
 
     def _learn_prior(self, totals: list[tuple[int, int]]) -> None:
         new = tally_counts(totals)

@@ -82,8 +82,10 @@ def sampling_metrics(
     exit_condition: ExitCondition,
     *,
     samples_per_round: int,
+    max_rounds: int,
     num_generations: int,
     weighting: PromptWeighting,
+    weight_floor: float | None = None,
 ) -> dict[str, float]:
     """
     The adaptive figures of one step, one number each, over all prompts of all processes.
@@ -95,6 +97,9 @@ def sampling_metrics(
     (`reward/batch_level` − `reward/prompt_level`) · mean(N_x) = Cov(N_x, r̄_x) = `reward/samples_covariance`, over the
     prompts with N_x > 0; mean(N_x) is `samples_per_prompt/mean` when everything is scored.
 
+    `short_of_positives/round_<k>` is the share of prompts that lack positives after k rounds, whether or not they lack
+    negatives too; after the last round these are the unresolved ones, by what they are unresolved for.
+
     Args:
         pools, groups, advantages:
             One entry per prompt.
@@ -102,9 +107,11 @@ def sampling_metrics(
             What resolved means.
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
+        max_rounds (`int`):
+            N. What is counted by round is there for all of them, also where no prompt got so far.
         num_generations (`int`):
             n, the group size of the GRPO that `zero_signal/first_round` compares with.
-        weighting (`str`):
+        weighting (`str` or `float`), weight_floor (`float`, *optional*):
             See [`prompt_weight`].
     """
     sizes = np.array([len(pool) for pool in pools])
@@ -114,7 +121,8 @@ def sampling_metrics(
     zero_before = zero_signal_of_grpo(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
     pass_rates = [pool.pass_rate for pool in first_rounds]
-    weights = [prompt_weight(pool.pass_rate, max(pool.scored, 1), weighting) for pool in pools]
+    weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting, floor=weight_floor) for p in pools]
+    signals = [rollout.signal for pool in first_rounds for rollout in pool.rollouts if pool.is_scored(rollout)]
 
     metrics = {
         "samples_per_prompt/mean": sizes.mean(),
@@ -137,9 +145,15 @@ def sampling_metrics(
         "pass_rate/p90": _nanpercentile(pass_rates, 90),
         "prompt_weight/mean": np.mean(weights),
         "prompt_weight/max": np.max(weights),
+        "signal/mean": _nanmean(signals),
+        "signal/min": min(signals, default=math.nan),
+        "signal/max": max(signals, default=math.nan),
     }
-    for k in range(1, rounds.max() + 1):
+    positives, negatives = _counts_by_round(pools, samples_per_round, max_rounds)
+    for k in range(1, max_rounds + 1):
         metrics[f"active_prompts/round_{k}"] = (rounds >= k).sum()
+        metrics[f"short_of_positives/round_{k}"] = np.mean(positives[:, k - 1] < exit_condition.min_positives)
+        metrics[f"short_of_negatives/round_{k}"] = np.mean(negatives[:, k - 1] < exit_condition.min_negatives)
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -155,6 +169,18 @@ def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dic
     for name, values in (("length", lengths), ("terminated_length", terminated)):
         metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
+
+
+def _counts_by_round(pools: Sequence[Pool], samples_per_round: int, max_rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positives and negatives of each pool after each round, `(num_prompts, max_rounds)` both."""
+    scored = [[rollout for rollout in pool.rollouts if pool.is_scored(rollout)] for pool in pools]
+    last = max_rounds - 1
+    cells = [i * max_rounds + min(r.draw // samples_per_round, last) for i, pool in enumerate(scored) for r in pool]
+    positive = [pools[i].is_positive(rollout) for i, pool in enumerate(scored) for rollout in pool]
+    counts = np.zeros((2, len(pools) * max_rounds), dtype=int)
+    np.add.at(counts, (np.array(positive, dtype=int), np.array(cells, dtype=int)), 1)
+    negatives, positives = counts.reshape(2, len(pools), max_rounds).cumsum(axis=2)
+    return positives, negatives
 
 
 def _samples_covariance(pools: Sequence[Pool]) -> float:

@@ -32,6 +32,12 @@ class RewardLevels:
                 self.sums[i] = self.decay * self.sums[i] + np.sum(rewards)
                 self.counts[i] = self.decay * self.counts[i] + len(rewards)
 
+    def state_dict(self) -> list[list[float]]:
+        return [self.sums.tolist(), self.counts.tolist()]
+
+    def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
+        self.sums, self.counts = map(np.array, state)
+
 
 class PriorStrength:
     """
@@ -70,6 +76,8 @@ class PriorStrength:
         counted_draws: Sequence[float],
         positives: Sequence[int],
         draws: Sequence[int],
+        *,
+        guess_strength: float | None = None,
     ) -> None:
         """
         Score the candidates on one step.
@@ -81,9 +89,12 @@ class PriorStrength:
                 k and n, from before the step.
             positives, draws (`Sequence[int]`):
                 What was drawn then.
+            guess_strength (`float`, *optional*):
+                s₀ where it is known otherwise; only the cap is chosen then.
         """
         h, k, n = (np.asarray(v, dtype=np.float64)[:, None] for v in (guesses, counted_positives, counted_draws))
         base, cap = self.grid.T  # (G,) each
+        base = base if guess_strength is None else guess_strength
         mean = (base * h + k) / (base + n)  # (P, G)
         strength = np.minimum(base + n, cap)
         scores = _beta_binomial(mean * strength, (1 - mean) * strength, positives, draws)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..core.counts import check_counts
-from ..files import load_tensors, save_tensors
+from ..files import atomic_write
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -114,8 +116,9 @@ class ValueNetwork(ABC):
         return shapes
 
     def save(self, path: str | Path) -> None:
-        """Write the state as safetensors with a checksum, atomically; `filename` in a checkpoint."""
-        save_tensors(path, self.state_dict())
+        """Write the state as safetensors, atomically; `filename` in a checkpoint."""
+        with atomic_write(path) as temporary:
+            save_file(self.state_dict(), temporary)
 
     def load(self, path: str | Path) -> None:
         """
@@ -123,11 +126,11 @@ class ValueNetwork(ABC):
 
         Raises:
             `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-            `ValueError`: if the file is truncated, corrupt or of another network, naming it and the remedy.
+            `ValueError`: if the file is truncated, no safetensors or of another network, naming it and the remedy.
         """
         try:
-            self.load_state_dict(load_tensors(path))
-        except ValueError as error:
+            self.load_state_dict(load_file(path))
+        except (SafetensorError, ValueError) as error:
             raise ValueError(
                 f"{path} is not a usable {self.kind}: {error} Restore it from another checkpoint, or delete it to start "
                 "from the prior."

@@ -1,6 +1,5 @@
 """The difficulty record: what every prompt has shown, on disk, and enough to continue from."""
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -16,9 +15,8 @@ from ..files import atomic_write
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
 
-_FORMAT = 1
+_FORMAT = 2
 _METADATA_KEY = b"ada_trl"
-_CHECKSUM_KEY = b"ada_trl_sha256"
 _SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
@@ -29,12 +27,25 @@ _SCHEMA = pa.schema(
         pa.field("estimate", pa.float64(), nullable=False),
         pa.field("discounted_draws", pa.float64(), nullable=False),
         pa.field("discounted_positives", pa.float64(), nullable=False),
+        pa.field("discounted_rewards", pa.float64(), nullable=False),
     ]
 )
-_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
+_COUNTS = (
+    "draws",
+    "positives",
+    "last_step",
+    "discounted_draws",
+    "discounted_positives",
+    "discounted_rewards",
+)  # of PromptCounts
 
 
-def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[str, str] | None = None) -> None:
+def save_pass_rates(
+    path: str | Path,
+    estimator: EMAPassRate,
+    prompts: Mapping[str, str] | None = None,
+    fitted: Mapping[str, Any] | None = None,
+) -> None:
     """
     Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
 
@@ -46,6 +57,7 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
     | `last_step` | step of the last visit |
     | `estimate` | p̂ at the time of writing |
     | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
+    | `discounted_rewards` | sum of the real rewards of these draws |
 
     The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
     `datasets.load_dataset("parquet", data_files=path)`.
@@ -57,6 +69,8 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
             What to write.
         prompts (`Mapping[str, str]`, *optional*):
             Text by prompt id; leave it out to keep texts out of the file.
+        fitted (`Mapping[str, Any]`, *optional*):
+            What else was fitted to the run, as JSON values; comes back as `state["fitted"]`.
     """
     state = estimator.state_dict()
     keys = list(state["counts"])
@@ -66,9 +80,8 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate, prompts: Mapping[s
         "estimate": estimator.predict(keys),
         **{name: [counts[name] for counts in state["counts"].values()] for name in _COUNTS},
     }
-    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior")}).encode()
-    metadata = {_METADATA_KEY: payload, _CHECKSUM_KEY: _checksum(payload)}
-    table = pa.table(columns, schema=_SCHEMA.with_metadata(metadata))
+    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
+    table = pa.table(columns, schema=_SCHEMA.with_metadata({_METADATA_KEY: payload}))
     with atomic_write(path) as temporary:
         pq.write_table(table, temporary, write_page_checksum=True)
 
@@ -97,16 +110,14 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise _corrupt(path, f"it cannot be read as parquet ({error})") from error
     if not table.schema.equals(_SCHEMA):
         raise _corrupt(path, f"its columns are {_describe(table.schema)}; expected {_describe(_SCHEMA)}")
-    metadata = _load_metadata(path, table.schema.metadata or {})
+    fitted = _load_fitted(path, table.schema.metadata or {})
     rows = table.to_pylist()
     for row in rows:
         _check_row(path, row)
     counts = {row["prompt_id"]: {name: row[name] for name in _COUNTS} for row in rows}
     if len(counts) < len(rows):
         raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
-    state = {"counts": counts}
-    if metadata["prior"] is not None:
-        state["prior"] = metadata["prior"]
+    state = {"counts": counts} | {name: value for name, value in fitted.items() if value is not None}
     return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
 
 
@@ -123,19 +134,15 @@ def _check_row(path: str | Path, row: dict[str, Any]) -> None:
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_draws ({n})")
 
 
-def _load_metadata(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Parquet checks its data pages itself, but not its metadata."""
-    payload = metadata.get(_METADATA_KEY)
-    if payload is None or metadata.get(_CHECKSUM_KEY) != _checksum(payload):
-        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or does not match its checksum")
-    loaded = json.loads(payload)
-    if loaded["format"] != _FORMAT:
-        raise _corrupt(path, f"its format is {loaded['format']!r}; this version of ada_trl reads {_FORMAT}")
-    return loaded
-
-
-def _checksum(payload: bytes) -> bytes:
-    return hashlib.sha256(payload).hexdigest().encode()
+def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    try:
+        loaded = json.loads(metadata[_METADATA_KEY])
+        file_format, fitted = loaded["format"], {"prior": loaded["prior"], "fitted": loaded.get("fitted")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or cannot be read") from error
+    if file_format != _FORMAT:
+        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_FORMAT}")
+    return fitted
 
 
 def _corrupt(path: str | Path, what: str) -> ValueError:

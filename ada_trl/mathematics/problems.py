@@ -68,9 +68,15 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
             raise ValueError(
                 f"{name} is a {path.suffix or 'nameless'} file; readable are {', '.join(FILE_TYPES)} and directories."
             )
+        if not path.stat().st_size:
+            raise ValueError(f"{name} cannot be read: it is empty. Replace it.")
         with _read_errors(name):
             kind = FILE_TYPES[path.suffix]
             return {"train": load_dataset(kind, data_files=str(path), split="train", streaming=streaming)}
+    if (path / "config.json").exists():
+        raise ValueError(
+            f"Data set {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
+        )
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         return _load_saved(path, streaming)
     with _read_errors(name):
@@ -120,8 +126,6 @@ def _read_errors(name: str):
 
 def _first_flaw(path: Path) -> str | None:
     """Where a file is not what its name says, as far as that can be told by looking."""
-    if not path.stat().st_size:
-        return "it is empty"
     if path.suffix not in (".jsonl", ".json"):
         return None
     text = path.read_text(encoding="utf-8", errors="replace")

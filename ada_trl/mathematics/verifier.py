@@ -12,12 +12,20 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 
 Task = tuple[str, Sequence[str]]  # a reference and the answers to compare with it
 
 START_TIMEOUT = 120.0  # seconds for an interpreter to start and import math-verify, on a busy machine
 POLL = 0.02  # seconds between two looks at the deadlines
+
+
+class Verdict(NamedTuple):
+    """Of a task: whether its reference can be parsed, and if so whether each answer is equal to it."""
+
+    parsable: bool
+    equal: list[bool]
 
 
 class VerifierPool:
@@ -35,7 +43,7 @@ class VerifierPool:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
-    def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[list[bool]]:
+    def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[Verdict]:
         """
         Compare answers with references. What takes too long, or kills its process, is `False`.
 
@@ -48,20 +56,19 @@ class VerifierPool:
                 Most processes to use.
 
         Returns:
-            `list[list[bool]]`: for each task, whether the reference can be parsed, and if so whether each answer is
-            equal to it.
+            `list[Verdict]`: one per task.
 
         Raises:
             `RuntimeError`: if a process cannot be started.
         """
-        outcomes: list[list[bool]] = [[] for _ in tasks]
+        verdicts: dict[int, Verdict] = {}
         waiting = deque(range(len(tasks)))
         with self._lock:
             number = min(num_workers, len(tasks))
             self._workers += [_Worker() for _ in range(number - len(self._workers))]
             workers = self._workers[:number]
             with ThreadPoolExecutor(max(number, 1), thread_name_prefix="verifier") as threads:
-                futures = [threads.submit(w.work, tasks, waiting, outcomes, timeout) for w in workers]
+                futures = [threads.submit(w.work, tasks, waiting, verdicts, timeout) for w in workers]
                 try:
                     while wait(futures, timeout=POLL).not_done:
                         for worker in workers:
@@ -72,7 +79,7 @@ class VerifierPool:
                         self.close()
             for future in futures:
                 future.result()
-        return outcomes
+        return [verdicts[index] for index in range(len(tasks))]
 
     def close(self) -> None:
         """End all processes. The next `run` starts new ones."""
@@ -88,7 +95,7 @@ class _Worker:
         self._deadline = math.inf
         self._lock = threading.Lock()  # so that a process is not killed for a task that it has just finished
 
-    def work(self, tasks: Sequence[Task], waiting: deque[int], outcomes: list[list[bool]], timeout: float) -> None:
+    def work(self, tasks: Sequence[Task], waiting: deque[int], verdicts: dict[int, Verdict], timeout: float) -> None:
         """Take tasks from `waiting` until there are none."""
         while waiting:
             try:
@@ -96,10 +103,9 @@ class _Worker:
             except IndexError:  # another thread was faster
                 return
             reference, answers = tasks[index]
-            for answer in (None, *answers):
-                outcomes[index].append(self._ask([timeout, reference, answer]))
-                if not outcomes[index][0]:
-                    break
+            parsable = self._ask(timeout, "parse", reference)
+            equal = [self._ask(timeout, "compare", reference, answer) for answer in answers] if parsable else []
+            verdicts[index] = Verdict(parsable, equal)
 
     def kill_if_late(self) -> None:
         with self._lock:
@@ -111,22 +117,22 @@ class _Worker:
             if self._process is not None:
                 self._process.kill()
 
-    def _ask(self, request: list) -> bool:
+    def _ask(self, seconds: float, verb: str, *texts: str) -> bool:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        reply = self._exchange(json.dumps(request), timeout=request[0])  # ASCII: half a surrogate pair passes too
+        reply = self._exchange(seconds, verb, *texts)
         if not reply:
             self._discard()
         return reply == "true\n"
 
-    def _exchange(self, message: str | None, timeout: float) -> str:
-        """Send a line and return the next one, or the empty string if the process has ended or was late."""
+    def _exchange(self, seconds: float, verb: str, *texts: str) -> str:
+        """Send a task and return the reply, or the empty string if the process has ended or was late."""
+        line = json.dumps([seconds, verb, *texts])  # ASCII: half a surrogate pair passes too
         with self._lock:
-            self._deadline = time.monotonic() + timeout
+            self._deadline = time.monotonic() + seconds
         try:
-            if message is not None:
-                self._process.stdin.write(message + "\n")
-                self._process.stdin.flush()
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
             reply = self._process.stdout.readline()
         except BrokenPipeError:
             reply = ""
@@ -141,7 +147,7 @@ class _Worker:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
-        if self._exchange(None, START_TIMEOUT) != "ready\n":
+        if self._exchange(START_TIMEOUT, "parse", "1/2") != "true\n":
             self._discard()
             raise RuntimeError(
                 f"A verifier process did not start within {START_TIMEOUT:.0f} s ({' '.join(command)}). Its error is "

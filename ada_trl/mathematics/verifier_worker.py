@@ -51,15 +51,19 @@ def parse_answer(text: str) -> list:
     return parse(normalise(text), parsing_timeout=None)
 
 
-def check(reference: str, answer: str | None) -> bool:
-    """Whether `answer` equals `reference`; for the answer `None`, whether the reference can be parsed."""
+def can_parse(reference: str) -> bool:
+    """Whether there is anything in `reference` that an answer can equal."""
     reference = as_math(reference)
-    whole = INTEGER.fullmatch(reference)
-    if answer is None:
-        return bool(whole or parse_answer(reference))
+    return bool(INTEGER.fullmatch(reference) or parse_answer(reference))
+
+
+def compare(reference: str, answer: str) -> bool:
+    """Whether `answer` equals `reference`."""
+    reference = as_math(reference)
     if normalise(answer) == normalise(reference):
         return True
-    if whole and (other := INTEGER.fullmatch(answer)):  # most comparisons, a thousand times faster
+    whole, other = INTEGER.fullmatch(reference), INTEGER.fullmatch(answer)
+    if whole and other:  # most comparisons, a thousand times faster
         return int(whole[1]) == int(other[1])
     from math_verify import verify
 
@@ -67,10 +71,13 @@ def check(reference: str, answer: str | None) -> bool:
     return verify(parse_answer(reference), parse_answer(answer), timeout_seconds=None, allow_set_relation_comp=True)
 
 
+VERBS = {"parse": can_parse, "compare": compare}
+
+
 def main() -> None:
-    """Answer tasks `[seconds, reference, answer]` until the input ends."""
+    """Answer tasks `[seconds, verb, *texts]` until the input ends."""
     logging.disable()  # math-verify warns that it has no time limit of its own
-    check("1/2", r"\boxed{0.5}")  # loads the parser, so that no task pays for it; a missing package is seen
+    compare("1/2", r"\boxed{0.5}")  # loads the parser, so that no task pays for it; a missing package is seen
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # parsers print
@@ -82,12 +89,11 @@ def main() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    print("ready", file=replies, flush=True)
     for line in sys.stdin:
-        seconds, reference, answer = json.loads(line)
+        seconds, verb, *texts = json.loads(line)
         if hasattr(signal, "alarm"):
             signal.alarm(int(seconds) + GRACE)
-        print(json.dumps(check(reference, answer)), file=replies, flush=True)
+        print(json.dumps(VERBS[verb](*texts)), file=replies, flush=True)
         if hasattr(signal, "alarm"):
             signal.alarm(0)
 

@@ -16,6 +16,7 @@ from ..mathematics.problems import Problem, load_problems, normalise
 from ..rewards import boxed, verify_answers
 from .measure import Measurement, measure, to_model_prompt
 from .samplers import Sampler, SamplingArguments, make_sampler, once
+from .tables import markdown_table
 
 
 if TYPE_CHECKING:
@@ -209,8 +210,6 @@ of `{model}`: {num_samples} completions per problem, temperature {temperature:g}
 tokens, prompt format "{prompt_format}", seed {seed}; answers compared by math-verify. Kept: {min_pass_rate:g} < pass rate ≤
 {max_pass_rate:g}.
 
-| | problems |
-| --- | ---: |
 {table}
 
 ![Histogram of the pass rates](pass_rates.png)
@@ -238,7 +237,7 @@ def card(
         tags=["math", "reinforcement-learning"],
     )
     totals = ("loaded", "sampled", "kept")
-    lines = [f"| {n if n in totals else f'dropped: {n}'} | {count:,} |" for n, count in counts.items()]
+    rows = [[n if n in totals else f"dropped: {n}", f"{count:,}"] for n, count in counts.items()]
     return CARD.format(
         **{name: value for name, value in vars(args).items() if name not in ("problem_column", "answer_column")},
         metadata=metadata.to_yaml(),
@@ -247,7 +246,7 @@ def card(
         data=args.dataset_name,
         problem_column=columns[0],
         answer_column=columns[1],
-        table="\n".join(lines),
+        table=markdown_table(["", "problems"], rows, align_right=True),
         sampled=len(measured.rewards),
         mean=measured.pass_rates.mean(),
         truncated=(measured.lengths >= args.max_new_tokens).mean(),

@@ -9,6 +9,7 @@ import numpy as np
 
 from .accuracy import NUM_RESAMPLES, bootstrap_interval, difficulty_bins, pass_at_k
 from .measure import Measurement
+from .tables import markdown_table
 
 
 AVERAGE = "weighted average"
@@ -146,28 +147,35 @@ def markdown(results: dict[str, Any]) -> str:
     settings, models = results["settings"], results["models"]
     first = next(iter(models))
     names = list(models[first])
-    rows = []
-    for label, by_data in models.items():
-        rows.append([label, *(_share(by_data[n]["average"], by_data[n]["interval"]) for n in names)])
-        if label != first:
-            d = [by_data[n]["difference"] for n in names]
-            rows.append(["*difference*", *(_share(x["value"], x["interval"], sign="+") for x in d)])
-        rows[-1 if label == first else -2] += [f"{by_data[names[-1]]['mean_length']:.0f}"]
-        rows[-1 if label == first else -2] += [_share(by_data[names[-1]]["truncated"])]
-    header = [f"{n} ({results['problems'].get(n, sum(results['problems'].values()))})" for n in names]
-    average = _table(["Model", *header, "Tokens", "Truncated"], rows)
     ks = list(models[first][names[-1]]["pass_at"])
     by_k = [[label, *(_share(**m[names[-1]]["pass_at"][k]) for k in ks)] for label, m in models.items()]
     return REPORT.format(
         **{k: v for k, v in settings.items() if k not in ("pass_at", "difficulty")},
-        average=average,
+        average=_average_table(results),
         difference=f"*Difference*: from {first}, problem by problem (paired). " if len(models) > 1 else "",
         notes=_notes(results),
         pooled=f"all {sum(results['problems'].values())} problems",
-        pass_at=_table(["Model", *(f"k = {k}" for k in ks)], by_k),
+        pass_at=markdown_table(["Model", *(f"k = {k}" for k in ks)], by_k, align_right=True),
         num_resamples=NUM_RESAMPLES,
         difficulty=_difficulty_section(results),
     )
+
+
+def _average_table(results: dict[str, Any]) -> str:
+    models, problems = results["models"], results["problems"]
+    first = next(iter(models))
+    names = list(models[first])
+    rows = []
+    for label, by_data in models.items():
+        pooled = by_data[names[-1]]
+        averages = [_share(by_data[n]["average"], by_data[n]["interval"]) for n in names]
+        rows.append([label, *averages, f"{pooled['mean_length']:.0f}", _share(pooled["truncated"])])
+        if label != first:
+            differences = [by_data[n]["difference"] for n in names]
+            shown = [_share(d["value"], d["interval"], sign="+") for d in differences]
+            rows.append(["*difference*", *shown, "", ""])
+    header = [f"{n} ({problems.get(n, sum(problems.values()))})" for n in names]
+    return markdown_table(["Model", *header, "Tokens", "Truncated"], rows, align_right=True)
 
 
 def _notes(results: dict[str, Any]) -> str:
@@ -189,19 +197,14 @@ def _difficulty_section(results: dict[str, Any]) -> str:
             f"in the first half of {results['difficulty_from']}'s completions; its own accuracy here is that of the "
             "second half"
         )
-    table = _table(["Model", *(f"{b['pass_rate']} ({b['problems']})" for b in bins)], rows)
+    header = ["Model", *(f"{b['pass_rate']} ({b['problems']})" for b in bins)]
+    table = markdown_table(header, rows, align_right=True)
     return DIFFICULTY.format(num_samples=results["num_samples"], table=table, source=source)
 
 
 def _share(value: float, interval: Sequence[float] | None = None, sign: str = "") -> str:
     text = f"{100 * value:{sign}.1f}"
     return text if interval is None else f"{text} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
-    lines += [row + [""] * (len(header) - len(row)) for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -1,11 +1,12 @@
 """Configuration of the AdaGRPOTrainer."""
 
+import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from .config_checks import CHOICES, check_config
+from .config_checks import CHOICES, ESTIMATOR_OF, check_config
 
 
 @dataclass
@@ -27,14 +28,13 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-balance"`: rounds of `samples_per_round` rollouts until a prompt has `min_positives` positives
                   and `min_negatives` negatives.
                 - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
-                - `"est-ema"`: one round, of more rollouts for prompts with a lower estimated pass rate; with the default
-                  budget GRPO's cost exactly. The estimate comes from what the prompt has shown before.
-                - `"est-value"`: the same with the estimate of a small value head on the policy's hidden state, or of a
-                  `value_model`.
-                - `"uniform"`: exactly `num_generations` per prompt and GRPO's advantages: the same weights as
-                  [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything then, except that
-                  `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
-                  `track_pass_rates` works.
+                - `"est"`: one round, of more rollouts for prompts with a lower estimated pass rate, at GRPO's cost
+                  exactly; `pass_rate_estimator` says where the estimate comes from. `"est-ema"` and `"est-value"` are
+                  the paper's names for it with `"counts"` and with `"value"`.
+                - `"uniform"`: exactly `num_generations` per prompt. With `baseline="pool"` it has GRPO's advantages: the
+                  same weights as [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything
+                  then, except that `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
+                  `track_pass_rates` and `unresolved="mask"` work.
 
         samples_per_round (`int`, *optional*):
             M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
@@ -49,67 +49,86 @@ class AdaGRPOConfig(GRPOConfig):
             K_neg, the negatives that resolve a prompt, for `"seq-balance"` only. If `None`, `num_generations` minus
             `num_generations // 2`.
         positive_threshold (`float`, *optional*, defaults to `0.7`):
-            A rollout is positive when its signal is strictly greater.
+            A rollout is positive when its signal is strictly greater. For continuous rewards set it to what counts as a
+            success, or to about the mean that the run logs as `ada/signal/mean`.
         exit_reward (`str`, *optional*):
             Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
             diversity. If `None`, the signal is the weighted total reward.
 
-        > Parameters that control the budgets of `"est-ema"` and `"est-value"`
+        > Parameters that control the budgets of `"est"`: `num_generations` rollouts per prompt on average
 
-        samples_per_prompt (`int`, *optional*):
-            Rollouts per prompt on average. If `None`, `num_generations`: every rollout is trained on, in groups of
-            different sizes. If larger, `min_samples` must be at least `num_generations`, which the pools are
-            downsampled to.
         min_samples (`int`, *optional*, defaults to `2`):
             N_min, the fewest rollouts that a prompt gets.
         max_samples (`int`, *optional*, defaults to `32`):
             N_max, the most rollouts that a prompt gets.
         allocation_rule (`str`, *optional*, defaults to `"power"`):
-            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √(1 − p̂ + ε) / (p̂ + ε), the
-            least gradient variance of the log objective at a fixed total. ε is 0.01.
+            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the
+            least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
+            variance rule belongs with `prompt_weighting="none"` and `scale_rewards="group"`: only then the update is the
+            log objective's.
         allocation_exponent (`float`, *optional*, defaults to `0.5`):
             Of the power rule; 0 is uniform.
 
         > Parameters that control the estimates of pass rates
 
+        pass_rate_estimator (`str`, *optional*):
+            What a prompt is expected to pass, for `"est"` and for `baseline="posterior"`. Possible values are:
+
+                - `"counts"`: what the prompt has shown before, discounted, on top of a Beta prior.
+                - `"value"`: a small value head on the policy's hidden state at the last prompt token, trained as it
+                  goes, or a `value_model`. It knows something about prompts never seen.
+                - `"value+counts"`: the value network as the prior mean of the counts, its worth in rollouts fitted to the
+                  run.
+
+            If `None`, `"value+counts"` (`"counts"` and `"value"` in `"est-ema"` and `"est-value"`).
         track_pass_rates (`bool`, *optional*, defaults to `False`):
             Whether to keep a record of every prompt's pass rate where the sampling does not need it
             (`"seq-balance"`, `"seq-pos"`, `"uniform"`). It is saved beside each checkpoint, as
-            `ada_pass_rates.parquet`. `"est-*"` always keeps it.
+            `ada_pass_rates.parquet`. `"est"` and `baseline="posterior"` always keep it.
         ema_decay (`float`, *optional*, defaults to `0.9`):
             λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
-        pass_rate_prior (`list[float]`, *optional*, defaults to `[1.0, 16.0]`):
-            α and β of the Beta prior: the positives and negatives that it is worth.
-        learn_pass_rate_prior (`bool`, *optional*, defaults to `True`):
-            Whether to fit the prior to the run's own recent data (empirical Bayes), from about 32 prompts on; until
-            then, and with fewer than 4 prompts per step always, it is `pass_rate_prior`. `False` is the paper's fixed
-            prior, which predicts worse than the batch's mean on a prompt's first three visits where the mean pass rate is
-            0.4 or more.
+        pass_rate_prior (`list[float]`, *optional*):
+            α and β of a fixed Beta prior: the positives and negatives that it is worth. If `None`, the prior is fitted to
+            the run's own recent data (empirical Bayes), from about 32 prompts on; until then, and with fewer than 4
+            prompts per step always, it is the paper's fixed prior `[1.0, 16.0]`, which predicts worse than the batch's
+            mean on a prompt's first three visits where the mean pass rate is 0.4 or more.
         value_model (`str`, *optional*):
             Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
-            head on the policy's hidden state, for `"est-value"` only. It is trained along with the policy, reads
+            head on the policy's hidden state. It is trained along with the policy, reads
             prompts with its own tokenizer (through its chat template, if it has one), and every process holds all of
             it, in float32 with AdamW's moments. Its state is saved in checkpoints.
         value_head_learning_rate (`float`, *optional*):
-            Learning rate of the value head or the `value_model`, for `"est-value"` only. If `None`, 0.04 for the head and
-            1e-5 for a model.
-        value_head_steps (`int`, *optional*):
-            Gradient steps of the value head or the `value_model` per generation, for `"est-value"` only. If `None`, 8
-            for the head and 1 for a model.
+            Learning rate of the value head (8 steps per generation) or the `value_model` (one step). If `None`, 0.04 for
+            the head and 1e-5 for a model.
 
         > Parameters that control the advantages
 
-        prompt_weighting (`str`, *optional*, defaults to `"inverse_sqrt"`):
-            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂) or
-            `"none"` (1). The pass rate is clamped below at 1 / pool size.
+        baseline (`str`, *optional*, defaults to `"pool"`):
+            What a rollout's reward is compared with. Possible values are:
+
+                - `"pool"`: the mean of everything that the prompt drew in this step, as in the paper. A prompt whose
+                  rollouts all score the same teaches nothing.
+                - `"posterior"`: what was expected of the prompt before the draw (see `pass_rate_estimator`), joined with
+                  its other rollouts. Unbiased; every rollout teaches, so that `num_generations` may be 2 or 1 and the
+                  same tokens cover more prompts. For `"uniform"` and `"est"`.
+        prompt_weighting (`str` or `float`, *optional*):
+            Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
+            `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
+            are 0.5, 0 and 1. p̂ is that of the pool; with `baseline="posterior"` what was expected before the draw. If
+            `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
+        prompt_weight_floor (`float`, *optional*):
+            ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
+            `baseline="posterior"` 1/32.
         selection_correction (`bool`, *optional*, defaults to `False`):
-            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the expected
-            gradient is the weight times ∇p. The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the
-            weight.
+            Whether to reweight the selected positives and negatives by the pool's pass rate, so that the balanced
+            selection does not change the prompt's weight. The paper's form (`False`) follows
+            [(1−p)² + p²] / (2p(1−p)) · ∇p times the weight. The correction is exact for the selection; early stopping
+            and the cap leave a factor between 0.9 and 1.2 (Seq-balance with weight 1).
         unresolved (`str`, *optional*, defaults to `"keep"`):
-            What happens to an unresolved prompt without any contrast (all its advantages are 0). `"keep"` leaves it in
-            the batch as GRPO does, where it dilutes the mean over tokens or rows; `"mask"` makes the loss what it would
-            be without the prompt, for every `loss_type` (a KL term is not rescaled where the mean is over rows).
+            What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
+            condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
+            `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
+            term is not rescaled where the mean is over rows).
 
         > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
 
@@ -167,8 +186,8 @@ class AdaGRPOConfig(GRPOConfig):
         default="seq-balance",
         metadata={
             "help": "Which rollouts to draw: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
-            "`'seq-pos'` (rounds until it has positives), `'est-ema'` or `'est-value'` (one round with budgets from "
-            "estimated pass rates) or `'uniform'` (plain GRPO, bit for bit).",
+            "`'seq-pos'` (rounds until it has positives), `'est'` (one round with budgets from estimated pass rates; "
+            "`'est-ema'` and `'est-value'` name the estimator too) or `'uniform'` (plain GRPO, bit for bit).",
             "choices": list(CHOICES["adaptive_sampling"]),
         },
     )
@@ -209,18 +228,14 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the budgets of "est-ema" and "est-value"
-    samples_per_prompt: int | None = field(
-        default=None,
-        metadata={"help": "Rollouts per prompt on average, for `'est-*'`. If `None`, `num_generations`: GRPO's cost."},
-    )
-    min_samples: int = field(default=2, metadata={"help": "Fewest rollouts of a prompt, for `'est-*'`."})
-    max_samples: int = field(default=32, metadata={"help": "Most rollouts of a prompt, for `'est-*'`."})
+    # Parameters that control the budgets of "est"
+    min_samples: int = field(default=2, metadata={"help": "Fewest rollouts of a prompt, for `'est'`."})
+    max_samples: int = field(default=32, metadata={"help": "Most rollouts of a prompt, for `'est'`."})
     allocation_rule: str = field(
         default="power",
         metadata={
             "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent) or `'variance'` "
-            "(sqrt(1 - p) / p), for `'est-*'`.",
+            "(sqrt((1 - p) / p)), for `'est-*'`.",
             "choices": list(CHOICES["allocation_rule"]),
         },
     )
@@ -229,44 +244,60 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the estimates of pass rates
+    pass_rate_estimator: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a prompt is expected to pass: `'counts'` (what it has shown), `'value'` (a value head on the "
+            "policy, or a `value_model`) or `'value+counts'` (the one as prior of the other; the default).",
+            "choices": list(CHOICES["pass_rate_estimator"]),
+        },
+    )
     track_pass_rates: bool = field(
         default=False,
-        metadata={"help": "Whether to save a record of all pass rates in other modes than `'est-*'` too."},
+        metadata={"help": "Whether to save a record of all pass rates where nothing else needs it."},
     )
     ema_decay: float = field(
         default=0.9, metadata={"help": "Weight of a prompt's earlier counts at each new visit, at most 1."}
     )
-    pass_rate_prior: list[float] = field(
-        default_factory=lambda: [1.0, 16.0],
-        metadata={"help": "Positives and negatives that the Beta prior of a pass rate is worth."},
-    )
-    learn_pass_rate_prior: bool = field(
-        default=True, metadata={"help": "Whether to fit the prior to the run's own recent data."}
+    pass_rate_prior: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Positives and negatives that a fixed Beta prior of a pass rate is worth (the paper: 1 16). If "
+            "`None`, fitted to the run's own recent data."
+        },
     )
     value_model: str | None = field(
         default=None,
         metadata={
             "help": "Sequence-classification model (name or path) that estimates the pass rates in place of the head on "
-            "the policy's hidden state, for `'est-value'`."
+            "the policy's hidden state."
         },
     )
     value_head_learning_rate: float | None = field(
         default=None,
         metadata={"help": "Learning rate of the value head (if `None`, 0.04) or the `value_model` (1e-5)."},
     )
-    value_head_steps: int | None = field(
-        default=None,
-        metadata={"help": "Gradient steps per generation of the value head (if `None`, 8) or the `value_model` (1)."},
-    )
 
     # Parameters that control the advantages
-    prompt_weighting: str = field(
-        default="inverse_sqrt",
+    baseline: str = field(
+        default="pool",
         metadata={
-            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate) "
-            "or `'none'`.",
-            "choices": list(CHOICES["prompt_weighting"]),
+            "help": "What a reward is compared with: `'pool'` (the mean of the prompt's rollouts, as in the paper) or "
+            "`'posterior'` (what was expected of the prompt, joined with its other rollouts: every rollout teaches).",
+            "choices": list(CHOICES["baseline"]),
         },
+    )
+    prompt_weighting: str | None = field(
+        default=None,
+        metadata={
+            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
+            "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
+            "with `adaptive_sampling='uniform'`."
+        },
+    )
+    prompt_weight_floor: float | None = field(
+        default=None,
+        metadata={"help": "Pass rate below which a prompt's weight does not grow. If `None`, 1 / pool size."},
     )
     selection_correction: bool = field(
         default=False,
@@ -275,8 +306,8 @@ class AdaGRPOConfig(GRPOConfig):
     unresolved: str = field(
         default="keep",
         metadata={
-            "help": "Unresolved prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the "
-            "loss and its token count (`'mask'`).",
+            "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the loss and its "
+            "token count (`'mask'`).",
             "choices": list(CHOICES["unresolved"]),
         },
     )
@@ -318,14 +349,33 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        n = self.num_generations
+        if n == 1 and self.baseline == "posterior":
+            self.num_generations = _Alone(1)
         super().__post_init__()
+        self.num_generations = n
+        self._resolve_defaults()
         check_config(self)
+
+    def _resolve_defaults(self):
+        """Give the fields that are `None` the value that follows from the others."""
+        uniform, est = self.adaptive_sampling == "uniform", self.adaptive_sampling in ESTIMATOR_OF
+        if self.pass_rate_estimator is None and (est or self.baseline == "posterior"):
+            self.pass_rate_estimator = ESTIMATOR_OF.get(self.adaptive_sampling) or "value+counts"
+        if self.prompt_weighting is None:
+            self.prompt_weighting = "none" if uniform else "inverse_sqrt"
+        if self.samples_per_round is None and not uniform and not est:
+            self.samples_per_round = 2 * self.num_generations
+        if self.value_head_learning_rate is None and self.uses_value_network:
+            self.value_head_learning_rate = 0.04 if self.value_model is None else 1e-5
+        if self.vllm_weight_sync_dir is None:
+            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
 
     @property
     def exit_condition(self) -> ExitCondition:
-        """What resolves a prompt. For `"uniform"` and `"est-*"`: one positive and one negative (for metrics only)."""
+        """What resolves a prompt. Without rounds: one positive and one negative (for metrics only)."""
         half = self.num_generations // 2
-        if self.adaptive_sampling == "uniform" or self.estimates_budgets:
+        if not self.samples_in_rounds:
             return ExitCondition(1, 1)
         if self.adaptive_sampling == "seq-pos":
             return ExitCondition(1 if self.min_positives is None else self.min_positives)
@@ -337,14 +387,38 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def max_samples_per_prompt(self) -> int:
         """Hard cap on the rollouts of a prompt in one step."""
-        return self.max_samples if self.estimates_budgets else self.samples_per_round * self.max_rounds
+        if self.samples_in_rounds:
+            return self.samples_per_round * self.max_rounds
+        return self.max_samples if self.estimates_budgets else self.num_generations
+
+    @property
+    def is_plain_grpo(self) -> bool:
+        """Whether nothing is changed but what is logged."""
+        return self.adaptive_sampling == "uniform" and self.baseline == "pool"
+
+    @property
+    def samples_in_rounds(self) -> bool:
+        """Whether what was drawn decides about further rounds."""
+        return self.adaptive_sampling in ("seq-balance", "seq-pos")
 
     @property
     def estimates_budgets(self) -> bool:
         """Whether the number of rollouts follows from pass rates that are estimated before sampling."""
-        return self.adaptive_sampling in ("est-ema", "est-value")
+        return self.adaptive_sampling in ESTIMATOR_OF
 
     @property
-    def mean_samples(self) -> int:
-        """Rollouts per prompt on average, for `"est-*"`."""
-        return self.num_generations if self.samples_per_prompt is None else self.samples_per_prompt
+    def needs_pass_rates(self) -> bool:
+        """Whether a record of the prompts' pass rates is kept."""
+        return self.estimates_budgets or self.baseline == "posterior" or self.track_pass_rates
+
+    @property
+    def uses_value_network(self) -> bool:
+        """Whether a value head or a `value_model` takes part in the estimates."""
+        return self.pass_rate_estimator in ("value", "value+counts")
+
+
+class _Alone(int):
+    """The number 1 for [`~trl.GRPOConfig`], which refuses fewer than 2 because a group is compared with itself there."""
+
+    def __lt__(self, other):
+        return False

@@ -25,7 +25,7 @@ from ..rollouts.source import Batch, Completions, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
 from .config_checks import check_prompt_column
 from .parent import ThroughParent, finite
-from .replay import Replay, plan_update, select_groups, uniform_pools
+from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
 
 
@@ -120,11 +120,11 @@ class AdaGRPOTrainer(ThroughParent):
         self._replay: Replay | None = None
         self._warned_of_other_weights = False
         self.pass_rates: PassRateTracker | None = None
-        if args.estimates_budgets or args.track_pass_rates:
+        if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-        self.add_callback(SignalWarning())
         self._check_exit_reward()
-        if self.adaptive_sampling != "uniform":
+        self._signal_warning = SignalWarning(args, self.reward_func_names)
+        if not args.is_plain_grpo:
             self._refuse_unsupported()
 
     def _check_exit_reward(self):
@@ -136,10 +136,14 @@ class AdaGRPOTrainer(ThroughParent):
             )
 
     def _refuse_unsupported(self):
-        by_content = self.adaptive_sampling == "est-value"
-        others = "'seq-balance' or 'est-ema'"
+        by_content = self.args.uses_value_network
+        others = "pass_rate_estimator='counts'"
         unsupported = {
-            "rollout_func": (self.rollout_func is not None, "it brings its own sampling loop", "'uniform'"),
+            "rollout_func": (
+                self.rollout_func is not None,
+                "it brings its own sampling loop",
+                "adaptive_sampling='uniform' and baseline='pool'",
+            ),
             "environment_factory": (
                 by_content and self.environment_factories is not None,
                 "it reads the prompt alone",
@@ -154,8 +158,9 @@ class AdaGRPOTrainer(ThroughParent):
         for name, (given, reason, remedy) in unsupported.items():
             if given:
                 raise ValueError(
-                    f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}: {reason}. Use "
-                    f"adaptive_sampling={remedy}, or trl.GRPOTrainer."
+                    f"{name} is not supported with adaptive_sampling={self.adaptive_sampling!r}, "
+                    f"baseline={self.args.baseline!r} and pass_rate_estimator={self.args.pass_rate_estimator!r}: {reason}. "
+                    f"Use {remedy}, or trl.GRPOTrainer."
                 )
 
     def train(self, *args, **kwargs):
@@ -171,9 +176,14 @@ class AdaGRPOTrainer(ThroughParent):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        if self.adaptive_sampling == "uniform":
+        if self.args.is_plain_grpo:
             with self._replaced(self, _step_inputs=inputs):
-                return super()._generate_and_score_completions(inputs)
+                output = super()._generate_and_score_completions(inputs)
+            if self.args.unresolved == "mask":
+                groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
+                silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
+                self._mask_rows(output, silent.repeat_interleave(self.num_generations).tolist())
+            return output
         replay = self._collect(inputs)
         with self._replaced(self, _replay=replay), self._episodes_over(len(inputs)):
             output = super()._generate_and_score_completions(replay.inputs)
@@ -188,7 +198,7 @@ class AdaGRPOTrainer(ThroughParent):
         own = self._own_prompts(inputs)
         everyone = gather_object(own)
         self._estimate(everyone)
-        sizes = args.samples_per_round
+        sizes = args.samples_per_round if args.samples_in_rounds else args.num_generations
         if args.estimates_budgets:
             sizes = self._sizes_to_ask_for(self.pass_rates.budgets(), len(inputs), len(own))
         source, num_shown = self._build_source(own, everyone)
@@ -197,7 +207,7 @@ class AdaGRPOTrainer(ThroughParent):
             pools = source.sample(
                 exit_condition=args.exit_condition,
                 samples_per_round=sizes,
-                max_rounds=1 if args.estimates_budgets else args.max_rounds,
+                max_rounds=args.max_rounds if args.samples_in_rounds else 1,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
@@ -210,7 +220,10 @@ class AdaGRPOTrainer(ThroughParent):
     def _plan(self, source: RolloutSource, rows: list[dict], pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
         """The update on `groups`, one of each pool (and of each row of the data set), with this process's share here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist())
+        priors = None
+        if self.args.baseline == "posterior":
+            priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools)
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist(), priors)
         environments = [row.get("environment") if self._multi_environment else None for row in rows]
         replay.take(batch, self.accelerator.process_index, environments)
         self._log_sampling(replay, batch)
@@ -358,9 +371,12 @@ class AdaGRPOTrainer(ThroughParent):
         return total, rewards[:, self.reward_func_names.index(self.args.exit_reward)].tolist()
 
     def _total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Weighted sum over reward functions, `(rows, num_reward_funcs)` to `(rows,)`; NaN if none scored the row."""
+        """
+        Weighted sum over reward functions, `(rows, num_reward_funcs)` to `(rows,)`; NaN if none scored the row, or if the
+        sum is too large for float32.
+        """
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        return total.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        return finite(total.masked_fill(rewards.isnan().all(dim=1), torch.nan))
 
     def _apply_replay(self, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
@@ -372,17 +388,18 @@ class AdaGRPOTrainer(ThroughParent):
             logged.pop()
         logged.extend(advantages)
         if self.args.unresolved == "mask":
-            self._mask_rows(output)
+            self._mask_rows(output, replay.per_row(replay.without_contrast))
         replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         # The parent has just logged the rewards of the selected group: report those of the first round instead.
         for name, value in replay.first_round_rewards(self.reward_func_names, self.args.estimates_budgets).items():
             self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
 
-    def _mask_rows(self, output: dict[str, Any]) -> None:
-        """Make the loss what it would be without the prompts that are unresolved and have no contrast."""
-        masked = self._replay.per_row(self._replay.zero_signal_unresolved)
-        keep = ~torch.tensor(masked[self._replay.local], device=output["completion_mask"].device)
+    def _mask_rows(self, output: dict[str, Any], masked: list[bool]) -> None:
+        """Make the loss what it would be without the `masked` rows, of all processes: those of prompts without contrast."""
+        rows = len(output["advantages"])
+        local = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+        keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
         output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
         loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
         output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
@@ -402,5 +419,6 @@ class AdaGRPOTrainer(ThroughParent):
         self._log_ada(metrics)
 
     def _log_ada(self, metrics: dict[str, float]) -> None:
+        self._signal_warning.observe(metrics, self.state.global_step + 1)
         for name, value in metrics.items():
             self._metrics["train"][f"ada/{name}"].append(value)

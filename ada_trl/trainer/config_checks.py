@@ -2,55 +2,72 @@
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
 from ..core import check_budget
+from ..core.advantages import POWERS
 
 
 CHOICES = {
-    "adaptive_sampling": ("seq-balance", "seq-pos", "est-ema", "est-value", "uniform"),
+    "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
+    "pass_rate_estimator": ("counts", "value", "value+counts"),
+    "baseline": ("pool", "posterior"),
     "allocation_rule": ("power", "variance"),
-    "prompt_weighting": ("inverse_sqrt", "inverse", "none"),
     "unresolved": ("keep", "mask"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
+ESTIMATOR_OF = {"est": None, "est-ema": "counts", "est-value": "value"}  # what the modes with budgets say of it
+
 _ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives", "vllm_round_barrier")
-_BUDGETS = ("samples_per_prompt", "min_samples", "max_samples", "allocation_rule", "allocation_exponent")
-_ESTIMATES = ("ema_decay", "pass_rate_prior", "learn_pass_rate_prior")
-_VALUE_NETWORK = ("value_model", "value_head_learning_rate", "value_head_steps")
+_BUDGETS = ("min_samples", "max_samples", "allocation_rule", "allocation_exponent")
+_ESTIMATES = ("ema_decay", "pass_rate_prior")
+_VALUE_NETWORK = ("value_model", "value_head_learning_rate")
+_POOLS = ("selection_correction", "unresolved")
 
 
 def check_config(args: GRPOConfig) -> None:
     """
-    Check the fields of `args` together and fill in those that were left to their neighbours.
+    Check the fields of `args` together.
 
     Raises:
         `ValueError`: for a value that cannot be honoured in the chosen mode.
     """
     for name, choices in CHOICES.items():
-        if getattr(args, name) not in choices:
-            raise ValueError(f"{name} ({getattr(args, name)!r}) must be one of {', '.join(map(repr, choices))}.")
+        value = getattr(args, name)
+        if value not in choices and not (value is None and name == "pass_rate_estimator"):
+            raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
     if args.scale_rewards not in ("none", "group", "batch"):
         raise ValueError(f"scale_rewards ({args.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+    if not math.isfinite(args.positive_threshold):
+        raise ValueError(
+            f"positive_threshold ({args.positive_threshold}) must be a finite number: a rollout is positive when its "
+            "signal is greater. Use 0.7 for rewards of 0 and 1."
+        )
+    _check_weight(args)
     _check_vllm(args)
     _check_estimates(args)
-    if args.adaptive_sampling == "uniform":
+    if args.is_plain_grpo:
         return
-    if args.adaptive_sampling != "est-value":
-        _refuse(args, _VALUE_NETWORK, "adaptive_sampling='est-value'")
-    if args.estimates_budgets:
+    if not args.uses_value_network:
+        _refuse(
+            args, _VALUE_NETWORK, "pass_rate_estimator='value' or 'value+counts', for 'est' or baseline='posterior'"
+        )
+    if not args.needs_pass_rates:
+        _refuse(args, _ESTIMATES, "adaptive_sampling='est', baseline='posterior' or track_pass_rates=True")
+    if not args.samples_in_rounds:
         _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
+    if not args.estimates_budgets:
+        _refuse(args, _BUDGETS, "adaptive_sampling='est', 'est-ema' or 'est-value'")
+    if args.baseline == "posterior":
+        _check_posterior(args)
+    if args.samples_in_rounds:
+        _check_rounds(args)
+    elif args.estimates_budgets:
         _check_budgets(args)
-        return
-    _refuse(args, _BUDGETS, "adaptive_sampling='est-ema' or 'est-value'")
-    if not args.track_pass_rates:
-        _refuse(args, _ESTIMATES, "adaptive_sampling='est-ema' or 'est-value', or track_pass_rates=True")
-    _check_rounds(args)
 
 
 def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
@@ -61,14 +78,32 @@ def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if getattr(args, name) != default:
             raise ValueError(
-                f"{name} ({getattr(args, name)}) has no effect with adaptive_sampling={args.adaptive_sampling!r}. It is "
-                f"for {needed}. Change the mode or leave {name} unset."
+                f"{name} ({getattr(args, name)}) has no effect with adaptive_sampling={args.adaptive_sampling!r} and "
+                f"baseline={args.baseline!r}. It is for {needed}. Change the mode or leave {name} unset."
             )
 
 
+def _check_weight(args: GRPOConfig) -> None:
+    """Names stay names, numbers become floats: a command line gives strings."""
+    weighting, floor = args.prompt_weighting, args.prompt_weight_floor
+    if weighting not in POWERS:
+        try:
+            args.prompt_weighting = float(weighting)
+        except (TypeError, ValueError):
+            args.prompt_weighting = math.nan
+        if not 0 <= args.prompt_weighting <= 1:
+            raise ValueError(
+                f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
+                "from 0 to 1 for the weight p^(alpha - 1)."
+            )
+    if floor is not None and not 0 < floor <= 1:
+        raise ValueError(
+            f"prompt_weight_floor ({floor}) must be above 0 and at most 1; pass rates below it are weighted as it is. "
+            "Leave it unset for 1 / pool size."
+        )
+
+
 def _check_rounds(args: GRPOConfig) -> None:
-    if args.samples_per_round is None:
-        args.samples_per_round = 2 * args.num_generations
     if args.samples_per_round < args.num_generations:
         raise ValueError(
             f"samples_per_round ({args.samples_per_round}) must be at least num_generations "
@@ -96,27 +131,32 @@ def _check_rounds(args: GRPOConfig) -> None:
         )
 
 
+def _check_posterior(args: GRPOConfig) -> None:
+    if args.samples_in_rounds:
+        raise ValueError(
+            f"baseline='posterior' trains on everything that is drawn, but adaptive_sampling={args.adaptive_sampling!r} "
+            "selects a group of each pool. Use adaptive_sampling='uniform' or 'est', or baseline='pool'."
+        )
+    _refuse(args, _POOLS, "baseline='pool', which selects groups and knows prompts without contrast")
+    if args.scale_rewards == "group":
+        raise ValueError(
+            "scale_rewards='group' divides by the standard deviation of the rollouts that are compared, which makes "
+            "baseline='posterior' biased. Use scale_rewards='none' or 'batch'."
+        )
+    if args.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"multi_objective_aggregation={args.multi_objective_aggregation!r} normalizes rewards by the prompt's own "
+            "rollouts, which baseline='posterior' does without. Use 'sum_then_normalize', or baseline='pool'."
+        )
+
+
 def _check_budgets(args: GRPOConfig) -> None:
     if args.min_samples < 1:
         raise ValueError(f"min_samples ({args.min_samples}) must be at least 1.")
-    if args.mean_samples < args.num_generations:
-        raise ValueError(
-            f"samples_per_prompt ({args.samples_per_prompt}) must be at least num_generations "
-            f"({args.num_generations}), because the update batch has num_generations rollouts per prompt. Raise "
-            "samples_per_prompt, leave it unset, or lower num_generations."
-        )
-    if args.mean_samples > args.num_generations > args.min_samples:
-        raise ValueError(
-            f"min_samples ({args.min_samples}) must be at least num_generations ({args.num_generations}) when "
-            f"samples_per_prompt ({args.samples_per_prompt}) is larger, because each pool is downsampled to "
-            f"num_generations rollouts. Set min_samples={args.num_generations}, or leave samples_per_prompt unset."
-        )
     try:
-        check_budget(1, args.mean_samples, min_samples=args.min_samples, max_samples=args.max_samples)
+        check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
     except ValueError as error:
-        raise ValueError(
-            f"{error} The budget per prompt is samples_per_prompt, by default num_generations ({args.num_generations})."
-        ) from error
+        raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
     if not 0 <= args.allocation_exponent < math.inf:
         raise ValueError(
             f"allocation_exponent ({args.allocation_exponent}) must be at least 0 and finite. Use 0 for equal budgets."
@@ -129,33 +169,31 @@ def _check_budgets(args: GRPOConfig) -> None:
 
 
 def _check_estimates(args: GRPOConfig) -> None:
+    fixed = ESTIMATOR_OF.get(args.adaptive_sampling)
+    if fixed is not None and args.pass_rate_estimator != fixed:
+        raise ValueError(
+            f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "
+            f"{args.pass_rate_estimator!r}. Use adaptive_sampling='est', or leave pass_rate_estimator unset."
+        )
+    if args.pass_rate_estimator is not None and not (args.estimates_budgets or args.baseline == "posterior"):
+        raise ValueError(
+            f"pass_rate_estimator ({args.pass_rate_estimator!r}) has no effect with "
+            f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}. It is for "
+            "adaptive_sampling='est' or baseline='posterior'; leave it unset otherwise."
+        )
     if not 0 < args.ema_decay <= 1:
         raise ValueError(f"ema_decay ({args.ema_decay}) must be above 0 and at most 1. Use 1 to never forget.")
     prior = args.pass_rate_prior
-    if len(prior) != 2 or not all(0 < value < math.inf for value in prior):
+    if prior is not None and (len(prior) != 2 or not all(0 < value < math.inf for value in prior)):
         raise ValueError(
             f"pass_rate_prior ({prior}) must be two positive numbers, the positives and negatives that it is worth, "
             "such as [1.0, 16.0]."
         )
-    if args.adaptive_sampling == "est-value":
-        _check_value_network(args)
-
-
-def _check_value_network(args: GRPOConfig) -> None:
-    learning_rate, steps = (0.04, 8) if args.value_model is None else (1e-5, 1)
-    if args.value_head_learning_rate is None:
-        args.value_head_learning_rate = learning_rate
-    if args.value_head_steps is None:
-        args.value_head_steps = steps
-    if not args.value_head_learning_rate > 0:
+    if args.uses_value_network and not args.value_head_learning_rate > 0:
         raise ValueError(f"value_head_learning_rate ({args.value_head_learning_rate}) must be positive.")
-    if args.value_head_steps < 1:
-        raise ValueError(f"value_head_steps ({args.value_head_steps}) must be at least 1.")
 
 
 def _check_vllm(args: GRPOConfig) -> None:
-    if args.vllm_weight_sync_dir is None:
-        args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
     for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
         if getattr(args, name) <= 0:
             raise ValueError(f"{name} ({getattr(args, name)}) must be positive.")

@@ -1,5 +1,6 @@
 """The update batch that is replayed through the parent."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -7,7 +8,20 @@ from typing import Any
 
 import torch
 
-from ..core import Pool, Rollout, group_advantages, mean_and_std, normalize_rewards, sampling_metrics, select_group
+from ..core import (
+    Pool,
+    Prior,
+    Rollout,
+    explained_variance,
+    group_advantages,
+    mean_and_std,
+    normalize_rewards,
+    posterior_advantages,
+    posterior_baselines,
+    recentred,
+    sampling_metrics,
+    select_group,
+)
 from ..core.pool import sample_std
 from ..rollouts.source import Batch
 from .ada_grpo_config import AdaGRPOConfig
@@ -26,7 +40,7 @@ class Replay:
     groups: list[list[Rollout]]
     advantages: list[list[float]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    zero_signal_unresolved: list[bool]  # per prompt
+    without_contrast: list[bool]  # per prompt: all advantages are 0
     first_round: list[list[Rollout]]  # per prompt
     metrics: dict[str, float]
     # Of this process, see `take`:
@@ -74,10 +88,26 @@ class Replay:
 
 
 def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
-    """The rollouts that are trained on: all of them if that is the budget, else `num_generations` of each pool."""
-    if args.estimates_budgets and args.mean_samples == args.num_generations:
+    """The rollouts that are trained on: all of them if there is one round, else `num_generations` of each pool."""
+    if not args.samples_in_rounds:
         return [sorted(pool.rollouts, key=lambda rollout: rollout.draw) for pool in pools]
     return [select_group(pool, args.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
+
+
+def informed(priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool]) -> list[Prior]:
+    """
+    Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
+    other copies of the same prompt, which `keys` tell. All are sampled independently of each other, so a rollout has no
+    influence on what the others tell about it.
+    """
+    priors = recentred(priors, pools)
+    by_key: dict[str, list[int]] = {}
+    for i, key in enumerate(keys):
+        by_key.setdefault(key, []).append(i)
+    return [
+        prior.updated([reward for j in by_key[key] if j != i for reward in pools[j].scored_rewards])
+        for i, (prior, key) in enumerate(zip(priors, keys, strict=True))
+    ]
 
 
 def pool_advantages(
@@ -104,11 +134,38 @@ def pool_advantages(
             pool,
             group,
             weighting=args.prompt_weighting,
+            weight_floor=args.prompt_weight_floor,
             std=std,
             selection_correction=args.selection_correction,
         )
         for pool, group, std in zip(pools, groups, stds, strict=True)
     ]
+
+
+def compared_with_priors(
+    pools: Sequence[Pool], priors: Sequence[Prior], args: AdaGRPOConfig
+) -> tuple[list[list[float]], dict[str, float]]:
+    """
+    [`~core.posterior_advantages`] of everything that was drawn in one round, and how good the baseline was: the share of
+    the variance of the rewards that it explains, beside that of the leave-one-out mean of the same rollouts (of prompts
+    with more than one), and what it was worth in rollouts.
+    """
+    ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in pools]
+    size = max(map(len, pools))
+    std = sample_std([r for pool in pools for r in pool.scored_rewards]) if args.scale_rewards == "batch" else None
+    options = {"weighting": args.prompt_weighting, "weight_floor": args.prompt_weight_floor, "std": std}
+    advantages, posterior, leave_one_out = [], [], []
+    for pool, prior in zip(ordered, priors, strict=True):
+        advantages.append(posterior_advantages(pool, prior, samples_per_round=size, **options))
+        posterior.append(posterior_baselines(pool, prior, samples_per_round=size))
+        nothing = Prior(math.nan, 0.0, prior.pass_rate)
+        leave_one_out.append(posterior_baselines(pool, nothing, samples_per_round=size))
+    metrics = {
+        "baseline/explained": explained_variance(ordered, posterior),
+        "baseline/explained_leave_one_out": explained_variance(ordered, leave_one_out),
+        "baseline/prior_strength": math.fsum(prior.strength for prior in priors) / len(priors),
+    }
+    return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def plan_update(
@@ -117,20 +174,28 @@ def plan_update(
     args: AdaGRPOConfig,
     device: torch.device,
     reward_weights: Sequence[float],
+    priors: Sequence[Prior] | None = None,
 ) -> Replay:
     """
-    Advantages and metrics of the selected groups. With budgets from estimates all that was drawn is the first round.
+    Advantages and metrics of the selected groups. What is drawn in one round is all of it the first one. `priors` are
+    those of `baseline="posterior"`, one per pool.
     """
-    first_round = max(map(len, pools)) if args.estimates_budgets else args.samples_per_round
-    advantages = pool_advantages(pools, groups, args, reward_weights)
+    first_round = args.samples_per_round if args.samples_in_rounds else max(map(len, pools))
+    baseline_metrics = {}
+    if priors is None:
+        advantages = pool_advantages(pools, groups, args, reward_weights)
+    else:
+        advantages, baseline_metrics = compared_with_priors(pools, priors, args)
     metrics = sampling_metrics(
         pools,
         groups,
         advantages,
         args.exit_condition,
         samples_per_round=first_round,
+        max_rounds=1 if args.estimates_budgets else args.max_rounds,
         num_generations=args.num_generations,
         weighting=args.prompt_weighting,
+        weight_floor=args.prompt_weight_floor,
     )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(
@@ -138,11 +203,9 @@ def plan_update(
         groups=groups,
         advantages=advantages,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        zero_signal_unresolved=[
-            not args.exit_condition(pool) and not any(values) for pool, values in zip(pools, advantages, strict=True)
-        ],
+        without_contrast=[not any(values) for values in advantages],
         first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
-        metrics=metrics,
+        metrics=metrics | baseline_metrics,
     )
 
 
@@ -163,6 +226,7 @@ def uniform_pools(
         [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
         args.exit_condition,
         samples_per_round=n,
+        max_rounds=1,
         num_generations=n,
         weighting="none",
     )

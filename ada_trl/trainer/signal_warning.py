@@ -1,61 +1,137 @@
-"""A warning, with cause and remedy, when most prompts stay without signal."""
+"""Warnings, with cause and remedy, when the signal cannot tell good rollouts from bad ones."""
+
+import math
+from collections.abc import Mapping, Sequence
 
 from accelerate.logging import get_logger
-from transformers import TrainerCallback
+
+from .ada_grpo_config import AdaGRPOConfig
 
 
 logger = get_logger(__name__)
 
-CAUSES = {
+FOUND = {
+    "all_positive": "only positive rollouts",
+    "all_negative": "only negative rollouts",
+    "unscored": "no rollout that any reward function scored",
+}
+REMEDIES = {
     "all_positive": (
-        "only positive rollouts",
-        "The prompts are too easy for the model, positive_threshold is too low, or the reward function accepts "
-        "everything. Train on harder prompts, or look at the completions (log_completions=True).",
+        "The prompts are too easy for the model, or the reward function accepts everything. Train on harder prompts, or "
+        "look at the completions (log_completions=True)."
     ),
     "all_negative": (
-        "only negative rollouts",
-        "The prompts are too hard for the model, positive_threshold is above what the rewards can reach, completions are "
-        "cut off (completions/clipped_ratio), or the reward function is broken. Look at the completions "
-        "(log_completions=True); train on easier prompts or raise max_rounds or max_completion_length.",
+        "The prompts are too hard for the model, completions are cut off (completions/clipped_ratio), or the reward "
+        "function is broken. Look at the completions (log_completions=True); train on easier prompts or raise max_rounds "
+        "or max_completion_length."
     ),
     "unscored": (
-        "no rollout that any reward function scored",
-        "The reward functions return None or NaN: check that they understand the completions and the data set's columns.",
+        "The reward functions return None or NaN: check that they understand the completions and the data set's columns."
     ),
 }
 
 
-class SignalWarning(TrainerCallback):
+class SignalWarning:
     """
-    Warns, once per cause, when more than `share` of the prompts have been unresolved for the same reason in everything
-    that was logged for `steps` steps.
+    Looks at every generation's metrics and warns, once each:
+
+    - at construction, if there are several reward functions and none is named as `exit_reward`;
+    - after two generations, if no rollout or every rollout counts as positive although rewards differ;
+    - when more than `share` of the prompts have been unresolved for the same reason in all generations of `steps` steps.
+
+    The first two are left out where no sampling depends on the signal (`adaptive_sampling="uniform"`).
 
     Args:
+        args ([`AdaGRPOConfig`]):
+            What the signal is compared with.
+        names (`Sequence[str]`):
+            Names of the reward functions.
         share (`float`, *optional*, defaults to `0.5`):
             Share of the prompts, between 0 and 1.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, share: float = 0.5, steps: int = 20):
-        self.share = share
-        self.steps = steps
-        self._last_good = dict.fromkeys(CAUSES, 0)  # the last step at which it was not so
+    def __init__(self, args: AdaGRPOConfig, names: Sequence[str], share: float = 0.5, steps: int = 20):
+        self.threshold, self.share, self.steps = args.positive_threshold, share, steps
+        self._choice = list(dict.fromkeys(names)) if args.exit_reward is None and len(names) > 1 else []
+        self._signal = "the reward" if args.exit_reward is None else f"the reward of {args.exit_reward}"
+        if self._choice:
+            self._signal = f"the weighted total of {' and '.join(self._choice)}"
+        # Every rollout teaches where it is compared with a posterior, whatever its neighbours earned.
+        self._causes = ["unscored"] if args.baseline == "posterior" else list(FOUND)
+        self._early = 0 if args.adaptive_sampling == "uniform" else 2  # generations still to be looked at
+        self._range = (math.inf, -math.inf)
+        self._last_good: dict[str, int] = {}  # the last step at which it was not so
         self._warned: set[str] = set()
+        if self._choice and self._early:
+            logger.warning(
+                f"There are {len(names)} reward functions and no exit_reward, so a rollout counts as positive when "
+                f"{self._signal} exceeds positive_threshold ({self.threshold:g}). {self._exit_reward_remedy()}"
+            )
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self._last_good = dict.fromkeys(CAUSES, state.global_step)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        for cause, (found, remedy) in CAUSES.items():
-            share = (logs or {}).get(f"ada/unresolved/{cause}")
-            if share is None:
-                continue
+    def observe(self, metrics: Mapping[str, float], step: int) -> None:
+        """
+        Args:
+            metrics (`Mapping[str, float]`):
+                What [`~core.sampling_metrics`] returned of this generation.
+            step (`int`):
+                Training step, from 1.
+        """
+        low, high = metrics["signal/min"], metrics["signal/max"]
+        if self._early and not math.isnan(low):
+            self._range = min(self._range[0], low), max(self._range[1], high)
+            self._early -= 1
+            if not self._early:
+                self._warn_of_threshold(*self._range, metrics["signal/mean"])
+        for cause in self._causes:
+            share = metrics[f"unresolved/{cause}"]
             if share <= self.share:
-                self._last_good[cause] = state.global_step
-            elif state.global_step - self._last_good[cause] >= self.steps and cause not in self._warned:
+                self._last_good[cause] = step
+            since = step - self._last_good.setdefault(cause, step - 1)
+            if since >= self.steps and cause not in self._warned:
                 self._warned.add(cause)
+                remedy = REMEDIES[cause]
+                if self._one_sided(low, high):
+                    remedy = self._threshold_remedy(low, high, metrics["signal/mean"])
                 logger.warning(
-                    f"For {state.global_step - self._last_good[cause]} steps, more than {self.share:.0%} of the prompts "
-                    f"have found {found} (ada/unresolved/{cause} is {share:.0%} now) and taught nothing. {remedy}"
+                    f"For {since} steps, more than {self.share:.0%} of the prompts have found {FOUND[cause]} "
+                    f"(ada/unresolved/{cause} is {share:.0%} now); {metrics['zero_signal/final']:.0%} of the prompts have no "
+                    f"gradient. {remedy}"
                 )
+
+    def _one_sided(self, low: float, high: float) -> bool:
+        """Whether rewards differ and the threshold does not."""
+        return low < high and not low <= self.threshold < high
+
+    def _warn_of_threshold(self, low: float, high: float, mean: float) -> None:
+        if self._one_sided(low, high):
+            logger.warning(
+                f"{'Every' if low > self.threshold else 'No'} rollout of the first two generations is positive. "
+                + self._threshold_remedy(low, high, mean)
+            )
+
+    def _threshold_remedy(self, low: float, high: float, mean: float) -> str:
+        words = (
+            f"{self._signal[0].upper()}{self._signal[1:]} ranges from {low:.3g} to {high:.3g} and positive_threshold is "
+            f"{self.threshold:g}. "
+        )
+        if self._choice:
+            words += f"{self._exit_reward_remedy()} Otherwise set "
+        elif high <= self.threshold:
+            words += (
+                f"If a good answer earns more than {self.threshold:g}, the prompts are hard so far; otherwise set "
+            )
+        else:
+            words += "Set "
+        return words + (
+            f"positive_threshold to what separates good from bad, between {low:.3g} and {high:.3g} (the mean is "
+            f"{mean:.3g}): until then sampling and weights treat all prompts alike."
+        )
+
+    def _exit_reward_remedy(self) -> str:
+        return (
+            "If one of them alone says whether an answer is right, name it: exit_reward="
+            + " or exit_reward=".join(map(repr, self._choice))
+            + "."
+        )

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ada_trl.core import EMAPassRate, ExitCondition, Pool, Rollout, allocate, eliminate, group_advantages, select_group
 
-from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
+from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, interval, markdown, save_figure
 
 
 FEATURES, ARMS = 128, 8
@@ -28,7 +28,6 @@ EVERY = 1_600  # rollouts between two evaluations
 STEPS = 75  # of the comparison at equal steps
 LEARNING_RATES = (0.01, 0.03, 0.1)
 TUNING_SEED, SEEDS = 100, range(8)
-T_QUANTILE = 2.365  # 97.5 % of Student's t with 7 degrees of freedom
 MIXES = {"easy": (0.3, 1.0), "broad": (0.0, 1.0), "hard": (0.0, 0.125)}  # pass rates under the base policy
 
 
@@ -291,9 +290,8 @@ def table(rows: list[dict]) -> str:
             mine, reference = (values(r, axis, end, "accuracy") for r in (row, row | {"method": "GRPO n=4"}))
             if row["method"] == "GRPO n=4":
                 return f"{mine.mean():.3f}"
-            gain = mine - reference
-            half = T_QUANTILE * gain.std(ddof=1) / np.sqrt(len(gain))
-            return f"{mine.mean():.3f} ({gain.mean():+.3f} ± {half:.3f})"
+            gain, half = interval(mine - reference)
+            return f"{mine.mean():.3f} ({gain:+.3f} ± {half:.3f})"
 
         return cell
 

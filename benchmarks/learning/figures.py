@@ -5,9 +5,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ..common import COLORS
+from ..common import COLORS, interval
 from .prompt_sets import BIN_EDGES, PASS_AT, PROMPT_SETS
-from .statistics import by_seed, interval
+from .statistics import by_seed
 
 
 MAIN = {

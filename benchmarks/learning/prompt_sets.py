@@ -21,7 +21,8 @@ from recipes.arithmetic.task import MAX_ANSWER_TOKENS, collate, problems
 NUM_DRAWS = 16  # of the base model per candidate, as in the paper
 # Positives out of 16 that put a candidate into a set. The paper's hard set is the same, its easy one keeps 1 to 6.
 PROMPT_SETS = {"easy": (4, 12), "hard": (1, 2)}
-NUM_TRAIN, NUM_TEST = 1024, 256
+LARGE_SET = (1, 12)
+NUM_TRAIN, NUM_LARGE, NUM_TEST = 1024, 12_800, 256
 PASS_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Bins of the base model's exact pass rate, for accuracy by difficulty.
 BIN_EDGES = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -101,6 +102,26 @@ def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_
             )
         write(output_dir / f"{name}_test.jsonl", rows.select(selected[:NUM_TEST]))
         write(output_dir / f"{name}_train.jsonl", rows.select(selected[NUM_TEST:]))
+
+
+def build_large(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 48_000) -> None:
+    """
+    Write `large_{train,test}.jsonl`: more prompts than a run of the benchmark sees twice, from those of which 1 to 12 of 16
+    completions are right.
+    """
+    model, tokenizer = load(base)
+    rows = problems(num_candidates, seed=seed + 3000)
+    rates = pass_rates(model, tokenizer, rows)
+    rows = rows.add_column("base_pass_rate", rates)
+    positives = np.random.default_rng(seed).binomial(NUM_DRAWS, rates)
+    selected = np.flatnonzero((positives >= LARGE_SET[0]) & (positives <= LARGE_SET[1]))
+    if len(selected) < NUM_LARGE + NUM_TEST:
+        raise ValueError(
+            f"Only {len(selected)} of {num_candidates} candidates are in the large set, {NUM_LARGE + NUM_TEST} are needed. "
+            "Raise num_candidates."
+        )
+    write(output_dir / "large_test.jsonl", rows.select(selected[:NUM_TEST]))
+    write(output_dir / "large_train.jsonl", rows.select(selected[NUM_TEST : NUM_TEST + NUM_LARGE]))
 
 
 def write(path: Path, rows: Dataset) -> None:

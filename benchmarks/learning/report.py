@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..common import FIGURES, RESULTS, ROOT, fill, markdown
+from ..common import FIGURES, RESULTS, ROOT, fill, interval, markdown
 from . import figures
 from .prompt_sets import BIN_EDGES, PROMPT_SETS
 from .run import METHODS, PROMPTS_PER_STEP
-from .statistics import accuracy_at, by_seed, collect, common_budget, cost_to_reach, interval, paired_difference
+from .statistics import accuracy_at, by_seed, collect, common_budget, cost_to_reach, paired_difference
 
 
 DOCUMENT = ROOT / "docs" / "report.md"

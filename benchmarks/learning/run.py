@@ -60,7 +60,7 @@ def _seq(condition: str, **options) -> dict:
 
 
 def _est(estimator: str, n: int) -> dict:
-    return {"adaptive_sampling": estimator, "num_generations": n, "learn_pass_rate_prior": True}
+    return {"adaptive_sampling": estimator, "num_generations": n}
 
 
 # In the order of the tables. Each takes the arguments that a user would give it, on top of COMMON.
@@ -137,18 +137,20 @@ class Recorder(TrainerCallback):
         return [float(rates[bins == i].mean()) if (bins == i).any() else None for i in range(len(edges) - 1)]
 
 
-def step_row(logs: dict, seconds: dict) -> dict:
+def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     """What is kept of one step's logs. Counts are totals of the step, shares are of its prompts."""
     ada = {name.removeprefix("ada/"): value for name, value in logs.items() if name.startswith("ada/")}
     names = ["zero_signal/first_round", "zero_signal/final", "unresolved/all_positive", "unresolved/all_negative"]
     names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
+    names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
+    names += ["baseline/explained", "baseline/explained_leave_one_out", "baseline/prior_strength"]
     names += [f"active_prompts/round_{k}" for k in range(1, 5)]
     return {
         "step": logs["step"],
         "reward": logs["reward"],
         "entropy": logs["entropy"],
         "grad_norm": logs["grad_norm"],
-        "rollouts": round(ada["samples_per_prompt/mean"] * PROMPTS_PER_STEP),
+        "rollouts": round(ada["samples_per_prompt/mean"] * prompts_per_step),
         "rounds": ada["rounds/mean"],
         "generated_tokens": round(ada["tokens/generated"]),
         "trained_tokens": round(ada["tokens/generated"] - ada["tokens/discarded"]),
@@ -159,8 +161,13 @@ def step_row(logs: dict, seconds: dict) -> dict:
 
 def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
     """Train one cell of the grid; returns its record, ready for JSON."""
+    return {**run._asdict(), **train_once(run, METHODS[run.method], PROMPTS_PER_STEP, task_dir, steps, eval_every)}
+
+
+def train_once(run, options: dict, prompts_per_step: int, task_dir: Path, steps: int, eval_every: int) -> dict:
+    """Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations."""
     torch.set_num_threads(1)
-    options = COMMON | METHODS[run.method]
+    options = COMMON | options
     model, tokenizer = prompt_sets.load(task_dir / "base")
     data = task_dir / "learning"
     recorder = Recorder(
@@ -173,7 +180,7 @@ def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
-            per_device_train_batch_size=PROMPTS_PER_STEP * options["num_generations"],
+            per_device_train_batch_size=prompts_per_step * options["num_generations"],
             max_steps=steps,
             seed=run.seed,
             **options,
@@ -190,8 +197,8 @@ def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     logs = [logs for logs in trainer.state.log_history if "ada/tokens/generated" in logs]
-    rows = [step_row(row, seconds) for row, seconds in zip(logs, recorder.seconds, strict=True)]
-    return {**run._asdict(), "options": options, "steps": rows, "evaluations": recorder.evaluations}
+    rows = [step_row(row, seconds, prompts_per_step) for row, seconds in zip(logs, recorder.seconds, strict=True)]
+    return {"options": options, "steps": rows, "evaluations": recorder.evaluations}
 
 
 def train_and_save(run: Run, output_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:

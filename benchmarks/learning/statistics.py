@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ..common import interval
+
 
 RUN = ["prompt_set", "method", "seed"]
 COSTS = ["rollouts", "generated_tokens", "trained_tokens", "cpu_seconds", "wall_seconds"]
-# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def collect(files: Iterable[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -36,15 +36,6 @@ def collect(files: Iterable[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
             row = {name: value for name, value in row.items() if name != "by_difficulty"}
             evaluations.append(run | row | bins | spent[row["step"]])
     return pd.DataFrame(steps), pd.DataFrame(evaluations)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and half the width of its 95 % t-interval; NaN for fewer than two seeds."""
-    values = np.asarray(values, dtype=float)
-    if len(values) < 2:
-        return float(values.mean()) if len(values) else math.nan, math.nan
-    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
-    return float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def by_seed(evaluations: pd.DataFrame, prompt_set: str, method: str) -> dict[int, pd.DataFrame]:

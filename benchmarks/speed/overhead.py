@@ -49,6 +49,7 @@ def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -
         advantages,
         exit_condition,
         samples_per_round=samples_per_round,
+        max_rounds=max_rounds,
         num_generations=4,
         weighting="inverse_sqrt",
     )

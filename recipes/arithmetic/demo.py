@@ -13,6 +13,7 @@ from pathlib import Path
 from transformers import ProgressCallback
 
 from ada_trl import plots
+from ada_trl.measurement.tables import markdown_table
 from ada_trl.train import build_trainer, parse_args
 
 from .task import prepare
@@ -93,8 +94,7 @@ def table(results: list[dict]) -> str:
         ]
         for result in results
     ]
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(header, rows)
 
 
 REPORT = """\

@@ -233,15 +233,40 @@ def test_weight_is_clamped_at_one_over_the_pool_size():
     assert prompt_weight(NAN, 32, "inverse") == 1
 
 
+@pytest.mark.parametrize("p", [0.01, 0.25, 0.7])
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.8, 1.0])
+def test_weight_is_the_derivative_of_the_power_objective(alpha, p):
+    """f(p) = p^α / α, whose limit at α = 0 is log p up to a constant; the derivative is taken numerically."""
+
+    def f(p):
+        return math.log(p) if alpha == 0 else p**alpha / alpha
+
+    step = 1e-6 * p
+    assert prompt_weight(p, 10**6, alpha) == pytest.approx((f(p + step) - f(p - step)) / (2 * step), rel=1e-6)
+
+
+def test_names_of_weights_are_powers():
+    for name, alpha in {"inverse": 0, "inverse_sqrt": 0.5, "none": 1}.items():
+        for p in (0.0, 0.1, 1.0):
+            assert prompt_weight(p, 32, name) == prompt_weight(p, 32, alpha)
+
+
+def test_the_floor_of_the_weight_takes_the_place_of_one_over_the_pool_size():
+    assert [prompt_weight(p, 32, "inverse", floor=0.1) for p in (0.0, 1 / 32, 0.1, 0.5)] == [10, 10, 10, 2]
+    assert prompt_weight(0.0, 32, "inverse", floor=0.001) == pytest.approx(1000)
+    pool = make_pool(1, *[0] * 7)
+    capped, free = (group_advantages(pool, pool.rollouts, weighting="inverse", weight_floor=f) for f in (0.25, None))
+    assert capped == pytest.approx([value / 2 for value in free])
+
+
 # Metrics
 
 
-def metrics_of(pools, exit_condition=BALANCE, n=4, m=4):
+def metrics_of(pools, exit_condition=BALANCE, n=4, m=4, rounds=3):
     groups = [select_group(pool, n, (i,)) for i, pool in enumerate(pools)]
     advantages = [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)]
-    return sampling_metrics(
-        pools, groups, advantages, exit_condition, samples_per_round=m, num_generations=n, weighting="inverse_sqrt"
-    )
+    sizes = {"samples_per_round": m, "max_rounds": rounds, "num_generations": n}
+    return sampling_metrics(pools, groups, advantages, exit_condition, **sizes, weighting="inverse_sqrt")
 
 
 def test_metrics_of_a_scripted_step():
@@ -250,6 +275,9 @@ def test_metrics_of_a_scripted_step():
     assert metrics["samples_per_prompt/mean"] == (4 + 12 + 12 + 12) / 4
     assert metrics["rounds/mean"] == 2.5
     assert [metrics[f"active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 3]
+    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [0.5, 0.5, 0.25]
+    assert [metrics[f"short_of_negatives/round_{k}"] for k in (1, 2, 3)] == [0.25] * 3
+    assert [metrics[f"signal/{name}"] for name in ("min", "mean", "max")] == [0, 6 / 16, 1]
     assert metrics["resolved"] == 0.5
     assert metrics["unresolved/all_positive"] == metrics["unresolved/all_negative"] == 0.25
     assert metrics["zero_signal/first_round"] == 0.75  # HARD, EASY and NEVER start uniform
@@ -261,11 +289,28 @@ def test_metrics_of_a_scripted_step():
     assert metrics["pass_rate/mean"] == pytest.approx((0.5 + 0 + 1 + 0) / 4)
 
 
+def test_a_prompt_with_one_positive_of_many_is_short_of_positives():
+    pools, _ = run([1] + [0] * 11)
+    metrics = metrics_of(pools)
+    assert metrics["resolved"] == metrics["unresolved/all_negative"] == metrics["unresolved/all_positive"] == 0
+    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [1, 1, 1]
+    assert [metrics[f"short_of_negatives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
+
+
+def test_rounds_that_did_not_happen_are_counted_as_zero():
+    pools, _ = run(MIXED, MIXED)
+    metrics = metrics_of(pools, rounds=3)
+    assert [metrics[f"active_prompts/round_{k}"] for k in (1, 2, 3)] == [2, 0, 0]
+    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
+
+
 def test_metrics_of_unscored_pools_are_finite_or_nan_never_an_error():
     pools, _ = run([NAN] * 12)
     metrics = metrics_of(pools)
     assert metrics["unresolved/unscored"] == 1
     assert metrics["zero_signal/final"] == 1
+    assert metrics["short_of_positives/round_3"] == metrics["short_of_negatives/round_3"] == 1
+    assert math.isnan(metrics["signal/min"]) and math.isnan(metrics["signal/max"])
     assert math.isnan(metrics["reward/batch_level"])
 
 

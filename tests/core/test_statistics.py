@@ -155,6 +155,20 @@ def pool_expectation_normal(p, size, weighting):
     return float(np.dot(np.exp(log_pmf), values))
 
 
+@pytest.mark.parametrize(("positives", "size"), [(1, 8), (3, 8), (2, 24), (31, 32)])
+def test_correction_is_exact_for_the_selection(positives, size):
+    """Given the pool, the mean over all groups that may be selected is the mean over the whole pool, whatever stopped it."""
+    p, rewards = 0.3, [1.0] * positives + [0.0] * (size - positives)
+    pool = Pool(0.7, [Rollout(i, reward, reward) for i, reward in enumerate(rewards)])
+    group = select_group(pool, 4, (0,))  # rollouts of a side are alike here, so one group stands for all
+    for corrected in (True, False):
+        advantages = group_advantages(pool, group, weighting="none", selection_correction=corrected)
+        scores = [1 - p if pool.is_positive(rollout) else -p for rollout in group]
+        q = positives / size
+        whole = q * (1 - q) * ((1 - p) + p)
+        assert (np.dot(advantages, scores) / 4 == pytest.approx(whole)) == corrected
+
+
 def test_correction_and_paper_form_differ_where_they_should():
     p = 0.1
     paper = np.mean(gradients(p, pool_size=256, prompts=500, weighting="none"))

@@ -4,10 +4,9 @@ import pytest
 
 from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
 
-from ..helpers import PROMPTS, prompt_dataset
+from ..helpers import PROMPTS, logs_of, prompt_dataset
 from .fake import FakeServer, answer, random_texts
-from .test_fake_server import build, logs_of, our_threads
-from .test_processes import launch
+from .helpers import build, launch, our_threads
 
 
 MODES = ["est-ema", "est-value"]

@@ -9,7 +9,7 @@ import trl.generation.vllm_generation as vllm_generation
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import QUICK, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, TOKENIZER, WRONG, reward
 
 
@@ -86,6 +86,6 @@ def test_the_engine_stays_awake_over_the_rounds_of_a_step(sleep, tmp_path, monke
         assert trainer.vllm_generation.enable_sleep_mode
     else:
         assert engine.diary == ["load", "generate", "generate", "generate"] * 2
-    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    logs = logs_of(trainer)
     assert [step["ada/rounds/mean"] for step in logs] == [3, 3]
     assert [step["ada/resolved"] for step in logs] == [1, 1]

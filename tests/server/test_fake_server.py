@@ -10,42 +10,14 @@ import torch
 from aiohttp import web
 from peft import LoraConfig
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 
-from ..helpers import PROMPTS, QUICK, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
+from .helpers import build, fail, our_threads, stall
 
 
-TIMEOUT = 3.0
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
-
-
-def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
-    options = {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_weight_sync": "disk",
-        "vllm_request_timeout": TIMEOUT,
-        "vllm_server_timeout": 0,
-        "per_device_train_batch_size": 16,
-        "max_steps": 1,
-        "samples_per_round": 4,
-        "max_rounds": 3,
-    }
-    return AdaGRPOTrainer(
-        tiny_model(),
-        reward_funcs,
-        AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
-        prompt_dataset(1) if dataset is None else dataset,
-        processing_class=tiny_tokenizer(),
-        peft_config=peft_config,
-    )
-
-
-def our_threads():
-    return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
 
 
 def becomes_idle(server, seconds=10):
@@ -54,10 +26,6 @@ def becomes_idle(server, seconds=10):
     while server.in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
     return server.in_flight == 0
-
-
-def logs_of(trainer):
-    return [logs for logs in trainer.state.log_history if "reward" in logs]
 
 
 def scripted(**texts):
@@ -106,14 +74,6 @@ def test_a_step_line_by_line(tmp_path):
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
     assert logs["ada/server/retries"] == logs["ada/server/timeouts"] == logs["ada/server/gave_up"] == 0
     assert our_threads() == []
-
-
-async def stall(call):
-    await asyncio.sleep(60)
-
-
-async def fail(call):
-    return web.json_response({"error": {"message": "engine dead"}}, status=500)
 
 
 async def refuse(call):

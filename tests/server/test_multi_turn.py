@@ -12,11 +12,11 @@ from PIL import Image
 
 from ada_trl import AdaGRPOTrainer
 
+from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
+from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
-from ..test_multi_turn import CONVERSATIONS, Counting, add, picture, says_the_sum
-from ..test_multi_turn import build as build_trainer
 from .fake import FakeServer, answer
-from .test_fake_server import fail, our_threads
+from .helpers import fail, our_threads
 
 
 CHAT = chat_tokenizer()

@@ -1,39 +1,15 @@
 """Several processes against one scripted server: shared work, shared failures, groups that straddle processes."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from ..helpers import PROMPTS, free_port
-from .fake import FakeServer, answer, random_texts
-from .test_fake_server import fail, half_right, stall
+from ..helpers import PROMPTS
+from .fake import FakeServer, answer, half_right, random_texts
+from .helpers import fail, launch, stall
 
 
-ROOT = Path(__file__).parent.parent.parent
-TIMEOUT = 5.0
 IN_TIME = 40.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
-
-
-def launch(processes, url, output_dir, **options):
-    output_dir.mkdir()
-    command = [sys.executable, "-W", "ignore", "-m"]
-    if processes > 1:
-        command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
-        command += ["--main_process_port", str(free_port()), "--module"]
-    command += ["tests.server.worker", url, str(output_dir)]
-    options = {"vllm_request_timeout": TIMEOUT, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*command, json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
-    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
-    return [json.loads(rank.read_text()) for rank in ranks]
 
 
 async def uneven(call):

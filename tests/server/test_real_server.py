@@ -16,9 +16,8 @@ from ada_trl.train import main
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
-from ..helpers import QUICK, free_port
-from .test_fake_server import our_threads
-from .test_processes import ROOT, launch
+from ..helpers import QUICK, free_port, logs_of
+from .helpers import ROOT, launch, our_threads
 
 
 RANK = 8
@@ -64,7 +63,7 @@ def train(server, task_dir, tmp_path, peft_config=None, **overrides):
         peft_config=peft_config,
     )
     trainer.train()
-    return [logs for logs in trainer.state.log_history if "reward" in logs]
+    return logs_of(trainer)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from aiohttp import web
 
 from ada_trl.engine.client import VLLMServerError, VLLMServerUnavailable
 from ada_trl.evaluate import EvaluationArguments, run
-from ada_trl.measurement.samplers import PerPromptSource, Request, SamplingArguments, same_model
+from ada_trl.measurement.samplers import Request, SamplingArguments, ServerSampler, same_model
 
 from ..helpers import tiny_model
 from .fake import RIGHT, TOKENIZER, FakeServer, answer
-from .test_fake_server import our_threads
+from .helpers import our_threads
 
 
 SUMS = [f"{a}+{b}=" for a in range(3) for b in range(4)]
@@ -20,7 +20,7 @@ SUMS = [f"{a}+{b}=" for a in range(3) for b in range(4)]
 
 def sampler(server, model="base", **options):
     options = {"num_samples": 4, "vllm_server_base_url": server.url, "vllm_server_timeout": 5.0} | options
-    return PerPromptSource(model, TOKENIZER, SamplingArguments(**options))
+    return ServerSampler(model, TOKENIZER, SamplingArguments(**options))
 
 
 def requests():

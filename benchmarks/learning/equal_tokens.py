@@ -1,0 +1,131 @@
+"""
+What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
+
+Every method draws about 128 rollouts per step; those that need fewer per prompt see more prompts. Every method gets the
+best of three learning rates, chosen on a seed that is not reported. `python -m benchmarks.learning.equal_tokens` writes one
+file per run to `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on
+with the runs that are missing.
+"""
+
+import argparse
+import functools
+import json
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from ada_trl.files import atomic_write
+from recipes.arithmetic.task import prepare
+
+from . import prompt_sets
+from .dapo import dapo_arguments
+from .run import STEPS, run_missing, train_once
+
+
+ROLLOUTS_PER_STEP = 128
+RATES = (1e-4, 2e-4, 4e-4)
+TUNING_SEED = 0
+SETS = ("easy", "hard", "large")
+
+
+class Method(NamedTuple):
+    """Options of the trainer, and the prompts of a step."""
+
+    options: dict
+    prompts_per_step: int
+
+
+def _grpo(n: int) -> Method:
+    return Method(
+        {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}, ROLLOUTS_PER_STEP // n
+    )
+
+
+def _posterior(n: int, **options) -> Method:
+    options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": n} | options
+    return Method(options, ROLLOUTS_PER_STEP // n)
+
+
+METHODS = {
+    "GRPO n=2": _grpo(2),
+    "GRPO n=4": _grpo(4),
+    "GRPO n=8": _grpo(8),
+    # 14 prompts survive of about 32 that are asked.
+    "DAPO n=4": Method(dapo_arguments(4) | {"max_rounds": 8}, 14),
+    "Posterior n=4": _posterior(4),
+    "Posterior n=2": _posterior(2),
+    "Posterior n=1": _posterior(1),
+    "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
+    "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
+    "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
+}
+
+
+class Run(NamedTuple):
+    """One cell of the grid."""
+
+    method: str
+    prompt_set: str
+    seed: int
+    rate: float
+
+    @property
+    def file_name(self) -> str:
+        slug = "".join(c if c.isalnum() else "-" for c in self.method.lower())
+        return f"{self.prompt_set}_{slug}_{self.rate:g}_{self.seed}.json"
+
+
+def tuning(methods: list[str], sets: list[str]) -> list[Run]:
+    return [Run(m, name, TUNING_SEED, rate) for name in sets for rate in RATES for m in methods]
+
+
+def best_rate(method: str, prompt_set: str, runs_dir: Path) -> float:
+    """The rate with the highest final accuracy on the tuning seed."""
+
+    def final(rate: float) -> float:
+        record = json.loads((runs_dir / Run(method, prompt_set, TUNING_SEED, rate).file_name).read_text())
+        return record["evaluations"][-1]["accuracy"]
+
+    return max(RATES, key=final)
+
+
+def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
+    method = METHODS[run.method]
+    options = method.options | {"learning_rate": run.rate}
+    record = run._asdict() | train_once(run, options, method.prompts_per_step, task_dir, steps, eval_every)
+    with atomic_write(runs_dir / run.file_name) as temporary:
+        temporary.write_text(json.dumps(record))
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--eval_every", type=int, default=20, help="Steps between evaluations.")
+    parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
+    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
+    args = parser.parse_args()
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    prepare(args.task_dir)
+    data = args.task_dir / "learning"
+    if not (data / "hard_train.jsonl").exists():  # written last
+        prompt_sets.build(args.task_dir / "base", data)
+    if "large" in args.sets and not (data / "large_train.jsonl").exists():
+        prompt_sets.build_large(args.task_dir / "base", data)
+    work = functools.partial(
+        train_and_save, runs_dir=args.output_dir, task_dir=args.task_dir, steps=args.steps, eval_every=args.eval_every
+    )
+    run_missing(tuning(args.methods, args.sets), args.output_dir, work, args.workers)
+    rates = {(m, name): best_rate(m, name, args.output_dir) for m in args.methods for name in args.sets}
+    runs = [Run(m, name, seed, rates[m, name]) for seed in args.seeds for name in args.sets for m in args.methods]
+    run_missing(runs, args.output_dir, work, args.workers)
+
+
+if __name__ == "__main__":
+    main()

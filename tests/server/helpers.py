@@ -1,0 +1,71 @@
+"""Trainings against a server, in this process and in several, and what may go wrong with it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from aiohttp import web
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from ..helpers import QUICK, free_port, prompt_dataset, tiny_model, tiny_tokenizer
+from .fake import reward
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
+    options = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": server.url,
+        "vllm_weight_sync": "disk",
+        "vllm_request_timeout": 3.0,
+        "vllm_server_timeout": 0,
+        "per_device_train_batch_size": 16,
+        "max_steps": 1,
+        "samples_per_round": 4,
+        "max_rounds": 3,
+    }
+    return AdaGRPOTrainer(
+        tiny_model(),
+        reward_funcs,
+        AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
+        prompt_dataset(1) if dataset is None else dataset,
+        processing_class=tiny_tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def launch(processes, url, output_dir, **options):
+    output_dir.mkdir()
+    command = [sys.executable, "-W", "ignore", "-m"]
+    if processes > 1:
+        command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
+        command += ["--main_process_port", str(free_port()), "--module"]
+    command += ["tests.server.worker", url, str(output_dir)]
+    options = {"vllm_request_timeout": 5.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*command, json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
+    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
+    return [json.loads(rank.read_text()) for rank in ranks]
+
+
+def our_threads():
+    return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
+
+
+async def stall(call):
+    await asyncio.sleep(60)
+
+
+async def fail(call):
+    return web.json_response({"error": {"message": "engine dead"}}, status=500)
