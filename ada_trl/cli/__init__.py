@@ -43,7 +43,7 @@ def main(args: list[str] | None = None) -> None:
     if command in COMMANDS:
         return start(command, args[1:])
     if command == "--version":
-        print(__version__)
+        print(f"ada_trl {__version__}")
     elif command in ("--help", "-h"):
         run(lambda _: print(help_text(), end=""), [], "ada-trl")
     else:

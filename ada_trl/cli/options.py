@@ -77,7 +77,9 @@ def train_help(everything: bool = False) -> str:
     )
     parser.add_argument("--config", nargs="+", metavar="FILE", required=True, help="YAML files, or names of recipes.")
     parser.add_argument("--help-all", action="store_true", help="List every field, those of TRL and transformers too.")
-    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    parser.add_argument(
+        "--debug", action="store_true", help="Show the traceback of an error; a value is transformers'."
+    )
     for title, fields in _groups(everything).items():
         group = parser.add_argument_group(title)
         for field in fields:
@@ -96,7 +98,7 @@ def _groups(everything: bool) -> dict[str, list[Field]]:
         groups.setdefault(f"Reinforce-Ada: {field.section or 'defaults that differ from TRL'}", []).append(field)
     if not everything:
         return groups | {title: [fields[name] for name in names] for title, names in MOST_USED.items()}
-    shown = {*ours, *NEEDED_FIELDS}
+    shown = {*ours, *NEEDED_FIELDS, "debug"}
     for title, group in theirs.items():
         groups[title] = [field for field in group if not (field.name in shown or shown.add(field.name))]
     return groups
