@@ -29,6 +29,9 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         values = "" if action.nargs == 0 else " " + self._format_args(action, self._type_of(action))
         return action.option_strings[0] + values
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # seq-balance stays in one piece
+
     def _type_of(self, action: argparse.Action) -> str:
         return action.metavar or getattr(action.type, "__name__", "str").replace("string_to_bool", "bool").upper()
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.extras.profiling import profiling_context
@@ -18,6 +17,7 @@ from ..core.identity import prompt_identity
 from ..engine.vllm import vllm_generation_with
 from ..estimation.head import prompt_features
 from ..estimation.tracker import PassRateTracker
+from ..notices import get_logger
 from ..rollouts.in_rounds import RoundSource
 from ..rollouts.per_prompt import PerPromptSource
 from ..rollouts.progress import StepProgress

@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.logging import get_logger
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..failures import shared
+from ..notices import get_logger
 from ..rollouts.source import Completions
 
 
