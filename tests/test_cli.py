@@ -80,7 +80,7 @@ def test_help_of_train_is_ours_and_then_theirs():
     assert "Reinforce-Ada: sampling:" in text and "Reinforce-Ada: advantages:" in text
     assert (
         "(default: seq-balance)" in " ".join(text.split())
-        and "…" not in text[text.index("Reinforce-Ada:") : text.index("The data:")]
+        and " …\n" not in text[text.index("max_rounds") : text.index("The data:")]
     )
 
 
