@@ -78,7 +78,9 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     assert summary["steps"] == [0, 2]
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
     expected = {"posterior": 1}.get(method, 4)
-    assert summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
+    assert (
+        summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
+    )
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def _with_boxed_answers(problems: list[Problem]) -> list[Problem]:
     replaced = {
         i: replace(problems[i], answer=boxes[i][-1][2])
         for i, good in zip(candidates, verifiable, strict=True)
-        if not good
+        if not good and boxes[i][-1][2]
     }
     return [replaced.get(i, problem) for i, problem in enumerate(problems)]
 
