@@ -97,6 +97,7 @@ def test_command_line(runs, tmp_path, capsys):
     assert all((tmp_path / "both" / name.rpartition("/")[2]).stat().st_size > 5000 for name in written[1:])
     main([str(runs / "grpo"), "--output_dir", str(tmp_path / "grpo")])
     assert sorted(path.name for path in (tmp_path / "grpo").iterdir()) == [
+        "costs.md",
         "frontier.png",
         "learning.png",
         "signal.png",
