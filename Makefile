@@ -1,7 +1,7 @@
 # make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
 # make test       install, run the tests that are quick, on two cores (everything but the vLLM server)
 # make test-all   the slow ones too: every recipe and notebook, sharded models, more processes
-# make analyses   compute the figures and tables of docs/analyses.md again
+# make analyses   compute the figures and tables of docs/analyses.md and docs/paper.md again
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/report.md and README.md from the stored results
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
@@ -62,6 +62,8 @@ analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.variance
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.cost_benefit
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.objectives
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.sampling_cost
 
 notebooks: .venv/installed
 	$(ENVIRONMENT) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py

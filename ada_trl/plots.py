@@ -21,7 +21,14 @@ from .cli.errors import UserError
 from .cli.parser import CommandParser
 from .drawing.curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Curve, Log, against, cost, curve, smoothed, total
 from .drawing.paper import allocation_figure, draws_figure, frontier_figure, levels_figure, quota_figure
-from .drawing.runs import baseline_figure, difficulty_figure, learning_figure, sampling_figure, signal_figure
+from .drawing.runs import (
+    baseline_figure,
+    cost_table,
+    difficulty_figure,
+    learning_figure,
+    sampling_figure,
+    signal_figure,
+)
 from .estimation.record import PASS_RATES_FILE
 from .files import last_checkpoint
 from .planning.difficulty import fit_pass_rate_distribution
@@ -39,6 +46,7 @@ __all__ = [
     "allocation_figure",
     "baseline_figure",
     "cost",
+    "cost_table",
     "curve",
     "difficulty_figure",
     "draw_all",
@@ -212,12 +220,16 @@ def main(args: list[str] | None = None) -> None:
         raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
 
     paths = dict(zip(labels, options.runs, strict=True))
-    runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
+    logs = {label: read_log(run) for label, run in paths.items()}
+    runs = {label: smoothed(log, options.smooth) for label, log in logs.items()}
     records = {label: read_record(run) for label, run in paths.items()}
     fitted = {label: read_difficulty(run) for label, run in paths.items()}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
     known = ({label: value for label, value in found.items() if value is not None} for found in (records, fitted))
     options.output_dir.mkdir(parents=True, exist_ok=True)
+    if logs:
+        (options.output_dir / "costs.md").write_text(cost_table(logs) + "\n")
+        print(options.output_dir / "costs.md")
     for name, figure in draw_all(runs, *known, counts).items():
         path = options.output_dir / f"{name}.png"
         figure.savefig(path, dpi=130)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ada_trl import plan
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
+from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
 from benchmarks import common
-from benchmarks.analyses import cost_benefit, signal_loss, variance
+from benchmarks.analyses import cost_benefit, objectives, sampling_cost, signal_loss, variance
 
 
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
@@ -202,6 +202,65 @@ def test_runs_learn_and_repeat(monkeypatch):
     assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.02
     assert rows[-1]["generated"] >= 3200 and 5 in [row["step"] for row in rows]
     assert cost_benefit.at(rows, "generated", 0, "accuracy") == rows[0]["accuracy"]
+
+
+# The paper's closed forms
+
+
+@pytest.mark.parametrize(
+    ("method", "quota", "largest"), [("Seq-pos", 4, 32), ("Seq-balance", 2, 32), ("Seq-balance", 8, 64)]
+)
+def test_sampling_cost_is_what_the_scheduler_draws(method, quota, largest):
+    rates, prompts = np.array([0.05, 0.3, 0.9]), 1500
+    pools = common.bernoulli_pools(
+        np.repeat(rates, prompts),
+        np.random.default_rng(0),
+        sampling_cost.METHODS[method](quota),
+        samples_per_round=largest // 8,
+        max_rounds=8,
+    )
+    sizes = np.array([len(pool) for pool in pools]).reshape(3, prompts)
+    errors = sizes.std(axis=1) / math.sqrt(prompts)
+    assert (
+        np.abs(sizes.mean(axis=1) - sampling_cost.cost(method, quota, largest, rates).rollouts) <= 5 * errors + 1e-9
+    ).all()
+
+
+def test_the_sampling_cost_of_ones_own_prompts(tmp_path, monkeypatch, capsys):
+    (tmp_path / "rates.csv").write_text("pass_rate\n0.1\n0.9\n")
+    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path / "rates.csv")])
+    sampling_cost.main()
+    shown = capsys.readouterr().out
+    rollouts, lost = (value.mean() for value in sampling_cost.cost("Seq-balance", 1, 32, [0.1, 0.9])[1::-1])
+    assert f"| Seq-balance, N_max = 32, M = 4 | {rollouts:.1f} ({lost:.1%}) |" in shown
+    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path / "none.csv")])
+    with pytest.raises(SystemExit):
+        sampling_cost.main()
+
+
+def test_figure_7_is_the_rules_of_the_paper():
+    for rule, (rates, sizes) in objectives.allocations().items():
+        assert sum(sizes) == 4096 and len(sizes) == 512
+        weights = rates**-0.5 if rule == "power" else np.sqrt((1 - rates) / rates)
+        middle = (rates > 0.02) & (rates < 0.6)  # away from the bound of one rollout
+        expected = np.sum(np.array(sizes)[middle]) * weights[middle] / weights[middle].sum()
+        assert np.array(sizes)[middle] == pytest.approx(expected, abs=1.01)
+
+
+@pytest.mark.parametrize("alpha", objectives.POWERS)
+def test_figure_3_shows_objectives_and_their_derivatives(alpha):
+    p = np.linspace(0.1, 1, 10)
+    slope = (objectives.objective(alpha, p + 1e-6) - objectives.objective(alpha, p - 1e-6)) / 2e-6
+    assert slope == pytest.approx([prompt_weight(value, 10**9, alpha) for value in p], rel=1e-5)
+
+
+def test_the_page_of_the_paper_has_the_closed_form_and_every_table_and_figure():
+    text = sampling_cost.PAPER_DOCUMENT.read_text()
+    assert f"<!-- sampling-cost -->\n{sampling_cost.table(sampling_cost.at_pass_rates)}\n<!-- end -->" in text
+    for name in (*(f"Figure {i}" for i in range(1, 11)), *(f"Table {i}" for i in range(1, 6))):
+        assert f"| {name} |" in text, name
+    for name in ("objectives", "sampling_cost"):
+        assert f"](figures/{name}.png)" in text and (common.FIGURES / f"{name}.png").exists()
 
 
 # The document

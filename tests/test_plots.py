@@ -91,12 +91,13 @@ def test_command_line(runs, tmp_path, capsys):
     main([str(runs / "ada"), str(runs / "grpo"), "--output_dir", str(tmp_path / "both")])
     written = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in written] == [
-        "learning.png", "signal.png", "sampling.png", "quotas.png", "frontier.png", "levels.png", "allocation.png",
+        "costs.md", "learning.png", "signal.png", "sampling.png", "quotas.png", "frontier.png", "levels.png", "allocation.png",
         "difficulty.png", "draws.png",
     ]  # fmt: skip
-    assert all((tmp_path / "both" / name.rpartition("/")[2]).stat().st_size > 5000 for name in written)
+    assert all((tmp_path / "both" / name.rpartition("/")[2]).stat().st_size > 5000 for name in written[1:])
     main([str(runs / "grpo"), "--output_dir", str(tmp_path / "grpo")])
     assert sorted(path.name for path in (tmp_path / "grpo").iterdir()) == [
+        "costs.md",
         "frontier.png",
         "learning.png",
         "signal.png",
@@ -222,6 +223,20 @@ def test_smoothing_is_the_mean_of_the_last_steps():
     assert curve(smoothed(log, 20), "num_tokens").values.tolist() == [1, 2, 3, 5, 6]
     assert curve(smoothed(log, 20), "eval_reward").values.tolist() == [1]
     assert log[0] == {"step": 1, "reward": 0.0, "num_tokens": 1}
+
+
+def test_costs_are_per_step_and_relative_to_the_first_run():
+    def log(seconds):
+        # Logged every two steps, the last one alone.
+        metrics = {"ada/tokens/generated": 10.0, "ada/samples_per_prompt/mean": 4.0, "step_time": seconds}
+        return [{"step": step, **metrics} for step in (2, 4, 5)]
+
+    lines = plots.cost_table({"one": log(2.0), "other": log(5.0), "old": [{"step": 3, "step_time": 1.0}]}).splitlines()
+    assert lines[2:] == [
+        "| one | 5 | 4.0 | 50 | 2 | 1.00× |",
+        "| other | 5 | 4.0 | 50 | 5 | 2.50× |",
+        "| old | 3 | – | – | 1 | 0.50× |",
+    ]
 
 
 def test_a_value_alone_is_a_dot():

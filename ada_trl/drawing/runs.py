@@ -1,10 +1,12 @@
 """What training runs learnt, what they spent, and what sampling did."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Log, against, by_round, curve
+from ..measurement.tables import markdown_table
+from .curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Log, against, by_round, cost, curve
 from .panels import draw, legend_above, make_panels
 
 
@@ -43,6 +45,33 @@ def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None =
         row[0].set_ylabel(label)
     panels[0][0].legend(frameon=False, fontsize="small")
     return figure
+
+
+def cost_table(runs: Mapping[str, Log]) -> str:
+    """
+    What a step of each run costs, as Markdown: the paper's table 3, with rollouts and tokens. Seconds are per optimizer
+    step, without evaluation; the last column is relative to the first run.
+    """
+    rows, first = [], None
+    for run, log in runs.items():
+        steps = curve(log, "step").steps
+        last = steps[-1] if len(steps) else 0
+        spent = {axis: cost(log, axis).values for axis in (TOKENS, MINUTES)}
+        tokens, seconds = (values[-1] if len(values) else math.nan for values in spent.values())
+        seconds = 60 * seconds / max(last, 1)
+        first = seconds if first is None else first
+        rollouts = curve(log, "ada/samples_per_prompt/mean").values
+        rows.append(
+            [
+                run,
+                f"{last}",
+                f"{np.nanmean(rollouts):.1f}" if len(rollouts) else "–",
+                "–" if math.isnan(tokens) else f"{tokens:,.0f}",
+                "–" if math.isnan(seconds) else f"{seconds:.3g}",
+                "–" if math.isnan(seconds / first) else f"{seconds / first:.2f}×",
+            ]
+        )
+    return markdown_table(["Run", "Steps", "Rollouts per prompt", TOKENS, "Seconds per step", "Relative"], rows)
 
 
 def signal_figure(runs: Mapping[str, Log]):

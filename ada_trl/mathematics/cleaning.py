@@ -87,19 +87,18 @@ def _with_boxed_answers(problems: list[Problem]) -> list[Problem]:
     replaced = {
         i: replace(problems[i], answer=boxes[i][-1][2])
         for i, good in zip(candidates, verifiable, strict=True)
-        if not good
+        if not good and boxes[i][-1][2]
     }
     return [replaced.get(i, problem) for i, problem in enumerate(problems)]
 
 
 def _confirmed(problems: list[Problem]) -> list[bool]:
     """Whether the references or the annotated solution of each problem can be verified."""
-    solved = [bool(boxed(p.extra.get("solution") or "")) for p in problems]
-    agreeing = _agrees_with_solution(problems)
-    return [
-        good and (_some_verified(problem) or (has_box and agrees))
-        for problem, good, has_box, agrees in zip(problems, _verifiable(problems), solved, agreeing, strict=True)
-    ]
+    unsure = [problem for problem in problems if not _some_verified(problem)]
+    boxes = [bool(boxed(problem.extra.get("solution") or "")) for problem in unsure]
+    agreeing = iter([box and agrees for box, agrees in zip(boxes, _agrees_with_solution(unsure), strict=True)])
+    sound = [_some_verified(problem) or next(agreeing) for problem in problems]
+    return [good and verifiable for good, verifiable in zip(sound, _verifiable(problems), strict=True)]
 
 
 def _in_box(answer: str) -> str:

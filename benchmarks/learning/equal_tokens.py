@@ -46,6 +46,17 @@ def _posterior(n: int, **options) -> Method:
     return Method(options, ROLLOUTS_PER_STEP // n)
 
 
+def _seq_balance(**options) -> Method:
+    """About 14 rollouts per prompt on both sets."""
+    options = {
+        "adaptive_sampling": "seq-balance",
+        "num_generations": 4,
+        "samples_per_round": 8,
+        "max_rounds": 4,
+    } | options
+    return Method(options, 9)
+
+
 METHODS = {
     "GRPO n=2": _grpo(2),
     "GRPO n=4": _grpo(4),
@@ -58,6 +69,9 @@ METHODS = {
     "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
     "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
+    "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
+    "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
     "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
 }
 
