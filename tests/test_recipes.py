@@ -78,7 +78,9 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     assert summary["steps"] == [0, 2]
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
     expected = {"posterior": 1}.get(method, 4)
-    assert summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
+    assert (
+        summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
+    )
 
 
 @pytest.mark.slow
@@ -197,6 +199,7 @@ def test_demo_report():
     assert "| Seq-balance | 0.250 | 0.500 | 37.5% | 10.0 | 2,000 | 30 |" in table(results)
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     prepare(tmp_path / "task", steps=3)
     options = ["--methods", "grpo-n4", "seq-balance", "--task_dir", str(tmp_path / "task")]

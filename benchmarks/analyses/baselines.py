@@ -137,7 +137,9 @@ def table(rows: list[dict]) -> str:
 
     def show(p):
         def cell(row):
-            needed = (found[row["name"], p]["noise_per_rollout"] / found["Pool mean, n=4", p]["noise_per_rollout"]) ** 2
+            needed = (
+                found[row["name"], p]["noise_per_rollout"] / found["Pool mean, n=4", p]["noise_per_rollout"]
+            ) ** 2
             return f"{found[row['name'], p]['weight']:.2f} / {needed:.2f}"
 
         return cell
