@@ -1,7 +1,7 @@
 r"""
 Compare models on mathematics: average@k and unbiased pass@k with intervals, as in the paper's evaluation.
 
-`python -m ada_trl.evaluate --models Qwen/Qwen2.5-Math-1.5B outputs/grpo outputs/seq-balance --output_dir outputs/evaluation`
+`ada-trl evaluate --models Qwen/Qwen2.5-Math-1.5B outputs/grpo outputs/seq-balance --output_dir outputs/evaluation`
 
 What is finished stays on disk: after an interruption the same command continues, and models that were evaluated before are
 added to a table without sampling again.
@@ -14,15 +14,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from trl import TrlParser
+from .cli import start
+from .cli.checks import check_backend, check_installed, check_model
+from .cli.errors import explained
+from .cli.parser import CommandParser
+from .measurement.accuracy import difficulty_bins
+from .measurement.samplers import SamplingArguments
 
-from .mathematics.problems import Problem, load_problems
-from .measurement.measure import Measurement, measure
-from .measurement.samplers import Sampler, SamplingArguments, make_sampler, once
-from .measurement.summary import markdown, plot, summarise
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .mathematics.problems import Problem
+    from .measurement.samplers import Sampler
 
 # The paper's: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
 DATASETS = (
@@ -36,7 +42,7 @@ DATASETS = (
 @dataclass(kw_only=True)
 class EvaluationArguments(SamplingArguments):
     """
-    Arguments of `ada_trl.evaluate`, on top of [`~sampling.SamplingArguments`].
+    Arguments of `ada-trl evaluate`, on top of [`~sampling.SamplingArguments`].
 
     Args:
         models (`list[str]`):
@@ -95,6 +101,7 @@ class EvaluationArguments(SamplingArguments):
             self.pass_at = [2**i for i in range(self.num_samples.bit_length())]
         if not all(1 <= k <= self.num_samples for k in self.pass_at):
             raise ValueError(f"pass_at ({self.pass_at}) must lie between 1 and num_samples ({self.num_samples}).")
+        difficulty_bins([], self.difficulty_edges)  # refuses bad edges before anything is sampled
 
 
 def short_names(names: list[str]) -> list[str]:
@@ -109,8 +116,10 @@ def file_name(name: str) -> str:
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def load_all(args: EvaluationArguments) -> dict[str, list[Problem]]:
+def load_all(args: EvaluationArguments) -> dict[str, list["Problem"]]:
     """The problems of each data set by its short name."""
+    from .mathematics.problems import load_problems
+
     loaded = {}
     for name, short in zip(args.datasets, short_names(args.datasets), strict=True):
         problems, *_ = load_problems(
@@ -125,7 +134,7 @@ def load_all(args: EvaluationArguments) -> dict[str, list[Problem]]:
 
 def run(
     args: EvaluationArguments,
-    make: Callable[[str, PreTrainedTokenizerBase, SamplingArguments], Sampler] = make_sampler,
+    make: Callable[[str, "PreTrainedTokenizerBase", SamplingArguments], "Sampler"] | None = None,
 ) -> dict:
     """
     Evaluate every model on every data set and write `results.json`, `report.md` and `results.png`.
@@ -134,15 +143,22 @@ def run(
         args ([`EvaluationArguments`]):
             What to do.
         make (`Callable`, *optional*):
-            Makes a model's sampler, if anything is to be sampled.
+            Makes a model's sampler, if anything is to be sampled. By default that of `args.backend`.
 
     Returns:
-        `dict`: what `results.json` holds, see [`~report.summarise`].
+        `dict`: what `results.json` holds, see [`~summary.summarise`].
     """
+    from transformers import AutoTokenizer  # here, as they import torch, which takes seconds
+
+    from .measurement.measure import measure
+    from .measurement.samplers import make_sampler, once
+    from .measurement.summary import markdown, plot, summarise
+
+    make = make or make_sampler
     output_dir = Path(args.output_dir)
     data = load_all(args)
     tokenizers = [AutoTokenizer.from_pretrained(model) for model in args.models]  # a wrong name is noticed at once
-    measured: dict[str, dict[str, Measurement]] = {}
+    measured = {}
     for model, label, tokenizer in zip(args.models, args.labels, tokenizers, strict=True):
         with once(lambda model=model, tokenizer=tokenizer: make(model, tokenizer, args)) as sampler:
             measured[label] = {
@@ -175,10 +191,26 @@ def run(
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), evaluate, print the report."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = TrlParser(EvaluationArguments, prog="python -m ada_trl.evaluate")
+    parser = CommandParser(
+        EvaluationArguments,
+        command="evaluate",
+        description="Compare models on mathematics: average@k and unbiased pass@k with intervals, as in the paper's "
+        "evaluation. After an interruption the same command continues.",
+        example="--models Qwen/Qwen2.5-Math-1.5B outputs/seq-balance --output_dir outputs/evaluation",
+    )
     (evaluation,) = parser.parse_args_and_config(args)
-    print(markdown(run(evaluation)))
+    # What would otherwise be missed after hours of sampling.
+    check_installed("math_verify", "math", "compares the answers")
+    check_installed("matplotlib", "plots", "draws the results")
+    check_backend(evaluation.backend)
+    for model in evaluation.models:
+        check_model(model, "--models")
+    from .measurement.summary import markdown
+
+    with explained():
+        results = run(evaluation)
+    print(markdown(results))
 
 
 if __name__ == "__main__":
-    main()
+    start("evaluate")

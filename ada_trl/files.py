@@ -1,6 +1,7 @@
-"""Writing state that a crash must not tear."""
+"""Reading and writing state on disk; nothing that a crash could tear."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,10 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def last_checkpoint(run: str | Path) -> Path | None:
+    """The `checkpoint-N` directory of a run with the largest N; as `transformers.trainer_utils`, which imports torch."""
+    found = [path for path in Path(run).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    found = [path for path in found if path.is_dir()]
+    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)

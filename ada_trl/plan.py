@@ -1,15 +1,15 @@
 """
 Which sampling settings fit your prompts and your budget?
 
-`python -m ada_trl.plan --pass-rates FILE` reads how hard your prompts are for your model, computes for every setting what
-share of prompts would have a gradient and what that costs, and recommends one for a mean number of rollouts per prompt.
+`ada-trl plan --pass_rates FILE` reads how hard your prompts are for your model, computes for every setting what share of
+prompts would have a gradient and what that costs, and recommends one for a mean number of rollouts per prompt.
 """
 
-import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from .cli import start
+from .cli.errors import UserError
+from .cli.parser import CommandParser
 from .core import ExitCondition, allocate
+from .estimation.record import PASS_RATES_FILE
+from .files import last_checkpoint
 from .measurement.tables import markdown_table
 from .planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
 from .planning.outcomes import Outcome, refill_outcome, sequential_outcome, single_round_outcome
@@ -33,6 +38,60 @@ READERS = {
     ".json": pa.json.read_json,
     ".jsonl": pa.json.read_json,
 }
+
+
+@dataclass(kw_only=True)
+class PlanArguments:
+    """
+    Arguments of `ada-trl plan`.
+
+    Args:
+        pass_rates (`str`):
+            What [`read_prompts`] reads.
+        column (`str`, *optional*, defaults to `"pass_rate"`):
+            Column of the pass rates in a file without counts.
+        draws (`int`, *optional*):
+            Draws behind each pass rate, where the file does not say. If `None`, pass rates are exact then.
+        budget (`float`, *optional*, defaults to `16`):
+            Mean rollouts per prompt.
+        num_generations (`int`, *optional*, defaults to `4`):
+            n, rollouts per prompt that are trained on.
+        max_samples (`int`, *optional*, defaults to `32`):
+            Most rollouts of a prompt.
+        write (`list[str]`, *optional*):
+            Files to write; `.md`, `.json` (all settings) or `.png`.
+    """
+
+    pass_rates: str = field(
+        metadata={
+            "help": "A run or checkpoint with a difficulty record, a folder that `ada-trl data` wrote, or a Parquet, CSV "
+            "or JSON Lines file."
+        }
+    )
+    column: str = field(default="pass_rate", metadata={"help": "Column of pass rates in a file without counts."})
+    draws: int | None = field(
+        default=None,
+        metadata={"help": "Draws behind each pass rate, where the file does not say; without, pass rates are exact."},
+    )
+    budget: float = field(default=16.0, metadata={"help": "Mean rollouts per prompt."})
+    num_generations: int = field(default=4, metadata={"help": "n, rollouts per prompt that are trained on."})
+    max_samples: int = field(default=32, metadata={"help": "Most rollouts of a prompt."})
+    write: list[str] = field(
+        default_factory=list, metadata={"help": "Files to write: .md, .json (all settings) or .png."}
+    )
+
+    def __post_init__(self):
+        for name in self.write:
+            if Path(name).suffix not in (".md", ".json", ".png"):
+                raise UserError(f"--write {name}: expected a name that ends in .md, .json or .png.")
+        if not 2 <= self.num_generations <= self.max_samples:
+            raise UserError(
+                f"--num_generations ({self.num_generations}) must be between 2 and --max_samples ({self.max_samples})."
+            )
+        if not (math.isfinite(self.budget) and self.budget > 0):
+            raise UserError(f"--budget ({self.budget}) must be a positive number of rollouts per prompt.")
+        if self.draws is not None and self.draws < 1:
+            raise UserError(f"--draws ({self.draws}) must be at least 1.")
 
 
 class Prompts(NamedTuple):
@@ -90,27 +149,30 @@ class Setting:
 def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | None = None) -> Prompts:
     """
     Read a difficulty record (`ada_pass_rates.parquet` of a checkpoint), or any parquet, CSV or JSON lines file with
-    columns `positives` and `draws`, or with a column of pass rates.
+    columns `positives` and `draws`, or with a column of pass rates; or find such a file in a directory ([`find_rates`]).
 
-    From counts the true pass rates are estimated ([`~core.difficulty.fit_pass_rate_distribution`]); a record's discounted
-    counts are preferred because they are about the policy as it is now. Pass rates without `draws` are taken as exact.
+    From counts the true pass rates are estimated ([`~planning.fit_pass_rate_distribution`]); a record's discounted
+    counts are preferred because they are about the policy as it is now. Pass rates are counts where there is a column
+    `draws`, else taken as exact.
 
     Raises:
+        `FileNotFoundError`: if there is no such file.
         `ValueError`: for a file without such columns or with values that cannot be pass rates.
     """
-    suffix = Path(path).suffix
-    if suffix not in READERS:
-        raise ValueError(f"{path} ends in {suffix!r}; expected one of {', '.join(READERS)}.")
-    table = READERS[suffix](str(path))
+    path = find_rates(Path(path))
+    table = _read_table(path)
     for names in COUNT_COLUMNS:
         if set(names) <= set(table.column_names):
-            return _from_counts(path, *_numbers(table, names))
+            return _from_counts(path, *_numbers(path, table, names))
     if column not in table.column_names:
         raise ValueError(
             f"{path} has columns {', '.join(table.column_names)}, neither 'positives' and 'draws' nor {column!r}. Name "
             "the column of pass rates with --column."
         )
-    (rates,) = _numbers(table, [column])
+    if "draws" in table.column_names and draws is None:
+        rates, counts = _numbers(path, table, [column, "draws"])
+        return _from_counts(path, rates * counts, counts)
+    (rates,) = _numbers(path, table, [column])
     _check(path, rates, np.ones_like(rates))
     if draws is not None:
         return _from_counts(path, rates * draws, np.full_like(rates, draws))
@@ -118,13 +180,72 @@ def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | No
     return Prompts(rates, PassRateDistribution(values, counts / len(rates)), np.eye(len(values))[index])
 
 
-def _numbers(table: pa.Table, names: Sequence[str]) -> list[np.ndarray]:
-    """The columns, without rows in which one of them is empty."""
-    return [column.to_numpy().astype(np.float64) for column in table.select(names).drop_null().columns]
+def find_rates(path: Path) -> Path:
+    """
+    The file with pass rates: itself, the record of a run or checkpoint, or the data file of `ada-trl data`.
+
+    Raises:
+        `FileNotFoundError`: if there is none.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"There is no {path}. Give a run, a folder that `ada-trl data` wrote, or a file.")
+    checkpoint = last_checkpoint(path)
+    candidates = [
+        path / PASS_RATES_FILE,
+        *([checkpoint / PASS_RATES_FILE] if checkpoint else []),
+        *sorted(path.glob("data/*.parquet")),
+    ]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} has neither a difficulty record ({PASS_RATES_FILE}; train with --track_pass_rates true) nor data/*.parquet "
+            "of `ada-trl data`. Name a file with pass rates."
+        )
+    return found
+
+
+def _read_table(path: Path) -> pa.Table:
+    if path.suffix not in READERS:
+        raise ValueError(f"{path} ends in {path.suffix!r}; expected one of {', '.join(READERS)}.")
+    try:
+        return READERS[path.suffix](str(path))
+    except pa.ArrowInvalid as error:
+        what = str(error).rstrip(".") if path.stat().st_size else "it is empty"
+        raise ValueError(
+            f"{path} cannot be read as {path.suffix.removeprefix('.')}: {what}. Write it anew."
+        ) from error
+
+
+def _numbers(path: Path, table: pa.Table, names: Sequence[str]) -> list[np.ndarray]:
+    """
+    The columns as numbers.
+
+    Raises:
+        `ValueError`: if a value is empty, not a number, or NaN; the remedy is the user's, since a prompt without a pass
+            rate is not one that was never solved.
+    """
+    columns = []
+    for name in names:
+        try:
+            values = table.column(name).cast(pa.float64()).to_numpy()
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"{path} has no numbers in column {name!r} ({error}). Name another with --column."
+            ) from error
+        columns.append(values)
+    missing = np.isnan(np.stack(columns)).any(axis=0)
+    if missing.any():
+        raise ValueError(
+            f"{path} has {missing.sum()} of {len(missing)} rows without a value in {' or '.join(map(repr, names))}, the "
+            f"first one is row {np.argmax(missing) + 1}. Drop those rows, or fill them in."
+        )
+    return columns
 
 
 def _check(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> None:
-    wrong = ~((positives >= 0) & (positives <= draws))
+    wrong = ~((positives >= 0) & (positives <= draws) & np.isfinite(draws))
     if wrong.any() or not len(positives):
         example = f"{positives[wrong][0]:g} of {draws[wrong][0]:g}" if wrong.any() else "no row"
         raise ValueError(f"{path} has {example} as pass rate; it takes 0 <= positives <= draws, or rates from 0 to 1.")
@@ -201,7 +322,7 @@ def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Settin
         cheapest = min(s.rollouts for s in found)
         raise ValueError(
             f"A budget of {budget:g} rollouts per prompt is below the cheapest setting's {cheapest:g}. Raise --budget or "
-            "lower --num-generations."
+            "lower --num_generations."
         )
     methods = dict.fromkeys(s.method for s in found)
     return runnable[0], [best for method in methods if (best := next((s for s in ranked if s.method == method), None))]
@@ -281,6 +402,7 @@ def figure(prompts: Prompts, found: list[Setting], budget: float):
 
 def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> None:
     """Write the plan in the format that the suffix names: .md, .json (all settings) or .png."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".md":
         path.write_text(report(prompts, found, budget) + "\n")
     elif path.suffix == ".json":
@@ -293,39 +415,23 @@ def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> 
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), print the plan, write what was asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ada_trl.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = CommandParser(
+        PlanArguments,
+        command="plan",
+        description="Which sampling settings fit your prompts and your budget? Reads how hard the prompts are for the "
+        "model, "
+        "finds for every setting the share of prompts with a gradient and its cost, and recommends one.",
+        example="--pass_rates outputs/run --budget 16 --write plan.md plan.png",
     )
-    parser.add_argument(
-        "--pass-rates", required=True, type=Path, help="difficulty record, or parquet, CSV, JSON lines"
+    (options,) = parser.parse_args_and_config(args)
+    prompts = read_prompts(options.pass_rates, column=options.column, draws=options.draws)
+    found = settings(
+        prompts, num_generations=options.num_generations, budget=options.budget, max_samples=options.max_samples
     )
-    parser.add_argument("--column", default="pass_rate", help="column of pass rates (default: %(default)s)")
-    parser.add_argument("--draws", type=int, help="draws behind each pass rate; default: pass rates are exact")
-    parser.add_argument("--budget", type=float, default=16, help="mean rollouts per prompt (default: %(default)s)")
-    parser.add_argument("--num-generations", type=int, default=4, help="n, rollouts trained on (default: %(default)s)")
-    parser.add_argument("--max-samples", type=int, default=32, help="most rollouts of a prompt (default: %(default)s)")
-    parser.add_argument(
-        "--write", type=Path, nargs="+", default=[], help="files to write: .md, .json (all settings), .png"
-    )
-    options = parser.parse_args(args)
-    unknown = [path.name for path in options.write if path.suffix not in (".md", ".json", ".png")]
-    if unknown:
-        parser.error(f"--write {unknown[0]}: expected a name that ends in .md, .json or .png")
-    if not 2 <= options.num_generations <= options.max_samples:
-        parser.error(
-            f"--num-generations ({options.num_generations}) must be between 2 and --max-samples ({options.max_samples})"
-        )
-    try:
-        prompts = read_prompts(options.pass_rates, column=options.column, draws=options.draws)
-        found = settings(
-            prompts, num_generations=options.num_generations, budget=options.budget, max_samples=options.max_samples
-        )
-        print(report(prompts, found, options.budget))
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    for path in options.write:
-        write(path, prompts, found, options.budget)
+    print(report(prompts, found, options.budget))
+    for name in options.write:
+        write(Path(name), prompts, found, options.budget)
 
 
 if __name__ == "__main__":
-    main()
+    start("plan")

@@ -1,12 +1,12 @@
 """
 Figures of training runs, from what they have logged.
 
-`python -m ada_trl.plots RUN [RUN …]` reads `trainer_state.json` of each run (an output directory or a checkpoint), of
-`AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there; `--samples` draws what `ada_trl.data` and
-`ada_trl.evaluate` have sampled. Needs matplotlib (the extra `plots`).
+`ada-trl plots RUN [RUN …]` reads `trainer_state.json` of each run (an output directory or a checkpoint), of
+`AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there; `--samples` draws what `ada-trl data` and
+`ada-trl evaluate` have sampled. Needs matplotlib (the extra `plots`).
 """
 
-import argparse
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
 
+from .cli import start
+from .cli.errors import UserError
+from .cli.parser import CommandParser
 from .drawing.curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Curve, Log, against, cost, curve, smoothed, total
 from .drawing.paper import allocation_figure, draws_figure, frontier_figure, levels_figure, quota_figure
-from .drawing.runs import cost_table, difficulty_figure, learning_figure, sampling_figure, signal_figure
+from .drawing.runs import (
+    baseline_figure,
+    cost_table,
+    difficulty_figure,
+    learning_figure,
+    sampling_figure,
+    signal_figure,
+)
 from .estimation.record import PASS_RATES_FILE
+from .files import last_checkpoint
 from .planning.difficulty import fit_pass_rate_distribution
 
+
+TRAINER_STATE_NAME = "trainer_state.json"  # transformers', which takes seconds to import
 
 __all__ = [
     "ALL_TOKENS",
@@ -33,6 +44,7 @@ __all__ = [
     "Curve",
     "against",
     "allocation_figure",
+    "baseline_figure",
     "cost",
     "cost_table",
     "curve",
@@ -69,11 +81,16 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     """
     path = _find(run, TRAINER_STATE_NAME)
     if path is None:
+        if not Path(run).exists():
+            raise FileNotFoundError(f"There is no run {str(run)!r}. Give the output directory of a training.")
         raise FileNotFoundError(
             f"{str(run)!r} has no {TRAINER_STATE_NAME}, nor has a checkpoint in it. Call trainer.save_state() at the end "
             "of training, or give a run that has saved checkpoints."
         )
-    return json.loads(path.read_text())["log_history"]
+    try:
+        return json.loads(path.read_text())["log_history"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no state of a trainer ({error}). Give another run, or train it again.") from error
 
 
 def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
@@ -136,8 +153,8 @@ def _find(run: str | Path, name: str) -> Path | None:
     run = Path(run)
     if run.is_file():
         run = run.parent
-    checkpoint = get_last_checkpoint(run) if run.is_dir() else None
-    for directory in [run, *([Path(checkpoint)] if checkpoint else [])]:
+    checkpoint = last_checkpoint(run)
+    for directory in [run, *([checkpoint] if checkpoint else [])]:
         if (directory / name).exists():
             return directory / name
     return None
@@ -162,6 +179,7 @@ def draw_all(
         "learning": learning_figure(runs) if runs else None,
         "signal": signal_figure(runs) if runs else None,
         "sampling": sampling_figure(runs),
+        "baseline": baseline_figure(runs),
         "quotas": quota_figure(runs),
         "frontier": frontier_figure(runs),
         "levels": levels_figure(runs),
@@ -173,16 +191,23 @@ def draw_all(
 
 
 def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ada_trl.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Parse a command line (default: `sys.argv`), read the runs, draw what they have logged."""
+    parser = CommandParser(
+        command="plots",
+        description="Draw what training runs have logged, of AdaGRPOTrainer or plain GRPOTrainer, into PNG files.",
+        example="outputs/grpo outputs/seq-balance --output_dir plots",
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
     parser.add_argument(
-        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada_trl.data and ada_trl.evaluate."
+        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada-trl data and ada-trl evaluate."
     )
     parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; the paper's figures have 20.")
-    parser.add_argument("--labels", nargs="+", help="Names in the legends; default: the differing part of the paths.")
-    parser.add_argument("--output_dir", type=Path, default=Path("plots"), help="Where the PNG files go.")
+    parser.add_argument(
+        "--labels", nargs="+", help="Names in the legends; by default the part where the paths differ."
+    )
+    parser.add_argument(
+        "--output_dir", "--output-dir", type=Path, default=Path("plots"), help="Where the PNG files go."
+    )
     options = parser.parse_args(args)
     if not options.runs and not options.samples:
         parser.error("nothing to draw: give RUN, an output directory of a training, or --samples")
@@ -190,7 +215,9 @@ def main(args: list[str] | None = None) -> None:
         parser.error(f"--smooth ({options.smooth}) must be at least 1, which does not smooth")
     labels = options.labels or _labels(options.runs)
     if len(set(labels)) != len(options.runs):
-        parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels.")
+        parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
 
     paths = dict(zip(labels, options.runs, strict=True))
     logs = {label: read_log(run) for label, run in paths.items()}
@@ -210,12 +237,17 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; a single run is called by its folder."""
     if not runs:
         return []
-    paths = [os.path.abspath(run.parent if run.is_file() else run) for run in runs]
-    shared = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
-    return [os.path.relpath(path, shared) for path in paths]
+    paths = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
+    longest = max(len(path.parts) for path in paths)
+    for length in range(1, longest + 1):
+        labels = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(labels)) == len(paths):
+            return labels
+    return [str(run) for run in runs]  # the same run twice, which is refused
 
 
 if __name__ == "__main__":
-    main()
+    start("plots")

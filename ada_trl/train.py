@@ -1,136 +1,122 @@
 """
 Train with Reinforce-Ada from a configuration file.
 
-`python -m ada_trl.train --config recipes/arithmetic/seq-balance.yaml [--any_field value]`, or under
+`ada-trl train --config arithmetic/seq-balance.yaml [--any_field value]`, or under
 `accelerate launch -m ada_trl.train …`. Of several files, the later ones win.
 """
 
 import ast
-import dataclasses
 import importlib
+import inspect
+import logging
 import os
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from datasets import load_dataset
-from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
+from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
 
-from .mathematics.prompts import with_prompts
-from .trainer.ada_grpo_config import AdaGRPOConfig
-from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+from .cli import start
+from .cli.checks import check_model
+from .cli.errors import UserError, explained, suggestion
+from .cli.options import train_help
+from .cli.parser import CommandParser
+from .files import last_checkpoint
+
+
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from datasets import Dataset
+    from trl import ModelConfig
+
+    from .trainer.ada_grpo_config import AdaGRPOConfig
+    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class AdaScriptArguments(ScriptArguments):
+class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
     """
-    Script arguments of `ada_trl.train`, on top of [`~trl.ScriptArguments`].
+    Script arguments of `ada-trl train`, on top of [`~trl.ScriptArguments`] and the mixtures of
+    [`~trl.DatasetMixtureConfig`].
 
     Args:
+        dataset_name (`str`, *optional*):
+            Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory.
         reward_funcs (`list[str]`):
             Reward functions: dotted import paths of functions (`my_package.rewards.accuracy`, looked up in the current
             directory too; those of TRL are `trl.rewards.accuracy_reward` and so on), calls of functions that make one
             (`trl.rewards.get_repetition_penalty_reward(ngram_size=4)`), or reward models by name or local path.
+        prepare (`str`, *optional*):
+            Call of a function that makes the model or the data set. It is called if one of them is a path in the
+            call's `output_dir` where there is nothing yet.
     """
 
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
+    )
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
             "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, "
-            "`trl.rewards.accuracy_reward`), or reward models by name or local path."
+            "`trl.rewards.accuracy_reward`), calls with keyword arguments of functions that make one, or reward models "
+            "by name or local path."
+        },
+    )
+    prepare: str | None = field(
+        default=None,
+        metadata={
+            "help": "Call of a function that makes the model or the data set, if one of them is missing in its output_dir: "
+            "`my_package.prepare(output_dir='outputs/task')`."
         },
     )
 
-
-HELP = """\
-usage: python -m ada_trl.train --config FILE [FILE ...] [--any_field value ...]
-       accelerate launch -m ada_trl.train --config FILE [FILE ...] [--any_field value ...]
-
-Train a causal language model with Reinforce-Ada. A field is given in a YAML file (of several files, the last one wins), on
-the command line (which wins over files), or left at its default. The most important ones are listed here. Every field of trl.GRPOConfig,
-transformers.TrainingArguments and trl.ModelConfig (LoRA: --use_peft) is accepted too; --help-all lists them all.
-"""
+    def __post_init__(self):
+        try:
+            super().__post_init__()
+        except TypeError as error:  # an unknown or a missing key
+            raise UserError(f"datasets ({self.datasets}) cannot be read: {error}. Each needs a `path`.") from error
+        if isinstance(self.reward_funcs, str):  # in a file, one without a list
+            self.reward_funcs = [self.reward_funcs]
 
 
-def parse_args(args: list[str] | None = None) -> tuple[AdaScriptArguments, AdaGRPOConfig, ModelConfig]:
-    """Parse a command line (default: `sys.argv`) into script, trainer and model arguments."""
-    args = sys.argv[1:] if args is None else list(args)
-    if "--help" in args or "-h" in args:
-        print(short_help())
-        raise SystemExit(0)
-    if "--help-all" in args:
-        args = ["--help"]
-    parser = TrlParser((AdaScriptArguments, AdaGRPOConfig, ModelConfig), prog="python -m ada_trl.train")
-    return parser.parse_args_and_config(_apply_configs(parser, args))
-
-
-def _apply_configs(parser: TrlParser, args: list[str]) -> list[str]:
+def parse_args(args: list[str] | None = None) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
-    `args` with the last of the files after `--config` only, which is all that [`~trl.TrlParser`] takes. Those before it
-    become defaults of `parser`.
+    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
 
     Raises:
-        `ValueError`: for a file that is no mapping, or a field that does not exist.
+        `ValueError`: for a file that is missing or no mapping, and for a field that does not exist or does not fit.
     """
-    if "--config" not in args:
-        return args
-    start = args.index("--config") + 1
-    end = next((i for i in range(start, len(args)) if args[i].startswith("--")), len(args))
-    for path in args[start : end - 1]:
-        with open(path) as file:
-            config = yaml.safe_load(file)
-        if not isinstance(config, dict):
-            raise ValueError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
-        if unknown := parser.set_defaults_with_config(**config):
-            raise ValueError(f"{path} has unknown fields: {' '.join(unknown)}. `--help-all` lists all fields.")
-    return args[:start] + args[end - 1 :]
+    args = sys.argv[1:] if args is None else list(args)
+    if {"--help", "-h", "--help-all", "--help_all"} & set(args):
+        print(train_help(everything=bool({"--help-all", "--help_all"} & set(args))), end="")
+        raise SystemExit(0)
+    from trl import ModelConfig
 
+    from .trainer.ada_grpo_config import AdaGRPOConfig
 
-def short_help() -> str:
-    """The fields that matter for a first run, with defaults and one line each."""
-    inherited = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
-    ours = [f.name for f in dataclasses.fields(AdaGRPOConfig) if inherited.get(f.name, f) != f.default]
-    sections = {
-        "What to train": (ModelConfig, ["model_name_or_path", "dtype", "use_peft", "lora_r"]),
-        "On what": (
-            AdaScriptArguments,
-            ["dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "reward_funcs"],
-        ),
-        "Reinforce-Ada": (AdaGRPOConfig, ours),
-        "The run": (
-            AdaGRPOConfig,
-            ["output_dir", "max_steps", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps"]
-            + [
-                "max_completion_length",
-                "temperature",
-                "beta",
-                "loss_type",
-                "eval_strategy",
-                "eval_steps",
-                "save_steps",
-            ]
-            + ["log_completions", "report_to", "resume_from_checkpoint", "seed"],
-        ),
-    }
-    lines = [HELP]
-    for title, (config, names) in sections.items():
-        lines.append(f"{title}:")
-        fields = {f.name: f for f in dataclasses.fields(config)}
-        for name in names:
-            has_factory = fields[name].default_factory is not dataclasses.MISSING
-            default = fields[name].default_factory() if has_factory else fields[name].default
-            shown = "" if default in (None, dataclasses.MISSING) else f" (default: {default})"
-            text = textwrap.shorten(fields[name].metadata.get("help", ""), 260, placeholder=" …") + shown
-            lines.append(f"  --{name}")
-            lines += textwrap.wrap(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        lines.append("")
-    return "\n".join(lines)
+    parser = CommandParser(
+        (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command="train", description="", example="--config FILE"
+    )
+    try:
+        return parser.parse_args_and_config(args)
+    except ValueError as error:
+        if "bf16/gpu" not in str(error):
+            raise
+        raise UserError(
+            "There is no GPU that can train in bf16. Set --bf16 false, or --use_cpu to use none."
+        ) from error
 
 
 def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
-    """Dotted import paths to functions; anything that is no importable path is kept as the name of a reward model."""
+    """
+    Dotted import paths to functions; anything that is no importable path is kept as the name of a reward model.
+
+    Raises:
+        `ValueError`: for a path or a call that leads to no function.
+    """
     if not names:
         raise ValueError(
             "No reward function was given. Set `reward_funcs` to one or more import paths, for example "
@@ -143,23 +129,34 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
 
 def _load_reward_func(name: str) -> Callable | str:
     if name.endswith(")"):
-        return _call_reward_factory(name)
-    return name if "." not in name or "/" in name else _import_reward_func(name)
+        return _make_reward_func(name)
+    return name if "." not in name or "/" in name else _import_function(name)
 
 
-def _import_reward_func(path: str) -> Callable:
+def _import_function(path: str) -> Callable:
     module_name, _, attribute = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"Reward function {path!r} could not be imported ({error}). Give the dotted path of a function that is "
-            f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
-        ) from error
+        module = importlib.import_module(module_name)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise ValueError(_not_imported(path, error)) from error
+    try:
+        found = getattr(module, attribute)
+    except AttributeError as error:
+        raise ValueError(_not_imported(path, error, suggestion(attribute, dir(module)))) from error
+    if not callable(found):
+        raise ValueError(_not_imported(path, f"it is {type(found).__name__}, not a function"))
+    return found
 
 
-def _call_reward_factory(text: str) -> Callable:
-    """The result of a call with literal keyword arguments, such as `package.get_reward(limit=5)`."""
+def _not_imported(path: str, reason: Exception | str, guess: str = "") -> str:
+    return (
+        f"Function {path!r} could not be imported ({reason}){guess}. Give the dotted path of a function that is "
+        f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
+    )
+
+
+def _read_call(text: str) -> tuple[Callable, dict[str, Any]]:
+    """Function and arguments of a call with literal keyword arguments, such as `package.get_reward(limit=5)`."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):
@@ -167,39 +164,43 @@ def _call_reward_factory(text: str) -> Callable:
         path, arguments = ast.unparse(call.func), {item.arg: ast.literal_eval(item.value) for item in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise ValueError(
-            f"Reward function {text!r} could not be read ({error}). Write a call as "
-            "`package.get_reward(name=value, ...)` with plain values."
+            f"Function {text!r} could not be read ({error}). Write a call as `package.get_reward(name=value, ...)` "
+            "with plain values."
         ) from error
-    return _import_reward_func(path)(**arguments)
+    return _import_function(path), arguments
+
+
+def _make_reward_func(text: str) -> Callable:
+    function, arguments = _read_call(text)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"Reward function {text!r} cannot be called: {error}. Correct its arguments.") from error
+    return function(**arguments)
 
 
 def build_trainer(
-    script_args: AdaScriptArguments, training_args: AdaGRPOConfig, model_args: ModelConfig
-) -> AdaGRPOTrainer:
+    script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig"
+) -> "AdaGRPOTrainer":
     """
     Load the data set and the model and build the trainer.
 
     Raises:
         `ValueError`: if the model, the data set, its split or a reward function is missing.
     """
-    for name, value in (
-        ("model_name_or_path", model_args.model_name_or_path),
-        ("dataset_name", script_args.dataset_name),
-    ):
-        if not value:
-            raise ValueError(f"{name} is not set. Give it in the configuration file or as --{name}.")
+    from trl import get_peft_config, get_quantization_config
+
+    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+
+    _check_given(script_args, model_args)
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
-    dataset = load_dataset(
-        script_args.dataset_name, name=script_args.dataset_config, streaming=script_args.dataset_streaming
-    )
+    prepare(script_args, training_args, model_args)
+    check_model(model_args.model_name_or_path)
+    for name in reward_funcs:
+        if isinstance(name, str):
+            _check_reward_model(name)
     evaluate = training_args.eval_strategy != "no"
-    for name in ["dataset_train_split", "dataset_test_split"][: 1 + evaluate]:
-        if getattr(script_args, name) not in dataset:
-            raise ValueError(
-                f"{name} ({getattr(script_args, name)!r}) is not a split of {script_args.dataset_name!r}, which has "
-                f"{', '.join(map(repr, dataset))}."
-            )
-        dataset[getattr(script_args, name)] = with_prompts(dataset[getattr(script_args, name)])
+    train_dataset, eval_dataset = load_data(script_args, evaluate)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -209,18 +210,112 @@ def build_trainer(
         model=model_args.model_name_or_path,
         reward_funcs=reward_funcs,
         args=training_args,
-        train_dataset=dataset[script_args.dataset_train_split],
-        eval_dataset=dataset[script_args.dataset_test_split] if evaluate else None,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
 
 
+def _check_given(script_args: AdaScriptArguments, model_args: "ModelConfig") -> None:
+    given = {
+        "model_name_or_path": model_args.model_name_or_path,
+        "dataset_name": script_args.datasets or script_args.dataset_name,
+    }
+    for name, value in given.items():
+        if not value:
+            raise ValueError(f"{name} is not set. Give it in the configuration file or as --{name}.")
+
+
+def _check_reward_model(name: str) -> None:
+    import trl.rewards
+
+    if name in dir(trl.rewards):
+        raise UserError(f"reward_funcs {name!r} has no dot, so it names a reward model. Write trl.rewards.{name}.")
+    try:
+        check_model(name, "reward_funcs")
+    except UserError as error:
+        raise UserError(f"{error} A function needs its module: trl.rewards.accuracy_reward.") from error
+
+
+def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
+    """Make the model and the data as the recipe says, once per machine, if one of them is not there."""
+    if not script_args.prepare:
+        return
+    function, arguments = _read_call(script_args.prepare)
+    if "output_dir" not in arguments:
+        raise ValueError(f"prepare ({script_args.prepare!r}) needs the keyword output_dir, where it writes.")
+    paths = [Path(name) for name in (model_args.model_name_or_path, script_args.dataset_name) if name]
+    made = [path for path in paths if path.is_relative_to(arguments["output_dir"])]
+    if not all(path.exists() for path in made):
+        with training_args.main_process_first(desc="making the model and the data"):
+            if not all(path.exists() for path in made):  # not made by another process meanwhile
+                function(**arguments)
+
+
+def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset", "Dataset | None"]:
+    """
+    The sets to train and, if `evaluate`, to evaluate on: of a file, a directory, a name on the hub, or a mixture.
+
+    Raises:
+        `ValueError`: if the data set or its split is missing.
+    """
+    from trl import get_dataset
+
+    from .mathematics.problems import load_splits, take_split
+    from .mathematics.prompts import with_prompts
+
+    if script_args.datasets:
+        if script_args.dataset_name:
+            logger.warning("dataset_name %r is ignored, as datasets is set.", script_args.dataset_name)
+        name, splits = "datasets", get_dataset(script_args)
+    else:
+        name = script_args.dataset_name
+        splits = load_splits(name, script_args.dataset_config, streaming=script_args.dataset_streaming)
+    options = ("dataset_train_split", "dataset_test_split")[: 1 + evaluate]
+    train, *test = [with_prompts(take_split(splits, name, getattr(script_args, o), option=o)) for o in options]
+    return train, test[0] if test else None
+
+
+def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
+    """
+    The directory that `resume_from_checkpoint` names; `true` is the last checkpoint of `output_dir`.
+
+    Raises:
+        `UserError`: if there is none, naming those there are.
+    """
+    asked = str(training_args.resume_from_checkpoint or "false")
+    if asked.lower() in ("false", "no"):
+        return None
+    last = last_checkpoint(training_args.output_dir)
+    if asked.lower() in ("true", "yes"):
+        if last is None:
+            raise UserError(
+                f"resume_from_checkpoint is {asked}, but {training_args.output_dir} has no checkpoint. Leave it out to "
+                "start anew, or correct output_dir."
+            )
+        return str(last)
+    if not (Path(asked) / "trainer_state.json").is_file():
+        there = f"the last one in {training_args.output_dir} is {last.name}" if last else "output_dir has none"
+        raise UserError(f"resume_from_checkpoint {asked!r} is no checkpoint; {there}. Correct the path.")
+    return asked
+
+
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), train, save to `output_dir`."""
-    script_args, training_args, model_args = parse_args(args)
-    trainer = build_trainer(script_args, training_args, model_args)
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    with explained():
+        script_args, training_args, model_args = parse_args(args)
+        checkpoint = checkpoint_to_resume(training_args)
+        trainer = build_trainer(script_args, training_args, model_args)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except KeyboardInterrupt as error:
+        saved = last_checkpoint(training_args.output_dir)
+        remedy = f"the same command with --resume_from_checkpoint true continues from {saved}"
+        raise KeyboardInterrupt(
+            f"{trainer.state.global_step} of {trainer.state.max_steps} steps done; "
+            f"{remedy if saved else 'no checkpoint was saved (--save_steps)'}."
+        ) from error
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
     if training_args.push_to_hub:
@@ -228,4 +323,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start("train")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, load_dataset
 
-from ada_trl.data import SelectionArguments, clean, main, run, select
+from ada_trl.data import SelectionArguments, main
 from ada_trl.mathematics.problems import Problem, load_problems, normalise
 from ada_trl.mathematics.prompts import to_prompt
+from ada_trl.measurement.selection import clean, run, select
 
 from .helpers import Interrupted, ScriptedSampler, tiny_model, tiny_tokenizer
 
@@ -269,7 +270,7 @@ def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monk
         except Interrupted:
             sampled.update(index for sampler in samplers for index in sampler.finished)
             path = tmp_path / "samples.jsonl"
-            data = path.read_bytes()
+            data = path.read_bytes() if path.exists() else b""  # interrupted before the first sample
             if rng.random() < 0.5 and data.count(b"\n") > 1:
                 path.write_bytes(data[: -rng.randrange(1, 20)])
                 torn += 1

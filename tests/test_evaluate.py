@@ -228,6 +228,8 @@ def test_interrupted_at_random_points(seed, files, tmp_path, results, monkeypatc
             break
         except Interrupted:
             written = list(tmp_path.rglob("[!.]*.jsonl"))
+            if not written:  # interrupted before the first sample
+                continue
             path = written[rng.randrange(len(written))]
             if rng.random() < 0.3 and path.read_bytes().count(b"\n") > 1:
                 path.write_bytes(path.read_bytes()[:-5])

@@ -273,7 +273,8 @@ def test_weights_from_a_file_and_from_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("max_stepz: 1", "unknown fields: --max_stepz 1"), ("- 1", r"a YAML mapping .*\[1\]")]
+    ("text", "message"),
+    [("max_stepz: 1", "unknown fields: --max_stepz 1 .did you mean .max_steps"), ("- 1", r"a YAML mapping .*\[1\]")],
 )
 def test_bad_files(text, message, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)

@@ -48,7 +48,19 @@ class Doubling(Counting):
         return 2 * super().get_reward()
 
 
-@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "est-ema", "num_generations": 4, "max_samples": 8}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adaptive_sampling": "est-ema", "num_generations": 4, "max_samples": 8},
+        {
+            "adaptive_sampling": "uniform",
+            "baseline": "posterior",
+            "pass_rate_estimator": "counts",
+            "num_generations": 4,
+        },
+    ],
+)
 def test_an_environment_is_reset_for_every_rollout_and_rewards_it(options, tmp_path):
     Counting.resets.clear()
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})

@@ -9,6 +9,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from ada_trl.cli import start
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
 from ada_trl.estimation.record import save_pass_rates
 from ada_trl.plan import main, read_prompts, recommend, report, settings
@@ -128,6 +129,30 @@ def test_a_difficulty_record_is_read_by_its_discounted_counts(tmp_path):
     assert prompts.observed == pytest.approx([0, 6 / 14])
 
 
+def test_a_run_a_selection_and_their_draws_are_found(tmp_path):
+    """The record of the last checkpoint; what `ada-trl data` wrote, with the draws behind its pass rates."""
+    estimator = EMAPassRate()
+    estimator.observe(["a", "b"], [0, 6], [8, 8], step=1)
+    for step in (9, 10):  # the numbers' order, not the names'
+        save_pass_rates(tmp_path / "run" / f"checkpoint-{step}" / "ada_pass_rates.parquet", estimator)
+        estimator.observe(["a", "b"], [8, 8], [8, 8], step=2)
+    assert read_prompts(tmp_path / "run").observed == pytest.approx([8 / 15.2, (8 + 5.4) / 15.2])
+    (tmp_path / "easy" / "data").mkdir(parents=True)
+    rows = {"problem": ["a", "b"], "pass_rate": [0.25, 0.5], "draws": [16, 16]}
+    pq.write_table(pa.table(rows), tmp_path / "easy" / "data" / "train-00000-of-00001.parquet")
+    selected = read_prompts(tmp_path / "easy")
+    assert selected.observed.tolist() == [0.25, 0.5] and len(selected.distribution.pass_rates) > 2  # estimated
+    with pytest.raises(FileNotFoundError, match="neither a difficulty record .* nor data/"):
+        read_prompts(tmp_path)
+
+
+def test_both_spellings_of_an_option(counts_file, capsys):
+    main(["--pass_rates", str(counts_file), "--num_generations", "2", "--max_samples", "8"])
+    first = capsys.readouterr().out
+    main(["--pass-rates", str(counts_file), "--num-generations", "2", "--max-samples", "8"])
+    assert first == capsys.readouterr().out and "n=2" in first
+
+
 def test_command_line(counts_file, tmp_path, capsys):
     outputs = [tmp_path / f"plan.{suffix}" for suffix in ("md", "json", "png")]
     main(["--pass-rates", str(counts_file), "--budget", "12", "--write", *map(str, outputs)])
@@ -151,18 +176,25 @@ def test_command_line(counts_file, tmp_path, capsys):
         ("positives,draws\n0,0\n", [], "None of the 1 prompts has any draws"),
         ("pass_rate\n0.5\n", ["--budget", "2"], "budget of 2 rollouts"),
         ("pass_rate\n0.5\n", ["--write", "plan.pdf"], "plan.pdf: expected"),
-        ("pass_rate\n0.5\n", ["--num-generations", "64"], r"\(64\) must be between 2 and --max-samples \(32\)"),
+        ("pass_rate\n0.5\n", ["--num-generations", "64"], r"\(64\) must be between 2 and --max_samples \(32\)"),
+        ("pass_rate\n0.5\nnan\n", [], "1 of 2 rows without a value in 'pass_rate', the first one is row 2. Drop"),
+        ("positives,draws\n1,2\n,2\n1,\n", [], "2 of 3 rows without a value in 'positives' or 'draws'.*row 2"),
+        ("pass_rate\nhard\n", [], "no numbers in column 'pass_rate'.*--column"),
+        ("pass_rate,draws\n0.5,inf\n", [], "inf of inf as pass rate"),
+        ("pass_rate\n0.5\n", ["--budget", "nan"], r"--budget \(nan\) must be a positive number"),
+        ("pass_rate\n0.5\n", ["--draws", "0"], r"--draws \(0\) must be at least 1"),
+        ("", [], "rates.csv cannot be read as csv: it is empty"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(tmp_path, capsys, content, options, message):
     path = tmp_path / "rates.csv"
     path.write_text(content)
     with pytest.raises(SystemExit):
-        main(["--pass-rates", str(path), *options])
+        start("plan", ["--pass-rates", str(path), *options])
     assert re.search(message, capsys.readouterr().err.replace("\n", " "))
 
 
 def test_a_missing_file_is_named(capsys):
     with pytest.raises(SystemExit):
-        main(["--pass-rates", "nowhere.parquet"])
+        start("plan", ["--pass-rates", "nowhere.parquet"])
     assert "nowhere.parquet" in capsys.readouterr().err

@@ -40,6 +40,8 @@ RUNS = {
         "baseline": "posterior",
         "pass_rate_estimator": "counts",
     },
+    "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
+    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "track_pass_rates": True},
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
     "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
     "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},
@@ -100,6 +102,18 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
             assert ranks[0]["logs"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
+@pytest.mark.parametrize("name", ["large rows", "large rows, tracked"])
+def test_rows_and_completions_go_where_they_are_needed_and_nowhere_else(name, together):
+    """Each data set row and each completion is 200 kB. What goes to all processes is identities, rewards and counts."""
+    traffic = [rank["traffic"][0] for rank in together[name]]
+    for rank in traffic:
+        assert rank["gathered"] < 20_000
+        assert set(rank["held"]) == set(rank["own"]) | set(rank["asked"])
+        assert rank["blobs"] == [200_000] * (12 // len(traffic)), "What was logged of a completion comes with it."
+    assert sorted(prompt for rank in traffic for prompt in rank["own"]) == [0, 1, 2]
+    assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)
+
+
 @pytest.mark.parametrize("name", ["failure", "failure in uniform mode"])
 def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
     first, second, *others = together[name]
@@ -119,6 +133,9 @@ def test_environments_in_which_one_process_takes_more_turns(together):
         assert rank["logs"]["reward"] == pytest.approx(calls), "Whoever used the tool was right."
     positive = [positive for rank in ranks for positive in rank["positive"]]
     assert 0 < sum(positive) < len(positive) == 12
+    for kind, target, given, prompt, completion in (row for rank in ranks for row in rank["played"]):
+        assert kind == "Counting" and f"Please give {target}+0" in prompt, "Also where it was played elsewhere."
+        assert (f"It is {given}." in completion) == (given is not None)
 
 
 def test_processes_that_failed_together_can_go_on_together(together):

@@ -73,6 +73,30 @@ def test_other_settings_are_refused_with_both_values(settings, message, tmp_path
     assert (tmp_path / "s.jsonl").read_bytes() == content
 
 
+def test_what_fails_before_the_first_row_leaves_nothing(tmp_path):
+    path = tmp_path / "s.jsonl"
+    with pytest.raises(ZeroDivisionError):
+        with SampleStore(path, SETTINGS).open():
+            1 / 0  # noqa: B018
+    assert not path.exists()
+    with SampleStore(path, SETTINGS).open():
+        pass
+    assert list(SampleStore(path, SETTINGS).rows()) == []
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"index": 0, "compl'])
+def test_a_header_alone_does_not_refuse_other_settings(torn, tmp_path):
+    path = tmp_path / "s.jsonl"
+    header = filled(path).splitlines(keepends=True)[0]
+    path.write_bytes(header + torn)
+    with SampleStore(path, SETTINGS | {"num_samples": 4}).open() as store:
+        store.append(0)
+    assert json.loads(path.read_text().splitlines()[0])["settings"]["num_samples"] == 4
+    with pytest.raises(ValueError, match="with num_samples 4, but this run has 2"):
+        with SampleStore(path, SETTINGS).open():
+            pass
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -5,10 +5,13 @@ that to `<output_dir>/rank<i>.json`.
 
 import json
 import os
+import pickle
 import random
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from accelerate.state import PartialState
@@ -27,13 +30,16 @@ class Scripted(AdaGRPOTrainer):
 
     def _build_source(self, own, owners):
         source = super()._build_source(own, owners)
-        generate = source.generate
+        generate, self.source, asked = source.generate, source, set()
 
         def remember(rows, first_round):
+            asked.update(prompt for prompt, _ in rows)
             self.rows = [(source._data[prompt]["prompt"], draw) for prompt, draw in rows]
             return generate(rows, first_round)
 
         source.generate = remember
+        mine = {prompt for prompt, owner in enumerate(owners) if owner == self.accelerator.process_index}
+        self.traffic.append({"asked": asked, "own": mine, "owners": owners})
         return source
 
     def _generate_single_turn(self, *args):
@@ -45,7 +51,12 @@ class Scripted(AdaGRPOTrainer):
         return generated
 
     def _collect(self, inputs):
-        self.replay = super()._collect(inputs)
+        with counted_gathers() as sizes:
+            self.replay = super()._collect(inputs)
+        traffic = self.traffic[-1]
+        traffic |= {"gathered": sum(sizes), "held": set(self.source._data)}
+        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in self.replay.rows]
+        self.traffic[-1] = {name: sorted(x) if isinstance(x, set) else x for name, x in traffic.items()}
         return self.replay
 
     def _generate_and_score_completions(self, inputs):
@@ -57,6 +68,19 @@ class Scripted(AdaGRPOTrainer):
         self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
         self.pools.append([[(r.draw, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
         return output
+
+
+@contextmanager
+def counted_gathers():
+    """A list of the bytes of each object that this process sends to all others."""
+    sizes, original = [], torch.distributed.all_gather_object
+
+    def count(objects, own, *args, **kwargs):
+        sizes.append(len(pickle.dumps(own)))
+        return original(objects, own, *args, **kwargs)
+
+    with mock.patch("torch.distributed.all_gather_object", count):
+        yield sizes
 
 
 class PlayersOnOneProcess(ToolUser):
@@ -81,7 +105,16 @@ def play(output_dir: str, options: dict) -> dict:
     )
     trainer.train()
     (logs,) = (logs for logs in trainer.state.log_history if "reward" in logs)
-    return {"logs": logs, "positive": (trainer.output["advantages"] > 0).tolist()}
+    prompts = tokenizer.batch_decode(trainer.output["prompt_ids"])
+    completions = tokenizer.batch_decode(trainer.output["completion_ids"])
+    return {
+        "logs": logs,
+        "positive": (trainer.output["advantages"] > 0).tolist(),
+        "played": [
+            [type(environment).__name__, environment.target, environment.given, prompt, completion]
+            for environment, prompt, completion in zip(trainer.environments, prompts, completions, strict=True)
+        ],
+    }
 
 
 def run(output_dir: str, options: dict) -> dict:
@@ -90,19 +123,21 @@ def run(output_dir: str, options: dict) -> dict:
     if options.pop("environment", False):
         return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
-    scripted = options.pop("scripted_generation", True)
+    scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
-    def reward(completions, **kwargs):
+    def reward(completions, log_extra, **kwargs):
+        if blob:
+            log_extra("blob", [blob] * len(completions))
         if args.process_index == failing_rank:
             raise ZeroDivisionError("my bug")
         time.sleep(0.2 * (args.process_index == slow_rank))
         return [float(len(completion) % 4 == 0) for completion in completions]
 
-    dataset = Dataset.from_dict({"prompt": [f"{i}+{i * i}=" for i in range(12)]})
+    dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
-    trainer.batches, trainer.pools = [], []
+    trainer.batches, trainer.pools, trainer.traffic = [], [], []
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     started, error = time.monotonic(), None
     try:
@@ -114,6 +149,7 @@ def run(output_dir: str, options: dict) -> dict:
         "seconds": time.monotonic() - started,
         "batches": trainer.batches,
         "pools": trainer.pools,
+        "traffic": trainer.traffic,
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
         "moved": _moved(trainer, before),
         "wrapper": type(trainer.model_wrapped).__name__,

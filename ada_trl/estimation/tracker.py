@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from trl import GRPOConfig
 
 from ..core import EMAPassRate, Pool, Prior, allocate, brier_metrics, prompt_key, prompt_text, samples_by_estimate
 from ..core.counts import PAPER_PRIOR, PromptCounts
 from ..core.priors import PriorStrength, RewardLevels
+from ..notices import get_logger
 from .head import PassRateHead
 from .model import ValueModel
 from .network import ValueNetwork

@@ -1,15 +1,18 @@
 """Problems with reference answers, from the hub or from a file, whatever their columns are called."""
 
+import json
 import logging
 import unicodedata
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from typing import TYPE_CHECKING, Any
 
 from ..core import prompt_key
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -49,30 +52,126 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-def load_rows(name: str, config: str | None = None, split: str = "train") -> Dataset:
+def load_splits(name: str, config: str | None = None, streaming: bool = False) -> "dict[str, Dataset]":
     """
-    Load a data set: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), a directory that `save_to_disk` wrote, or whatever
-    `load_dataset` takes (a directory, a name on the hub).
+    Load all splits of a data set: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), which is `train`; a directory that
+    `save_to_disk` wrote; or whatever `load_dataset` takes (a directory, a name on the hub).
 
     Raises:
-        `ValueError`: if the data set has no such split, naming those it has.
+        `ValueError`: if there is no such data set, or it cannot be read.
     """
+    from datasets import load_dataset
+
     path = Path(name)
     if path.is_file():
         if path.suffix not in FILE_TYPES:
             raise ValueError(
                 f"{name} is a {path.suffix or 'nameless'} file; readable are {', '.join(FILE_TYPES)} and directories."
             )
-        return load_dataset(FILE_TYPES[path.suffix], data_files=str(path), split="train")
+        if not path.stat().st_size:
+            raise ValueError(f"{name} cannot be read: it is empty. Replace it.")
+        with _read_errors(name):
+            kind = FILE_TYPES[path.suffix]
+            return {"train": load_dataset(kind, data_files=str(path), split="train", streaming=streaming)}
+    if (path / "config.json").exists():
+        raise ValueError(
+            f"Data set {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
+        )
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        dataset = load_from_disk(path)
-    else:
-        dataset = load_dataset(name, name=config)
-    if not isinstance(dataset, DatasetDict):
-        return dataset
-    if split not in dataset:
-        raise ValueError(f"{split!r} is not a split of {name!r}, which has {', '.join(map(repr, dataset))}.")
-    return dataset[split]
+        return _load_saved(path, streaming)
+    with _read_errors(name):
+        return load_dataset(name, name=config, streaming=streaming)
+
+
+def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
+    from datasets import Dataset, load_from_disk
+
+    dataset = load_from_disk(path)
+    splits = {"train": dataset} if isinstance(dataset, Dataset) else dataset
+    return {name: rows.to_iterable_dataset() for name, rows in splits.items()} if streaming else splits
+
+
+@contextmanager
+def _read_errors(name: str):
+    """What the data set is called and what is wrong with it, in place of what loading it ran into."""
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from huggingface_hub.errors import HFValidationError
+
+    path = Path(name)
+    try:
+        yield
+    except (DatasetNotFoundError, HFValidationError, FileNotFoundError) as error:
+        if path.is_dir():
+            raise ValueError(
+                f"Data set {name!r} is a directory without data files; it needs {', '.join(FILE_TYPES)}, such as "
+                "train.jsonl."
+            ) from error
+        raise ValueError(
+            f"Data set {name!r} is neither a file nor a directory here, nor a data set on the hub that you can read. "
+            "Correct the name; for a private one run `hf auth login`."
+        ) from error
+    except ConnectionError as error:
+        raise ValueError(
+            f"Data set {name!r} is neither a file nor a directory here, and the hub cannot be reached. Correct the name, "
+            "or download it where there is a connection."
+        ) from error
+    except (DatasetGenerationError, ValueError) as error:
+        reason = error.__cause__ or error
+        if path.is_file():
+            raise ValueError(
+                f"{name} cannot be read: {_first_flaw(path) or reason}. Correct or replace it."
+            ) from error
+        raise ValueError(f"Data set {name!r} cannot be read: {reason}") from error
+
+
+def _first_flaw(path: Path) -> str | None:
+    """Where a file is not what its name says, as far as that can be told by looking."""
+    if path.suffix not in (".jsonl", ".json"):
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        json.loads(text)
+    except ValueError as whole:
+        for number, line in enumerate(text.splitlines() if path.suffix == ".jsonl" else (), start=1):
+            try:
+                json.loads(line or "{}")
+            except ValueError as error:
+                return f"line {number} is no valid JSON ({error})"
+        return None if path.suffix == ".jsonl" else f"it is no valid JSON ({whole})"
+    return None
+
+
+def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str = "dataset_split") -> "Dataset":
+    """
+    One split, with at least one row.
+
+    Raises:
+        `ValueError`: if the data set has no such split, naming those it has, or no row in it.
+    """
+    if split not in splits:
+        remedy = (
+            "Put the splits into a directory, as train.jsonl and test.jsonl, or"
+            if Path(name).is_file()
+            else "To choose one,"
+        )
+        raise ValueError(
+            f"{option}: {split!r} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {remedy} set "
+            f"--{option}."
+        )
+    rows = splits[split]
+    if hasattr(rows, "__len__") and not len(rows):
+        raise ValueError(f"{name!r} has no rows in {split!r}. Take another data set or split.")
+    return rows
+
+
+def load_rows(name: str, config: str | None = None, split: str = "train") -> "Dataset":
+    """
+    Load one split of a data set, see [`load_splits`].
+
+    Raises:
+        `ValueError`: if the data set has no such split, naming those it has.
+    """
+    return take_split(load_splits(name, config), name, split)
 
 
 def find_column(names: list[str], chosen: str | None, candidates: tuple[str, ...], what: str, data: str) -> str:

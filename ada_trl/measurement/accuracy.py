@@ -87,8 +87,9 @@ def difficulty_bins(pass_rates: Sequence[float], edges: Sequence[float]) -> list
     Returns:
         `list[tuple[str, np.ndarray]]`: name and prompt positions of each bin, from hard to easy, empty ones included.
     """
-    if list(edges) != sorted(set(edges)) or len(edges) < 2 or edges[0] != 0 or edges[-1] != 1:
-        raise ValueError(f"The edges of difficulty bins must increase from 0 to 1; got {list(edges)}.")
+    increasing = all(low < high for low, high in zip(edges, edges[1:], strict=False))  # False with a NaN
+    if not increasing or len(edges) < 2 or edges[0] != 0 or edges[-1] != 1:
+        raise ValueError(f"difficulty_edges ({list(edges)}) must increase from 0 to 1.")
     rates = np.asarray(pass_rates, dtype=float)
     bins = [("0", np.flatnonzero(rates == 0))]
     for low, high in zip(edges, edges[1:], strict=False):

@@ -3,8 +3,8 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,10 @@ def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> Sampl
         with tqdm(total=len(prompts), initial=len(store.done), desc=f"Sampling {data}", unit="problem") as progress:
             if missing:
                 requests = (Request(i, prompts[i], _seed(args.seed, i)) for i in missing)
-                with closing(make_sampler().sample(requests)) as finished:
+                with (
+                    _counted(store, len(prompts), f"{data} sampled"),
+                    closing(make_sampler().sample(requests)) as finished,
+                ):
                     for index, completions in finished:
                         texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
                         store.append(index, completions=texts, lengths=[len(ids) for ids in completions])
@@ -140,7 +143,7 @@ def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> Sampl
 def _score(path: Path, samples: SampleStore, problems: Sequence[Problem], data: str) -> SampleStore:
     settings = {"samples": samples.id, "answers": _digest([problem.answer for problem in problems])}
     settings["math_verify"] = importlib.metadata.version("math-verify")
-    with SampleStore(path, settings).open() as store:
+    with SampleStore(path, settings).open() as store, _counted(store, len(problems), f"{data} verified"):
         with tqdm(total=len(problems), initial=len(store.done), desc=f"Verifying {data}", unit="problem") as progress:
             batch = []
             for row in samples.rows():
@@ -151,6 +154,17 @@ def _score(path: Path, samples: SampleStore, problems: Sequence[Problem], data: 
                     batch = []
             progress.update(_score_batch(store, batch, problems))
     return store
+
+
+@contextmanager
+def _counted(store: SampleStore, total: int, what: str) -> Iterator[None]:
+    """Ctrl-C says what is done."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+            f"{len(store.done)} of {total} problems of {what} and on disk; the same command continues."
+        ) from error
 
 
 def _score_batch(store: SampleStore, batch: list[dict[str, Any]], problems: Sequence[Problem]) -> int:

@@ -2,14 +2,17 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(kw_only=True)
@@ -99,14 +102,26 @@ class SamplingArguments:
 
     def __post_init__(self):
         if isinstance(self.chat_template_kwargs, str):
-            self.chat_template_kwargs = json.loads(self.chat_template_kwargs)
+            self.chat_template_kwargs = _read_json(self.chat_template_kwargs)
         for name in ("num_samples", "max_new_tokens", "batch_size", "vllm_max_concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
             raise ValueError(
                 f"temperature ({self.temperature}) must be at least 0 and top_p ({self.top_p}) in (0, 1]."
             )
+
+
+def _read_json(text: str) -> dict:
+    try:
+        variables = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'chat_template_kwargs ({text}) is no valid JSON ({error}). Write it as \'{{"name": "value"}}\'.'
+        ) from error
+    if not isinstance(variables, dict):
+        raise ValueError(f'chat_template_kwargs ({text}) must be a JSON object, as \'{{"name": "value"}}\'.')
+    return variables
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,7 @@ class Sampler(Protocol):
         """Give the memory back."""
 
 
-def make_sampler(model: str, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments) -> Sampler:
+def make_sampler(model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments) -> Sampler:
     """The sampler of `args.backend` for a model by name or path."""
     return {"vllm": VLLMSampler, "server": ServerSampler, "transformers": TransformersSampler}[args.backend](
         model, tokenizer, args
@@ -155,7 +170,7 @@ def once(make: Callable[[], Sampler]) -> Iterator[Callable[[], Sampler]]:
 class TransformersSampler:
     """`generate` of a model in this process, one problem at a time, so that its seed alone decides its completions."""
 
-    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments):
+    def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -212,7 +227,7 @@ class ServerSampler:
     another; when one fails, those that are answered are still yielded, the others are ended, and the error raised.
     """
 
-    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments):
+    def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments):
         from ..engine.client import DeadlineClient
 
         self.args = args
@@ -276,7 +291,7 @@ class ServerSampler:
 class VLLMSampler:
     """vLLM's engine in this process, which is given new problems as others finish. LoRA adapters too."""
 
-    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments):
+    def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments):
         try:
             from vllm import EngineArgs, LLMEngine
             from vllm.lora.request import LoRARequest
@@ -295,15 +310,21 @@ class VLLMSampler:
             model = config["base_model_name_or_path"]
         if args.vllm_max_model_length is not None:
             options["max_model_len"] = args.vllm_max_model_length
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=model,
-                dtype=args.dtype,
-                gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-                tensor_parallel_size=args.vllm_tensor_parallel_size,
-                **options,
+        try:
+            self.engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=model,
+                    dtype=args.dtype,
+                    gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+                    tensor_parallel_size=args.vllm_tensor_parallel_size,
+                    **options,
+                )
             )
-        )
+        except (RuntimeError, ValueError) as error:  # no GPU, or not enough of it
+            raise ValueError(
+                f"vLLM cannot serve {model!r} here: {error} Without a GPU set --backend transformers; to share one lower "
+                f"--vllm_gpu_memory_utilization ({args.vllm_gpu_memory_utilization})."
+            ) from error
 
     def sample(self, requests: Iterable[Request]) -> Iterator[tuple[int, list[list[int]]]]:
         requests, under_way = iter(requests), set()

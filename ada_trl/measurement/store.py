@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
@@ -25,13 +25,13 @@ class SampleStore:
     A row is written in one piece and handed to the operating system before the next one, so a process that is killed
     loses at most the row it was writing. Such a torn last line is dropped, with a warning, when the file is opened
     next; anything else that is not as written is refused. Rows stay on disk: the samples of a large data set are
-    gigabytes.
+    gigabytes. The header is written with the first row, so that a command that fails before leaves nothing.
 
     Args:
         path (`str` or `Path`):
             The file. Created if it does not exist.
         settings (`dict[str, Any]`):
-            Everything that decides what a row contains; JSON values. A file with other settings is refused.
+            Everything that decides what a row contains; JSON values. A file with rows of other settings is refused.
     """
 
     def __init__(self, path: str | Path, settings: dict[str, Any]):
@@ -39,6 +39,7 @@ class SampleStore:
         self.settings = settings
         self.id = uuid.uuid4().hex  # of the file's content, which a file derived from it can refer to
         self.done: set[int] = set()  # prompt positions
+        self._file: TextIO | None = None  # while it is open and has a header
 
     @contextmanager
     def open(self) -> Iterator["SampleStore"]:
@@ -60,22 +61,32 @@ class SampleStore:
         try:
             if self.path.exists():
                 self._recover()
-            else:
-                header = {"format": _FORMAT, "id": self.id, "settings": self.settings}
-                with atomic_write(self.path) as temporary:
-                    temporary.write_text(_line(header), encoding="utf-8")
-            with open(self.path, "a", encoding="utf-8") as self._file:
-                yield self
+            yield self
+            self._begin()  # a finished file has a header, if nothing else
         finally:
+            if self._file:
+                self._file.close()
+                self._file = None
             lock.release()
 
     def append(self, index: int, **values: Any) -> None:
         """Store what is finished of the prompt at position `index`."""
         if index in self.done:
             raise ValueError(f"Prompt {index} is already in {self.path}.")
+        self._begin()
         self._file.write(_line({"index": index, **values}))
         self._file.flush()
         self.done.add(index)
+
+    def _begin(self) -> None:
+        """Open the file for rows, with a header before the first one."""
+        if self._file:
+            return
+        if not self.done:
+            header = {"format": _FORMAT, "id": self.id, "settings": self.settings}
+            with atomic_write(self.path) as temporary:
+                temporary.write_text(_line(header), encoding="utf-8")
+        self._file = open(self.path, "a", encoding="utf-8")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows, in the order they finished, one at a time from the disk."""
@@ -85,7 +96,7 @@ class SampleStore:
                 yield json.loads(line)
 
     def _recover(self) -> None:
-        complete = 0  # bytes
+        complete, other_settings = 0, None  # bytes; an error
         with open(self.path, "rb+") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
@@ -97,7 +108,9 @@ class SampleStore:
                     break
                 row = self._parse(line, number)
                 if number == 1:
-                    self._check_header(row)
+                    other_settings = self._check_header(row)
+                elif other_settings:  # and rows; a header alone, of a command that failed, is written anew
+                    raise other_settings
                 elif not isinstance(row.get("index"), int) or row["index"] in self.done:
                     raise self._corrupt(f"line {number} has index {row.get('index')!r}, which is missing or repeated")
                 else:
@@ -106,17 +119,20 @@ class SampleStore:
         if not complete:
             raise self._corrupt("it has no header")
 
-    def _check_header(self, header: dict[str, Any]) -> None:
+    def _check_header(self, header: dict[str, Any]) -> ValueError | None:
+        """What is wrong with its settings."""
         if header.get("format") != _FORMAT:
             raise self._corrupt(f"its format is {header.get('format')!r}; this version of ada_trl reads {_FORMAT}")
-        self.id, stored = header["id"], header["settings"]
+        stored = header["settings"]
         for name in sorted(stored.keys() | self.settings.keys()):
             if stored.get(name) != self.settings.get(name):
-                raise ValueError(
+                return ValueError(
                     f"{self.path} was written with {name} {stored.get(name)!r}, but this run has "
                     f"{self.settings.get(name)!r}. Continue with the former, or start anew: choose another output "
                     "directory, or delete the file."
                 )
+        self.id = header["id"]
+        return None
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:

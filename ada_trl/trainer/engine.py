@@ -3,9 +3,9 @@
 from contextlib import contextmanager
 
 import torch
-from accelerate.logging import get_logger
 from trl.extras.profiling import profiling_context
 
+from ..notices import get_logger
 from .parent import ThroughParent
 
 

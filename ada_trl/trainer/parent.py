@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import gather
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..engine.vllm import build_vllm_generation
+from ..notices import get_logger
 from ..processes import apart, local_when_apart, shared
 from ..rollouts.source import Completion, Completions
 from .replay import Replay

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from accelerate.logging import get_logger
-
+from ..notices import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
 

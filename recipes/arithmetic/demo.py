@@ -1,7 +1,7 @@
 """
 GRPO against Reinforce-Ada on the arithmetic task, from the same base model with the same seed.
 
-`python -m recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
+`python -m ada_trl.recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
 `report.md`, `curves.png` and `results.json` to `outputs/demo/`.
 """
 

@@ -1,12 +1,13 @@
 """
 Integer addition with mixed digit counts: a reinforcement learning task that needs no download.
 
-`python -m recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems) and
+`python -m ada_trl.recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems) and
 `base/` (a Qwen2 model of 858 thousand parameters, pretrained until its pass rates spread from 0 to 1), which the
-configurations in this folder start from.
+configurations in this folder start from. `ada-trl train` does the same by itself, where they are missing.
 """
 
 import argparse
+import os
 import random
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.utils.data import DataLoader, RandomSampler
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+from ada_trl.files import atomic_write
 
 
 CHARACTERS = "0123456789+="
@@ -107,8 +110,10 @@ def pretrain(
             if accuracy >= target:
                 break
     progress.close()
-    model.save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
+    unfinished = output_dir.with_name(f".{output_dir.name}.unfinished")  # so that what is there is always whole
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    os.replace(unfinished, output_dir)
 
 
 @torch.no_grad()
@@ -134,14 +139,17 @@ def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) ->
     return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
 
 
-def prepare(output_dir: Path, steps: int = 3000, num_train: int = 4096, num_test: int = 256, seed: int = 0) -> None:
+def prepare(
+    output_dir: str | Path, steps: int = 3000, num_train: int = 4096, num_test: int = 256, seed: int = 0
+) -> None:
     """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
+    output_dir = Path(output_dir)
     dataset = problems(num_train + num_test, seed=seed + 1000)
-    (output_dir / "data").mkdir(parents=True, exist_ok=True)
-    dataset.select(range(num_test)).to_json(output_dir / "data" / "test.jsonl")
-    dataset.select(range(num_test, len(dataset))).to_json(output_dir / "data" / "train.jsonl")
-    # The tokenizer is written last, so an interrupted pretraining is not taken for a finished one.
-    if (output_dir / "base" / "tokenizer.json").exists():
+    splits = {"test": range(num_test), "train": range(num_test, len(dataset))}
+    for split, rows in splits.items():
+        with atomic_write(output_dir / "data" / f"{split}.jsonl") as temporary:
+            dataset.select(rows).to_json(temporary)
+    if (output_dir / "base").exists():
         print(f"Using the base model in {output_dir / 'base'}.")
     else:
         pretrain(output_dir / "base", steps, seed)

@@ -1,7 +1,7 @@
 """
 A vLLM server for the arithmetic task, on any Linux machine, with or without a GPU.
 
-`python -m recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the flags
+`python -m ada_trl.recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the flags
 that every weight sync without NCCL needs. For a model of your own copy the command that it prints.
 """
 

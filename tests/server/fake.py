@@ -71,6 +71,7 @@ class FakeServer:
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
+    render: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before images are processed
     completions: list[Call] = field(default_factory=list)
     controls: list[tuple[str, dict]] = field(default_factory=list)
     most_in_flight: int = 0
@@ -107,6 +108,12 @@ class FakeServer:
 
     async def _render(self, request: web.Request) -> web.StreamResponse:
         """Takes the pictures out of a message; as in vLLM, their places in it say nothing of the prompt."""
+        self.in_flight += 1
+        try:
+            if self.render is not None and (response := await self.render(request)) is not None:
+                return response
+        finally:
+            self.in_flight -= 1
         (message,) = (await request.json())["messages"]
         urls = [part["image_url"]["url"] for part in message["content"]]
         places = [{"offset": 0, "length": 1} for _ in urls]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from aiohttp import web
@@ -17,6 +18,9 @@ from .fake import reward
 
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
 def build(
@@ -77,3 +81,15 @@ async def stall(call):
 
 async def fail(call):
     return web.json_response({"error": {"message": "engine dead"}}, status=500)
+
+
+def becomes_idle(server, seconds=10):
+    """Whether all requests end; those that are cancelled end once the server notices."""
+    deadline = time.monotonic() + seconds
+    while server.in_flight and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return server.in_flight == 0
+
+
+async def refuse(call):
+    return web.json_response({"error": {"message": "too long"}}, status=400)

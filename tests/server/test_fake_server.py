@@ -9,6 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 from peft import LoraConfig
+from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
@@ -17,18 +18,7 @@ from benchmarks.speed.server import BarrierTrainer
 from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
-from .helpers import build, fail, our_threads, stall
-
-
-IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
-
-
-def becomes_idle(server, seconds=10):
-    """Whether all requests end; those that are cancelled end once the server notices."""
-    deadline = time.monotonic() + seconds
-    while server.in_flight and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return server.in_flight == 0
+from .helpers import IN_TIME, becomes_idle, build, fail, our_threads, refuse, stall
 
 
 def scripted(**texts):
@@ -89,8 +79,22 @@ def test_every_metric_of_a_server_is_on_the_metrics_page_and_no_other(tmp_path):
     assert generic(logs_of(trainer)[0]) - elsewhere == of_server
 
 
-async def refuse(call):
-    return web.json_response({"error": {"message": "too long"}}, status=400)
+def test_prompts_are_prepared_once_a_step_whatever_the_number_of_answers(tmp_path, monkeypatch):
+    batches, original = [], GRPOTrainer._generate_and_score_completions
+
+    def count(trainer, inputs):
+        batches.append(len(inputs))
+        return original(trainer, inputs)
+
+    async def one_by_one(call):
+        await asyncio.sleep(0.05 * call.number)
+        return answer(call, [WRONG] * call.n)
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", count)
+    with FakeServer(one_by_one) as server:
+        build(tmp_path, server, vllm_request_timeout=20, max_steps=2).train()
+    assert len(server.completions) == 2 * 4 * 3
+    assert batches == [4, 16] * 2, "To prepare the prompts, and to replay what was selected."
 
 
 async def reset(call):

@@ -3,20 +3,23 @@
 import base64
 import json
 import re
+import time
 from collections import Counter
 from io import BytesIO
 
 import pytest
+from aiohttp import web
 from datasets import Dataset
 from PIL import Image
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.engine.client import VLLMServerError
 
 from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer
-from .helpers import fail, our_threads
+from .helpers import IN_TIME, becomes_idle, fail, our_threads, refuse, stall
 
 
 CHAT = chat_tokenizer()
@@ -128,4 +131,56 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
     assert trainer.state.log_history[0]["ada/resolved"] == 1
     assert trainer.state.log_history[0]["ada/server/retries"] == 1
     assert len(trainer.output["pixel_values"]) == 16
+    assert our_threads() == []
+
+
+def build_with_images(tmp_path, server, **options):
+    model, processor = tiny_vision_language_model(CHAT)
+    dataset = Dataset.from_dict(
+        {"prompt": CONVERSATIONS, "image": list(map(picture, ["red", "green", "blue", "black"]))}
+    )
+    options = {"model": model, "tokenizer": processor, "max_completion_length": 8} | options
+    return build(tmp_path, server, lambda completions, **_: [0.0] * len(completions), dataset, **options)
+
+
+async def says_red(call):
+    return answer(call, ["Red."] * call.n)
+
+
+async def not_found(request):
+    return web.json_response({"detail": "Not Found"}, status=404)
+
+
+@pytest.mark.parametrize(
+    ("render", "message"),
+    [
+        (stall, r"render was not answered within vllm_request_timeout \(2 s\)"),
+        (lambda request: fail(None), "render .*500.*engine dead"),
+        (not_found, "render.*--enable-scale-out"),
+    ],
+    ids=["stalls", "fails", "is missing"],
+)
+def test_processing_images_has_a_deadline_and_is_a_request_like_others(render, message, tmp_path):
+    with FakeServer(says_red, CHAT, render=render) as server:
+        timeout = 2.0 if render is stall else 30.0
+        trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=timeout), time.monotonic()
+        with pytest.raises(VLLMServerError, match=message):
+            trainer.train()
+        assert time.monotonic() - started < IN_TIME
+    assert our_threads() == []
+
+
+def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
+    rendered = []
+
+    async def first_only(request):
+        rendered.append(request)
+        return await stall(request) if len(rendered) > 1 else None
+
+    with FakeServer(refuse, CHAT, render=first_only) as server:
+        trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=300.0), time.monotonic()
+        with pytest.raises(VLLMServerError, match="400.*too long"):
+            trainer.train()
+        assert time.monotonic() - started < IN_TIME
+        assert becomes_idle(server)
     assert our_threads() == []

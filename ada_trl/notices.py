@@ -1,0 +1,37 @@
+"""Warnings during training: on one process, on a line of their own."""
+
+import functools
+import logging
+import sys
+from contextlib import nullcontext
+
+from accelerate import PartialState
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+
+class Notices(logging.LoggerAdapter):
+    """
+    A logger of the main process, which does not write into the middle of a progress bar.
+
+    [`~accelerate.logging.get_logger`] does the former, puts `[RANK 0]` before every message, and writes into the bar.
+    """
+
+    def log(self, level: int, msg, *args, **kwargs) -> None:
+        if PartialState().is_main_process:
+            with logging_redirect_tqdm() if _prints() else nullcontext():
+                super().log(level, msg, *args, **kwargs)
+
+    @functools.lru_cache(None)  # noqa: B019 (loggers live as long as the process)
+    def warning_once(self, msg: str) -> None:
+        self.warning(msg)
+
+
+def _prints() -> bool:
+    """Whether messages end on the terminal as plain text: by default, or by a handler that tqdm can stand in for."""
+    handlers = logging.getLogger().handlers
+    return not handlers or any(getattr(handler, "stream", None) in (sys.stdout, sys.stderr) for handler in handlers)
+
+
+def get_logger(name: str) -> Notices:
+    """The logger of a module."""
+    return Notices(logging.getLogger(name), {})

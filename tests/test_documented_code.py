@@ -1,0 +1,177 @@
+"""
+Every code block of README.md and docs/ that can run here is run, in a folder that is not the repository.
+
+Python blocks are run whole, shell blocks command by command. Of a diff what it makes is compiled and its imports are
+run; the keys of a YAML block must be fields of a configuration. What needs a GPU, a download or hours is recognised by
+`NEEDS`; any other block is left out by `<!-- not run: why -->` on the line before it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from ada_trl.cli import start
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("documented code")]
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "arithmetic" / "README.md"]
+# What is not here, and how a command or a program that needs it is recognised.
+NEEDS = {
+    "an installation": r"^(make|pip|uv|git|cd|python3? -m venv|source|\.)\b",
+    "a GPU or a vLLM server": r"vllm[ _]serve|CUDA_VISIBLE|use_vllm=True|--use_vllm|arithmetic/vllm-|vllm_server|--num_processes|FSDP",
+    "a download": r"\b(Qwen|meta-llama|openai|RLHFlow|HuggingFaceH4|trl-lib|open-r1|weqweasdas)/|(?:recipes/)?\bmath/[\w{]",
+    "what a user has": r"\b(train|my_script|script)\.py\b|my_|your-|…|<\w+>|\.\.\.",
+    "minutes to hours": r"benchmarks\.|arithmetic\.demo|notebooks/run",
+}
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+
+
+class Code(NamedTuple):
+    """A command or a block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    reason: str  # why it is not run; empty if it is
+
+    def __str__(self):
+        return f"{self.page}:{self.line} {self.text.splitlines()[0][:60]}"
+
+
+def code_of(page: str, text: str) -> list[Code]:
+    """The commands and programs of a page, each with the reason for which it is left out."""
+    found = []
+    for block in BLOCK.finditer(text):
+        language = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python"}.get(
+            block["language"], block["language"]
+        )
+        if language not in ("bash", "python", "diff", "yaml"):
+            continue
+        before = text[: block.start()].rstrip().rpartition("\n")[2]
+        marked = re.fullmatch(r"\s*<!-- not run: (.+) -->", before)
+        content = re.sub(f"^{block['indent']}", "", block["text"], flags=re.MULTILINE)
+        line = text.count("\n", 0, block.start()) + 2
+        for part in _commands(content) if language == "bash" else [content]:
+            reason = marked[1] if marked else "" if language in ("diff", "yaml") else needed(part)
+            found.append(Code(page, line, language, part, reason))
+    return found
+
+
+def _commands(text: str) -> list[str]:
+    """One for each line, with those that it continues on, without comments."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    lines = [re.sub(r"(^|\s)#.*", "", line).removeprefix("$ ").strip() for line in joined.splitlines()]
+    return [line for line in lines if line]
+
+
+def needed(text: str) -> str:
+    """What a command or program needs that is not here."""
+    return next((what for what, pattern in NEEDS.items() if re.search(pattern, text, flags=re.MULTILINE)), "")
+
+
+CODE = [code for path in PAGES for code in code_of(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a reader would be after the first steps: the arithmetic task and a short run with a difficulty record."""
+    directory = tmp_path_factory.mktemp("reader")
+    task = directory / "outputs" / "arithmetic"
+    from recipes.arithmetic.task import prepare
+
+    prepare(task, steps=3, num_train=512, num_test=16)
+    options = [f"--model_name_or_path={task / 'base'}", f"--dataset_name={task / 'data'}", "--max_steps=2"]
+    options += [f"--output_dir={directory / 'outputs' / 'seed'}", "--use_cpu", "--track_pass_rates=true"]
+    options += ["--save_strategy=steps", "--save_steps=2", "--eval_strategy=no", "--logging_steps=1"]
+    start("train", ["--config", "arithmetic/seq-balance.yaml", *options])
+    (directory / "bin").mkdir()
+    for name, module in {"ada-trl": None, "accelerate": "accelerate.commands.accelerate_cli", "python": ""}.items():
+        code = f"-m {module}" if module else "" if module == "" else '-c "from ada_trl.cli import main; main()"'
+        (directory / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {code} "$@"\n')
+        (directory / "bin" / name).chmod(0o755)
+    return directory
+
+
+def provide(folder: Path, command: str) -> None:
+    """The runs and records that a command reads, from the short run."""
+    if not re.search(r"ada[_-]trl[. ](plan|plots)", command):
+        return
+    inputs = re.sub(r"--(write|output_dir)( +[^-]\S*)+", "", command)
+    seed = folder / "outputs" / "seed"
+    for name in re.findall(r"\boutputs/\S+", inputs):
+        target = folder / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = seed / "checkpoint-2" / target.name if target.suffix else seed
+            (shutil.copy if target.suffix else shutil.copytree)(source, target)
+
+
+def execute(command: list[str], folder: Path) -> None:
+    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=850)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("code", [code for code in CODE if not code.reason], ids=str)
+def test_it_runs(code, folder):
+    if code.language == "bash":
+        provide(folder, code.text)
+        execute(["bash", "-euo", "pipefail", "-c", code.text], folder)
+    elif code.language == "python":
+        execute([sys.executable, "-c", code.text], folder)
+    elif code.language == "diff":
+        made = "\n".join(line[1:] for line in code.text.splitlines() if line[:1] in ("+", " "))
+        compile(made, code.page, "exec")
+        imports = [line for line in made.splitlines() if re.match(r"(from|import) ", line)]
+        execute([sys.executable, "-c", "\n".join(imports)], folder)
+    else:
+        from ada_trl.cli.options import train_help
+
+        fields = set(re.findall(r"^  --(\w+)", train_help(everything=True), flags=re.MULTILINE))
+        unknown = (yaml.safe_load(code.text) or {}).keys() - fields
+        assert not unknown, f"{unknown} are no fields"
+
+
+def test_the_readme_has_something_to_run():
+    assert [code for code in CODE if code.page == "README.md" and not code.reason]
+    assert {code.language for code in CODE if not code.reason} >= {"bash", "yaml"}
+
+
+def test_what_is_found_in_a_page():
+    page = """
+```bash
+ada-trl train --config a.yaml \\
+    --seed 1  # comment
+make test
+```
+
+<!-- not run: it is an excerpt -->
+```python
+x = y
+```
+- ```yaml
+  seed: 1
+  ```
+```text
+nothing
+```
+"""
+    found = code_of("page.md", page)
+    assert [(c.language, c.text.strip(), c.reason) for c in found[:3]] == [
+        ("bash", "ada-trl train --config a.yaml --seed 1", ""),
+        ("bash", "make test", "an installation"),
+        ("python", "x = y", "it is an excerpt"),
+    ]
+    assert found[0].line == 3 and needed("vllm serve Qwen/Qwen3-4B") == "a GPU or a vLLM server"

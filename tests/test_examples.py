@@ -1,0 +1,81 @@
+"""The examples do what they say, on tiny models; that of a vLLM server is in tests/server."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from ada_trl.recipes.arithmetic.task import prepare
+
+from .helpers import chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
+
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+QUICK = ["--max_steps=2", "--max_completion_length=4", "--logging_steps=1", "--use_cpu", "--bf16=false"]
+QUICK += ["--gradient_accumulation_steps=1", "--disable_tqdm=true", "--report_to=none", "--learning_rate=0.01"]
+
+
+def example(name: str) -> dict:
+    """The names that an example defines."""
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+
+
+def logs_of(trainer) -> list[dict]:
+    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    assert logs
+    return logs
+
+
+def test_offline_is_ten_lines_and_learns_from_sums(tmp_path, monkeypatch):
+    text = (ROOT / "examples" / "offline.py").read_text()
+    assert len([line for line in text.splitlines() if line]) <= 11
+    monkeypatch.chdir(tmp_path)
+    prepare("outputs/arithmetic", steps=3, num_train=64, num_test=8)
+    printed = []
+    names = runpy.run_path(str(ROOT / "examples" / "offline.py"), {"print": lambda _, value: printed.append(value)})
+    assert names["trainer"].state.global_step == 20 and len(logs_of(names["trainer"])) == 4
+    assert len(printed) == 2 and all(0 <= accuracy <= 1 for accuracy in printed)
+
+
+def test_two_rewards(tmp_path):
+    names = example("two_rewards")
+    completions = ["so it is 1,024.\n#### 1,024", "12", "#### 12 apples", "none"]
+    assert names["accuracy_reward"](completions, ["1024", "12", "13", "1"]) == [1, 1, 0, 0]
+    assert names["format_reward"](completions) == [1, 0, 0, 0]
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 8, "answer": ["2", "5"] * 8})
+    trainer = names["main"]([*QUICK, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
+    assert trainer.args.exit_reward == "accuracy_reward"
+    for logs in logs_of(trainer):
+        total = logs["rewards/accuracy_reward/mean"] + 0.2 * logs["rewards/format_reward/mean"]
+        assert logs["reward"] == pytest.approx(total)
+        assert logs["ada/pass_rate/mean"] == pytest.approx(logs["rewards/accuracy_reward/mean"])
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_conversation(tmp_path):
+    names = example("conversation")
+    messages = [[{"role": "assistant", "content": " 12\n"}], [{"role": "assistant", "content": "It is 12."}]]
+    assert names["number_reward"](messages, ["12", "12"]) == [1, 0]
+    tokenizer = chat_tokenizer()
+    tiny_chat_model(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = names["conversations"](["How many?", "And now?"] * 8, ["1", "2"] * 8)
+    sizes = ["--per_device_train_batch_size=16", "--per_device_eval_batch_size=16", "--eval_steps=1", "--save_steps=1"]
+    data = DatasetDict(train=rows, test=rows.select(range(4)))
+    options = [*QUICK, *sizes, f"--output_dir={tmp_path / 'out'}", "--log_completions=false"]
+    trainer = names["main"](options, str(tmp_path / "model"), data)
+    evaluations = [logs["eval_reward"] for logs in trainer.state.log_history if "eval_reward" in logs]
+    assert len(evaluations) == 3 and trainer.state.best_metric == max(evaluations[1:])
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_every_example_is_listed_and_run_somewhere():
+    listed = (ROOT / "examples" / "README.md").read_text()
+    tests = (ROOT / "tests" / "test_examples.py").read_text() + (ROOT / "tests/server/test_examples.py").read_text()
+    for path in EXAMPLES:
+        assert f"[{path.name}]({path.name})" in listed
+        assert f'"{path.stem}' in tests
