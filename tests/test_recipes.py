@@ -199,6 +199,7 @@ def test_demo_report():
     assert "| Seq-balance | 0.250 | 0.500 | 37.5% | 10.0 | 2,000 | 30 |" in table(results)
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     prepare(tmp_path / "task", steps=3)
     options = ["--methods", "grpo-n4", "seq-balance", "--task_dir", str(tmp_path / "task")]

@@ -3,7 +3,7 @@ What a quota costs: rollouts per prompt of Seq-pos and Seq-balance for K in {1, 
 
 Figure 10 of the paper (v3, appendix D), which simulates it, in rounds of M = N_max / 8; here it is the closed form of
 `ada_trl.planning.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
-table into `docs/paper.md`; with `--pass-rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
+table into `docs/paper.md`; with `--pass_rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
 prompts and draws nothing.
 """
 
@@ -78,7 +78,9 @@ def plot() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pass-rates", type=Path, help="difficulty record, or parquet, CSV, JSON lines")
+    parser.add_argument(
+        "--pass_rates", "--pass-rates", type=Path, help="difficulty record, or parquet, CSV, JSON lines"
+    )
     parser.add_argument("--column", default="pass_rate", help="column of pass rates (default: %(default)s)")
     parser.add_argument("--draws", type=int, help="draws behind each pass rate; default: pass rates are exact")
     options = parser.parse_args()
