@@ -177,7 +177,7 @@ MISTAKES = {
     "plan: no budget": ([*PLAN, "rates.csv", "--budget=0"], ["--budget (0.0)", "positive"]),
     "plan: a PDF": ([*PLAN, "rates.csv", "--write", "plan.pdf"], ["plan.pdf", ".md, .json or .png"]),
     # plots
-    "plots: no run": (["plots"], ["required", "RUN"]),
+    "plots: no run": (["plots"], ["nothing to draw", "give RUN"]),
     "plots: no such run": (["plots", "runn"], ["'runn'", "output directory"]),
     "plots: no state": (["plots", "data"], ["'data' has no trainer_state.json", "trainer.save_state()"]),
     "plots: a torn state": (["plots", "torn"], ["torn/trainer_state.json is no state", "another run"]),
