@@ -20,7 +20,7 @@ import yaml
 from ada_trl.cli import start
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("documented code")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "arithmetic" / "README.md"]
