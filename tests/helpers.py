@@ -147,6 +147,13 @@ QUICK = {
 }
 
 
+# The same on a command line.
+QUICK_ARGUMENTS = [
+    *("--max_steps=2", "--max_completion_length=4", "--logging_steps=1", "--use_cpu", "--bf16=false"),
+    *("--gradient_accumulation_steps=1", "--disable_tqdm=true", "--report_to=none", "--learning_rate=0.01"),
+]
+
+
 class ScriptedRewards:
     """Deals out rewards per prompt in order of sampling: a draw's reward does not depend on its completion."""
 
