@@ -95,7 +95,13 @@ def folder(tmp_path_factory):
     prepare(task, steps=3, num_train=512, num_test=16)
     options = [f"--model_name_or_path={task / 'base'}", f"--dataset_name={task / 'data'}", "--max_steps=2"]
     options += [f"--output_dir={directory / 'outputs' / 'seed'}", "--use_cpu", "--track_pass_rates=true"]
-    options += ["--save_strategy=steps", "--save_steps=2", "--eval_strategy=no", "--logging_steps=1"]
+    options += [
+        "--save_strategy=steps",
+        "--save_steps=2",
+        "--eval_strategy=no",
+        "--eval_on_start=false",
+        "--logging_steps=1",
+    ]
     start("train", ["--config", "arithmetic/seq-balance.yaml", *options])
     sampling = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
     tests = ["--datasets", str(task / "data" / "test.jsonl"), f"--output_dir={directory / 'outputs' / 'samples'}"]

@@ -88,10 +88,10 @@ MISTAKES = {
     "an empty file": ([*TRAIN, "--dataset_name=empty.jsonl"], ["empty.jsonl", "it is empty", "Replace it"]),
     "broken JSON": ([*TRAIN, "--dataset_name=broken.jsonl"], ["broken.jsonl", "line 2 is no valid JSON", "Correct"]),
     "a text file": ([*TRAIN, "--dataset_name=notes.txt"], ["notes.txt is a .txt file", ".jsonl"]),
-    "no such split": ([*TRAIN, "--dataset_train_split=training"], ["'training' is not a split", "'train', 'test'"]),
+    "no such split": ([*TRAIN, "--dataset_train_split=training"], ["('training') is not a split", "'train', 'test'"]),
     "no test split": (
         [*TRAIN, "--dataset_name=sums.jsonl", "--eval_strategy=steps"],
-        ["'test' is not a split of 'sums.jsonl'", "train.jsonl and test.jsonl"],
+        ["('test') is not a split of 'sums.jsonl'", "train.jsonl and test.jsonl"],
     ),
     "no prompts": ([*TRAIN, "--dataset_name=words.csv"], ["columns 'word'", "'prompt' or 'problem'", "rename"]),
     "a mixture without a path": (["train", "--config", "good.yaml", "mixture.yaml"], ["'pth'", "needs a `path`"]),
