@@ -20,6 +20,7 @@ def example(name: str) -> dict:
     return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
 
 
+@pytest.mark.slow
 def test_offline_is_ten_lines_and_learns_from_sums(tmp_path, monkeypatch):
     text = (ROOT / "examples" / "offline.py").read_text()
     assert len([line for line in text.splitlines() if line]) <= 11

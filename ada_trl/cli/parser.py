@@ -95,7 +95,7 @@ class CommandParser(TrlParser):
         """
         args, paths = _split_config(sys.argv[1:] if args is None else list(args))
         for path in paths:
-            self._apply(path)
+            self._apply_file(path)
         *parsed, unknown = self.parse_args_into_dataclasses(args, return_remaining_strings=True)
         if unknown:
             raise UserError(f"{self._unknown(unknown)}. --help lists the options.")
@@ -108,7 +108,7 @@ class CommandParser(TrlParser):
         kind = "unknown option" if name.startswith("-") else "unexpected word"
         return f"{kind} {name}{suggestion(name, known)}"
 
-    def _apply(self, name: str) -> None:
+    def _apply_file(self, name: str) -> None:
         """Make the values of a file the defaults."""
         path = find_config(name)
         config = _read_yaml(path)
