@@ -298,9 +298,9 @@ def test_load_dataset_never_serves_another_selection(files, tmp_path):
     assert len(written(tmp_path / "a" / "set")) == 12
     other = arguments(files, tmp_path / "b" / "set", samples_dir=first.output_dir, max_pass_rate=0.25)
     run(other, never)
-    assert len(written(tmp_path / "b" / "set")) == 8
+    assert len(written(tmp_path / "b" / "set")) == 9
     run(arguments(files, first.output_dir, max_pass_rate=0.125), never)
-    assert len(written(tmp_path / "a" / "set")) == 5
+    assert len(written(tmp_path / "a" / "set")) == 6
 
 
 @pytest.mark.parametrize(
