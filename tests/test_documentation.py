@@ -10,8 +10,11 @@ import pytest
 import yaml
 from trl import GRPOConfig
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, train
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.cli import COMMANDS
+from ada_trl.core.advantages import POWERS
 from ada_trl.planning.outcomes import sequential_outcome
+from ada_trl.trainer.config_checks import CHOICES
 from benchmarks.analyses import diagram, overview
 from benchmarks.common import FIGURES, RESULTS
 
@@ -42,7 +45,10 @@ def default_of(field):
 
 def settings_rows():
     text = (DOCS / "settings.md").read_text()
-    return {code(row[0])[0]: row for row in table_rows(text)}
+    return {name: row for row in table_rows(text) for name in code(row[0])}
+
+
+NAMED = CHOICES | {"prompt_weighting": POWERS, "scale_rewards": ("none", "group", "batch")}  # fields and their values
 
 
 # Settings
@@ -61,8 +67,9 @@ def test_the_settings_page_shows_the_default(name):
 
 def test_the_settings_page_names_every_choice():
     for name, row in settings_rows().items():
-        for choice in FIELDS[name].metadata.get("choices", []):
-            assert f'`"{choice}"`' in row[2], (name, choice)
+        for choice in NAMED.get(name, ()):
+            assert f'`"{choice}"`' in f"{row[1]} {row[2]}", (name, choice)
+    assert set(NAMED) <= set(settings_rows())
 
 
 @page
@@ -141,24 +148,37 @@ def test_commands_can_be_pasted(page, capsys):
         for path in (path for word in words for path in expand(word)):
             if re.match(r"recipes/.*\.ya?ml$", path):
                 assert (ROOT / path).exists(), path
-        if "-m" in words and words[words.index("-m") + 1].startswith(("ada_trl.", "recipes.", "benchmarks.")):
-            check_options(words[words.index("-m") + 1], words[words.index("-m") + 2 :], capsys)
+        module, arguments = called(words)
+        if module is not None:
+            check_options(module, arguments, capsys)
+
+
+def called(words: list[str]) -> tuple[str | None, list[str]]:
+    """The module of ours that a command starts, and its arguments; `None` for other commands."""
+    if words[0].endswith("ada-trl"):
+        return f"ada_trl.{words[1]}", words[2:]
+    start = words.index("-m") + 1 if "-m" in words else len(words)
+    ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
+    return (words[start], words[start + 1 :]) if ours else (None, [])
 
 
 def check_options(module: str, words: list[str], capsys) -> None:
+    module = module.replace("ada_trl.recipes.", "recipes.")  # as a wheel has them
     options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--config"}  # TrlParser's own
-    if module == "recipes.arithmetic.demo" or not options:  # the demo passes options on to ada_trl.train
-        assert importlib.util.find_spec(module)
-        return
-    main = importlib.import_module(module).main
-    if not module.startswith("ada_trl."):
-        source = importlib.util.find_spec(module).loader.get_source(module)
-        assert all(f'"{option}"' in source for option in options), (module, options)
-        return
-    with pytest.raises(SystemExit):
-        main(["--help-all" if main is train.main else "--help"])
-    shown = capsys.readouterr().out
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    if module.removeprefix("ada_trl.") in COMMANDS:
+        with pytest.raises(SystemExit):
+            importlib.import_module(module).main(["--help-all" if module == "ada_trl.train" else "--help"])
+        shown = capsys.readouterr().out
+    else:
+        shown = spec.loader.get_source(spec.name)
     assert all(re.search(rf"{option}\b", shown) for option in options), (module, options)
+
+
+def test_the_index_has_every_page_once():
+    linked = re.findall(r"^\| \[\w+\]\(([\w.]+)\)", (DOCS / "README.md").read_text(), flags=re.M)
+    assert sorted(linked) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md")
 
 
 # The README

@@ -1,8 +1,8 @@
 """
 Every code block of README.md and docs/ that can run here is run, in a folder that is not the repository.
 
-Python blocks are run whole, shell blocks command by command. Of a diff what it makes is compiled and its imports are
-run; the keys of a YAML block must be fields of a configuration. What needs a GPU, a download or hours is recognised by
+Python blocks are run whole, shell blocks command by command; the keys of a YAML block must be fields of a configuration
+(diffs: test_documentation.py). What needs a GPU, a download or hours is recognised by
 `NEEDS`; any other block is left out by `<!-- not run: why -->` on the line before it.
 """
 
@@ -18,17 +18,20 @@ import pytest
 import yaml
 
 from ada_trl.cli import start
+from ada_trl.cli.options import train_help
+from ada_trl.recipes.arithmetic.task import prepare
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("documented code")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "arithmetic" / "README.md"]
 # What is not here, and how a command or a program that needs it is recognised.
 NEEDS = {
-    "an installation": r"^(make|pip|uv|git|cd|python3? -m venv|source|\.)\b",
+    "an installation": r"^(make|pip|uv|git|cd|python3? -m venv|source) ",
     "a GPU or a vLLM server": r"vllm[ _]serve|CUDA_VISIBLE|use_vllm=True|--use_vllm|arithmetic/vllm-|vllm_server|--num_processes|FSDP",
     "a download": r"\b(Qwen|meta-llama|openai|RLHFlow|HuggingFaceH4|trl-lib|open-r1|weqweasdas)/|(?:recipes/)?\bmath/[\w{]",
+    "a trainer": r"\Atrainer\.",
     "what a user has": r"\b(train|my_script|script)\.py\b|my_|your-|…|<\w+>|\.\.\.",
     "minutes to hours": r"benchmarks\.|arithmetic\.demo|notebooks/run",
 }
@@ -57,14 +60,14 @@ def code_of(page: str, text: str) -> list[Code]:
         language = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python"}.get(
             block["language"], block["language"]
         )
-        if language not in ("bash", "python", "diff", "yaml"):
+        if language not in ("bash", "python", "yaml"):
             continue
         before = text[: block.start()].rstrip().rpartition("\n")[2]
         marked = re.fullmatch(r"\s*<!-- not run: (.+) -->", before)
         content = re.sub(f"^{block['indent']}", "", block["text"], flags=re.MULTILINE)
         line = text.count("\n", 0, block.start()) + 2
         for part in _commands(content) if language == "bash" else [content]:
-            reason = marked[1] if marked else "" if language in ("diff", "yaml") else needed(part)
+            reason = marked[1] if marked else "" if language == "yaml" else needed(part)
             found.append(Code(page, line, language, part, reason))
     return found
 
@@ -86,59 +89,60 @@ CODE = [code for path in PAGES for code in code_of(str(path.relative_to(ROOT)), 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader would be after the first steps: the arithmetic task and a short run with a difficulty record."""
+    """Where a reader would be after the first steps: the arithmetic task, a short run with its record, an evaluation."""
     directory = tmp_path_factory.mktemp("reader")
     task = directory / "outputs" / "arithmetic"
-    from recipes.arithmetic.task import prepare
-
     prepare(task, steps=3, num_train=512, num_test=16)
     options = [f"--model_name_or_path={task / 'base'}", f"--dataset_name={task / 'data'}", "--max_steps=2"]
     options += [f"--output_dir={directory / 'outputs' / 'seed'}", "--use_cpu", "--track_pass_rates=true"]
-    options += ["--save_strategy=steps", "--save_steps=2", "--eval_strategy=no", "--logging_steps=1"]
+    options += [
+        "--save_strategy=steps",
+        "--save_steps=2",
+        "--eval_strategy=no",
+        "--eval_on_start=false",
+        "--logging_steps=1",
+    ]
     start("train", ["--config", "arithmetic/seq-balance.yaml", *options])
-    (directory / "bin").mkdir()
+    sampling = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
+    tests = ["--datasets", str(task / "data" / "test.jsonl"), f"--output_dir={directory / 'outputs' / 'samples'}"]
+    start("evaluate", ["--models", str(task / "base"), *tests, *sampling])
+    programs = directory / ".venv" / "bin"  # where `make` installs them
+    programs.mkdir(parents=True)
     for name, module in {"ada-trl": None, "accelerate": "accelerate.commands.accelerate_cli", "python": ""}.items():
         code = f"-m {module}" if module else "" if module == "" else '-c "from ada_trl.cli import main; main()"'
-        (directory / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} {code} "$@"\n')
-        (directory / "bin" / name).chmod(0o755)
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {code} "$@"\n')
+        (programs / name).chmod(0o755)
     return directory
 
 
-def provide(folder: Path, command: str) -> None:
-    """The runs and records that a command reads, from the short run."""
-    if not re.search(r"ada[_-]trl[. ](plan|plots)", command):
-        return
-    inputs = re.sub(r"--(write|output_dir)( +[^-]\S*)+", "", command)
-    seed = folder / "outputs" / "seed"
-    for name in re.findall(r"\boutputs/\S+", inputs):
+def provide(folder: Path, code: str) -> None:
+    """The runs, records and samples that a command or program reads, from the short run."""
+    inputs = re.sub(r"--(write|output_dir)( +[^-\s]\S*)+", "", code)
+    if re.search(r"ada[_-]trl[. ](train|data|evaluate)", code):
+        return  # what they name in outputs/ is there, or theirs to write
+    for name in re.findall(r"\boutputs/[\w./-]+", inputs):
         target = folder / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
+            seed = folder / "outputs" / ("samples" if "--samples" in code else "seed")
             source = seed / "checkpoint-2" / target.name if target.suffix else seed
             (shutil.copy if target.suffix else shutil.copytree)(source, target)
 
 
 def execute(command: list[str], folder: Path) -> None:
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=850)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize("code", [code for code in CODE if not code.reason], ids=str)
 def test_it_runs(code, folder):
+    provide(folder, code.text)
     if code.language == "bash":
-        provide(folder, code.text)
         execute(["bash", "-euo", "pipefail", "-c", code.text], folder)
     elif code.language == "python":
         execute([sys.executable, "-c", code.text], folder)
-    elif code.language == "diff":
-        made = "\n".join(line[1:] for line in code.text.splitlines() if line[:1] in ("+", " "))
-        compile(made, code.page, "exec")
-        imports = [line for line in made.splitlines() if re.match(r"(from|import) ", line)]
-        execute([sys.executable, "-c", "\n".join(imports)], folder)
     else:
-        from ada_trl.cli.options import train_help
-
         fields = set(re.findall(r"^  --(\w+)", train_help(everything=True), flags=re.MULTILINE))
         unknown = (yaml.safe_load(code.text) or {}).keys() - fields
         assert not unknown, f"{unknown} are no fields"

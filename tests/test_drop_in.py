@@ -82,7 +82,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "compiled")) for n in SHAPES])
 def test_options(name, tmp_path):
     trainer = train(tmp_path, **SHAPES[name])
     assert trainer.state.global_step == trainer.state.max_steps > 0

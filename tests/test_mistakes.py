@@ -88,10 +88,10 @@ MISTAKES = {
     "an empty file": ([*TRAIN, "--dataset_name=empty.jsonl"], ["empty.jsonl", "it is empty", "Replace it"]),
     "broken JSON": ([*TRAIN, "--dataset_name=broken.jsonl"], ["broken.jsonl", "line 2 is no valid JSON", "Correct"]),
     "a text file": ([*TRAIN, "--dataset_name=notes.txt"], ["notes.txt is a .txt file", ".jsonl"]),
-    "no such split": ([*TRAIN, "--dataset_train_split=training"], ["'training' is not a split", "'train', 'test'"]),
+    "no such split": ([*TRAIN, "--dataset_train_split=training"], ["('training') is not a split", "'train', 'test'"]),
     "no test split": (
         [*TRAIN, "--dataset_name=sums.jsonl", "--eval_strategy=steps"],
-        ["'test' is not a split of 'sums.jsonl'", "train.jsonl and test.jsonl"],
+        ["('test') is not a split of 'sums.jsonl'", "train.jsonl and test.jsonl"],
     ),
     "no prompts": ([*TRAIN, "--dataset_name=words.csv"], ["columns 'word'", "'prompt' or 'problem'", "rename"]),
     "a mixture without a path": (["train", "--config", "good.yaml", "mixture.yaml"], ["'pth'", "needs a `path`"]),
@@ -177,7 +177,7 @@ MISTAKES = {
     "plan: no budget": ([*PLAN, "rates.csv", "--budget=0"], ["--budget (0.0)", "positive"]),
     "plan: a PDF": ([*PLAN, "rates.csv", "--write", "plan.pdf"], ["plan.pdf", ".md, .json or .png"]),
     # plots
-    "plots: no run": (["plots"], ["required", "RUN"]),
+    "plots: no run": (["plots"], ["nothing to draw", "give RUN"]),
     "plots: no such run": (["plots", "runn"], ["'runn'", "output directory"]),
     "plots: no state": (["plots", "data"], ["'data' has no trainer_state.json", "trainer.save_state()"]),
     "plots: a torn state": (["plots", "torn"], ["torn/trainer_state.json is no state", "another run"]),

@@ -54,9 +54,13 @@ def test_recipe_parses(recipe, monkeypatch):
         assert name == f"vllm-{training_args.vllm_weight_sync}"
         assert model_args.use_peft == (name == "vllm-lora")
     else:
-        assert training_args.adaptive_sampling == ("uniform" if name.startswith("grpo") else name)
-    assert training_args.num_generations == (int(name.removeprefix("grpo-n")) if name.startswith("grpo") else 4)
-    assert training_args.per_device_train_batch_size // training_args.num_generations == 32
+        plain = name.startswith("grpo") or name == "posterior"
+        assert training_args.adaptive_sampling == ("uniform" if plain else name)
+        assert training_args.baseline == ("posterior" if name == "posterior" else "pool")
+    sizes = {"grpo-n8": 8, "grpo-n16": 16, "posterior": 1}
+    assert training_args.num_generations == sizes.get(name, 4)
+    prompts = training_args.per_device_train_batch_size // training_args.num_generations
+    assert prompts == (128 if name == "posterior" else 32)
     assert str(training_args.output_dir).endswith(name)
 
 
@@ -199,6 +203,7 @@ def test_demo_report():
     assert "| Seq-balance | 0.250 | 0.500 | 37.5% | 10.0 | 2,000 | 30 |" in table(results)
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     prepare(tmp_path / "task", steps=3)
     options = ["--methods", "grpo-n4", "seq-balance", "--task_dir", str(tmp_path / "task")]

@@ -1,5 +1,6 @@
 """How the trainer takes part of TRL's work by itself: phases, frames, threads, environments, refusals."""
 
+import functools
 import random
 import threading
 import traceback
@@ -18,18 +19,17 @@ from ada_trl.engine.vllm import AdaVLLMGeneration, vllm_generation_with
 from ada_trl.processes import apart, is_apart, local_when_apart
 from ada_trl.rollouts.source import Completion, _portable
 
+from .conversations import Counting, ToolUser
+from .conversations import build as build_multi_turn
 from .helpers import (
     QUICK,
     chat_tokenizer,
     even_reward,
     prompt_dataset,
-    tiny_chat_model,
     tiny_model,
     tiny_tokenizer,
     tiny_vision_language_model,
 )
-from .test_multi_turn import Counting, ToolUser
-from .test_multi_turn import build as build_multi_turn
 
 
 def build(tmp_path, reward=even_reward, trainer_class=AdaGRPOTrainer, **options):
@@ -45,8 +45,11 @@ def test_a_trainer_made_without_init_dispatches_a_rollout():
     tokenizer = tiny_tokenizer()
     trainer = object.__new__(AdaGRPOTrainer)
     gather = local_when_apart(lambda tensor: tensor)
-    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=gather)
-    trainer.model, trainer.state = SimpleNamespace(training=True), SimpleNamespace(num_input_tokens_seen=0)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=gather, is_main_process=True)
+    trainer.model, trainer.state = (
+        SimpleNamespace(training=True),
+        SimpleNamespace(num_input_tokens_seen=0, global_step=0),
+    )
     trainer.rollout_func = lambda prompts, trainer: {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}
     trainer._metrics, trainer.use_vllm, trainer.tools = {"train": Counter()}, False, None
     trainer._metrics["train"] = {
@@ -310,6 +313,7 @@ def rollout(prompts, trainer):
     ids=["rollout_func", "environment", "vision", "exit_reward"],
 )
 def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, given, message, tmp_path, monkeypatch):
+    @functools.wraps(GRPOTrainer.__init__)
     def init(self, *args, **kwargs):
         raise AssertionError("GRPOTrainer was built first.")
 
@@ -322,9 +326,8 @@ def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, gi
 
 
 def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch):
-    tokenizer = chat_tokenizer()
-    _, processor = tiny_vision_language_model(tokenizer)
+    model, processor = tiny_vision_language_model(chat_tokenizer())
     monkeypatch.setattr("trl.trainer.grpo_trainer.AutoProcessor.from_pretrained", lambda *args, **kwargs: processor)
     args = AdaGRPOConfig(str(tmp_path), **QUICK | {"adaptive_sampling": "est-value"})
     with pytest.raises(ValueError, match="a vision-language model is not supported"):
-        AdaGRPOTrainer(tiny_chat_model(tokenizer), even_reward, args, prompt_dataset())
+        AdaGRPOTrainer(model, even_reward, args, prompt_dataset())

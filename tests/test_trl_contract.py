@@ -86,7 +86,6 @@ METHODS = {  # overridden or called, with their parameters
     },
 }
 TRAINER_STATE = [
-    "_is_vlm",
     "_logs",
     "_metrics",
     "_multi_environment",

@@ -56,7 +56,6 @@ class Scripted(AdaGRPOTrainer):
         traffic = self.traffic[-1]
         traffic |= {"gathered": sum(sizes), "held": set(self.source._data)}
         traffic["blobs"] = [len(row.extras.get("blob", "")) for row in self.replay.rows]
-        self.traffic[-1] = {name: sorted(x) if isinstance(x, set) else x for name, x in traffic.items()}
         return self.replay
 
     def _generate_and_score_completions(self, inputs):
@@ -149,7 +148,10 @@ def run(output_dir: str, options: dict) -> dict:
         "seconds": time.monotonic() - started,
         "batches": trainer.batches,
         "pools": trainer.pools,
-        "traffic": trainer.traffic,
+        "traffic": [
+            {name: sorted(value) if isinstance(value, set) else value for name, value in step.items()}
+            for step in trainer.traffic
+        ],
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
         "moved": _moved(trainer, before),
         "wrapper": type(trainer.model_wrapped).__name__,

@@ -141,7 +141,7 @@ def _first_flaw(path: Path) -> str | None:
     return None
 
 
-def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str = "dataset_split") -> "Dataset":
+def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str | None = None) -> "Dataset":
     """
     One split, with at least one row.
 
@@ -149,14 +149,15 @@ def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str 
         `ValueError`: if the data set has no such split, naming those it has, or no row in it.
     """
     if split not in splits:
+        what = f"{option} ({split!r})" if option else repr(split)
         remedy = (
-            "Put the splits into a directory, as train.jsonl and test.jsonl, or"
+            "Put the splits into a directory, as train.jsonl and test.jsonl, or take"
             if Path(name).is_file()
-            else "To choose one,"
+            else "Take"
         )
         raise ValueError(
-            f"{option}: {split!r} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {remedy} set "
-            f"--{option}."
+            f"{what} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {remedy} another with "
+            f"--{option or 'dataset_split'}."
         )
     rows = splits[split]
     if hasattr(rows, "__len__") and not len(rows):

@@ -21,7 +21,7 @@ from ..rollouts.per_prompt import PerPromptSource
 from ..rollouts.progress import StepProgress
 from ..rollouts.source import Batch, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
-from .argument_checks import check_arguments, check_exit_reward, check_no_images
+from .argument_checks import check_arguments, check_exit_reward, check_support
 from .engine import WithEngine
 from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
@@ -115,8 +115,9 @@ class AdaGRPOTrainer(WithEngine):
             max_concurrent_requests=args.vllm_max_concurrent_requests,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        # Again, with what the parent has loaded.
         check_exit_reward(args, self.reward_func_names)
-        check_no_images(args, self._is_vlm)  # which the parent may have loaded a processor to know
+        check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
         self.adaptive_sampling = args.adaptive_sampling
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)

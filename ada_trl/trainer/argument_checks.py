@@ -28,27 +28,27 @@ def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
         `ValueError`: for what the mode of sampling cannot honour, a data set without prompts, or an unknown
             `exit_reward`.
     """
-    has_environment = given.get("environment_factory") is not None
-    if not has_environment:
+    check_support(args, given.get("rollout_func"), given.get("environment_factory"), given.get("processing_class"))
+    if given.get("environment_factory") is None:  # which may bring the prompts and a reward
         check_prompt_column(given.get("train_dataset"))
         names = _reward_names(given.get("reward_funcs"))
         if names is not None:
             check_exit_reward(args, names)
-    check_no_images(args, isinstance(given.get("processing_class"), ProcessorMixin))
-    if not args.is_plain_grpo and given.get("rollout_func") is not None:
-        remedy = "adaptive_sampling='uniform' and baseline='pool'"
-        _refuse(args, "rollout_func", "it brings its own sampling loop", remedy)
-    if args.uses_value_network and has_environment:
-        _refuse(args, "environment_factory", "the value network reads the prompt alone", COUNTS_INSTEAD)
 
 
-def check_no_images(args: AdaGRPOConfig, has_processor: bool) -> None:
+def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
     """
     Raises:
-        `ValueError`: for a vision-language model with a value network; `has_processor` tells one.
+        `ValueError`: for an argument of [`~trl.GRPOTrainer`] that the mode of sampling cannot honour.
     """
-    if args.uses_value_network and has_processor:
-        _refuse(args, "a vision-language model", "the value head does not see the images", COUNTS_INSTEAD)
+    if rollout_func is not None and not args.is_plain_grpo:
+        remedy = "adaptive_sampling='uniform' and baseline='pool'"
+        _refuse(args, "rollout_func", "it brings its own sampling loop", remedy)
+    if environment_factory is not None and args.uses_value_network:
+        _refuse(args, "environment_factory", "the value network reads the prompt alone", COUNTS_INSTEAD)
+    if isinstance(processing_class, ProcessorMixin) and args.uses_value_network:
+        reason = "the value head does not see the images"
+        _refuse(args, "a vision-language model", reason, COUNTS_INSTEAD)
 
 
 def check_exit_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:

@@ -12,11 +12,13 @@ import functools
 import json
 import logging
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 from ada_trl.files import atomic_write
 from recipes.arithmetic.task import prepare
 
+from ..common import ROOT, fill, load_rows, markdown, save_rows
 from . import prompt_sets
 from .dapo import dapo_arguments
 from .run import STEPS, run_missing, train_once
@@ -113,6 +115,43 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
     return run
 
 
+def stored(runs_dir: Path | None = None) -> list[dict]:
+    """One row per run with its last evaluation and what it spent; from the records in `runs_dir`, which are stored then."""
+    if runs_dir is None:
+        return load_rows("equal_tokens")
+    rows = []
+    for path in sorted(runs_dir.glob("*.json")):
+        record = json.loads(path.read_text())
+        last = {k: v for k, v in record["evaluations"][-1].items() if k != "by_difficulty"}
+        steps = record["steps"]
+        spent = {name: sum(step[name] for step in steps) for name in ("generated_tokens", "rollouts", "cpu_seconds")}
+        explained = [step["baseline/explained"] for step in steps if step.get("baseline/explained") is not None]
+        run = {name: record[name] for name in Run._fields}
+        rows.append(run | last | spent | {"explained": mean(explained) if explained else None})
+    return save_rows(rows, "equal_tokens")
+
+
+def table(rows: list[dict], prompt_set: str) -> str:
+    """The rates that were tried on the tuning seed, and what the best of them gives on the others."""
+    lines = []
+    for method in METHODS:
+        runs = [row for row in rows if (row["method"], row["prompt_set"]) == (method, prompt_set)]
+        tuned = {row["rate"]: row["accuracy"] for row in runs if row["seed"] == TUNING_SEED}
+        if len(tuned) < len(RATES):
+            continue
+        best = max(RATES, key=tuned.get)
+        reported = [row for row in runs if row["seed"] != TUNING_SEED and row["rate"] == best]
+        line = {"Method": method} | {f"{rate:g}": f"{tuned[rate]:.3f}" for rate in RATES}
+        line["Seeds"] = str(len(reported))
+        for name in ("accuracy", "pass@8"):
+            line[name] = f"{mean(row[name] for row in reported):.3f}" if reported else ""
+        line["1k tokens"] = f"{mean(row['generated_tokens'] for row in runs) / 1e3:.0f}"
+        line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in runs):.0f}"
+        lines.append(line)
+    columns = {name: lambda row, name=name: row[name] for name in lines[0]}
+    return markdown(lines, columns)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -123,7 +162,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
+    parser.add_argument(
+        "--table", action="store_true", help="Only store the runs there are and fill docs/baseline.md."
+    )
     args = parser.parse_args()
+    if args.table:
+        rows = stored(args.output_dir if args.output_dir.exists() else None)
+        for name in dict.fromkeys(row["prompt_set"] for row in rows):
+            fill(f"equal-tokens-{name}", table(rows, name), ROOT / "docs" / "baseline.md")
+        return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     prepare(args.task_dir)

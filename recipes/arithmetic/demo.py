@@ -28,6 +28,7 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
+    "posterior": "Posterior",
 }
 
 
