@@ -82,7 +82,7 @@ def length_reward(completions: list[str], **kwargs) -> list[float]:
 def chat_tokenizer(template: str = "qwen3") -> PreTrainedTokenizerBase:
     """A byte-level tokenizer with one of the chat templates that TRL ships, and the special tokens of Qwen."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<image>"]
-    vocabulary = {token: i for i, token in enumerate([*special, *pre_tokenizers.ByteLevel.alphabet()])}
+    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -145,6 +145,13 @@ QUICK = {
     "disable_tqdm": True,
     "seed": 3,
 }
+
+
+# The same on a command line.
+QUICK_ARGUMENTS = [
+    *("--max_steps=2", "--max_completion_length=4", "--logging_steps=1", "--use_cpu", "--bf16=false"),
+    *("--gradient_accumulation_steps=1", "--disable_tqdm=true", "--report_to=none", "--learning_rate=0.01"),
+]
 
 
 class ScriptedRewards:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from trl import GRPOConfig
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, train
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.cli import COMMANDS
 from ada_trl.core.advantages import POWERS
 from ada_trl.planning.outcomes import sequential_outcome
 from ada_trl.trainer.config_checks import CHOICES
@@ -147,24 +148,31 @@ def test_commands_can_be_pasted(page, capsys):
         for path in (path for word in words for path in expand(word)):
             if re.match(r"recipes/.*\.ya?ml$", path):
                 assert (ROOT / path).exists(), path
-        if "-m" in words and words[words.index("-m") + 1].startswith(("ada_trl.", "recipes.", "benchmarks.")):
-            check_options(words[words.index("-m") + 1], words[words.index("-m") + 2 :], capsys)
+        module, arguments = called(words)
+        if module is not None:
+            check_options(module, arguments, capsys)
+
+
+def called(words: list[str]) -> tuple[str | None, list[str]]:
+    """The module of ours that a command starts, and its arguments; `None` for other commands."""
+    if words[0].endswith("ada-trl"):
+        return f"ada_trl.{words[1]}", words[2:]
+    start = words.index("-m") + 1 if "-m" in words else len(words)
+    ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
+    return (words[start], words[start + 1 :]) if ours else (None, [])
 
 
 def check_options(module: str, words: list[str], capsys) -> None:
     module = module.replace("ada_trl.recipes.", "recipes.")  # as a wheel has them
     options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--config"}  # TrlParser's own
-    if module == "recipes.arithmetic.demo" or not options:  # the demo passes options on to ada_trl.train
-        assert importlib.util.find_spec(module)
-        return
-    main = importlib.import_module(module).main
-    if not module.startswith("ada_trl."):
-        source = importlib.util.find_spec(module).loader.get_source(module)
-        assert all(f'"{option}"' in source for option in options), (module, options)
-        return
-    with pytest.raises(SystemExit):
-        main(["--help-all" if main is train.main else "--help"])
-    shown = capsys.readouterr().out
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    if module.removeprefix("ada_trl.") in COMMANDS:
+        with pytest.raises(SystemExit):
+            importlib.import_module(module).main(["--help-all" if module == "ada_trl.train" else "--help"])
+        shown = capsys.readouterr().out
+    else:
+        shown = spec.loader.get_source(spec.name)
     assert all(re.search(rf"{option}\b", shown) for option in options), (module, options)
 
 

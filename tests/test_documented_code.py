@@ -22,7 +22,7 @@ from ada_trl.cli.options import train_help
 from ada_trl.recipes.arithmetic.task import prepare
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("documented code")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "arithmetic" / "README.md"]

@@ -8,24 +8,16 @@ from datasets import Dataset, DatasetDict
 
 from ada_trl.recipes.arithmetic.task import prepare
 
-from .helpers import chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
+from .helpers import QUICK_ARGUMENTS, chat_tokenizer, logs_of, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-QUICK = ["--max_steps=2", "--max_completion_length=4", "--logging_steps=1", "--use_cpu", "--bf16=false"]
-QUICK += ["--gradient_accumulation_steps=1", "--disable_tqdm=true", "--report_to=none", "--learning_rate=0.01"]
 
 
 def example(name: str) -> dict:
     """The names that an example defines."""
     return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
-
-
-def logs_of(trainer) -> list[dict]:
-    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
-    assert logs
-    return logs
 
 
 def test_offline_is_ten_lines_and_learns_from_sums(tmp_path, monkeypatch):
@@ -47,7 +39,7 @@ def test_two_rewards(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 8, "answer": ["2", "5"] * 8})
-    trainer = names["main"]([*QUICK, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
+    trainer = names["main"]([*QUICK_ARGUMENTS, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
     assert trainer.args.exit_reward == "accuracy_reward"
     for logs in logs_of(trainer):
         total = logs["rewards/accuracy_reward/mean"] + 0.2 * logs["rewards/format_reward/mean"]
@@ -66,7 +58,7 @@ def test_conversation(tmp_path):
     rows = names["conversations"](["How many?", "And now?"] * 8, ["1", "2"] * 8)
     sizes = ["--per_device_train_batch_size=16", "--per_device_eval_batch_size=16", "--eval_steps=1", "--save_steps=1"]
     data = DatasetDict(train=rows, test=rows.select(range(4)))
-    options = [*QUICK, *sizes, f"--output_dir={tmp_path / 'out'}", "--log_completions=false"]
+    options = [*QUICK_ARGUMENTS, *sizes, f"--output_dir={tmp_path / 'out'}", "--log_completions=false"]
     trainer = names["main"](options, str(tmp_path / "model"), data)
     evaluations = [logs["eval_reward"] for logs in trainer.state.log_history if "eval_reward" in logs]
     assert len(evaluations) == 3 and trainer.state.best_metric == max(evaluations[1:])

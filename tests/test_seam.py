@@ -19,6 +19,8 @@ from ada_trl.engine.vllm import AdaVLLMGeneration, vllm_generation_with
 from ada_trl.processes import apart, is_apart, local_when_apart
 from ada_trl.rollouts.source import Completion, _portable
 
+from .conversations import Counting, ToolUser
+from .conversations import build as build_multi_turn
 from .helpers import (
     QUICK,
     chat_tokenizer,
@@ -28,8 +30,6 @@ from .helpers import (
     tiny_tokenizer,
     tiny_vision_language_model,
 )
-from .test_multi_turn import Counting, ToolUser
-from .test_multi_turn import build as build_multi_turn
 
 
 def build(tmp_path, reward=even_reward, trainer_class=AdaGRPOTrainer, **options):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("ada_trl", "recipes", "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")

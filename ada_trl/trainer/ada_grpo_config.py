@@ -1,12 +1,11 @@
 """Configuration of the AdaGRPOTrainer."""
 
-import os
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from .config_checks import CHOICES, ESTIMATOR_OF, check_config
+from .config_checks import CHOICES, ESTIMATOR_OF, check_config, resolve_defaults
 
 
 @dataclass
@@ -90,8 +89,7 @@ class AdaGRPOConfig(GRPOConfig):
         pass_rate_prior (`list[float]`, *optional*):
             α and β of a fixed Beta prior: the positives and negatives that it is worth. If `None`, the prior is fitted to
             the run's own recent data (empirical Bayes), from about 32 prompts on; until then, and with fewer than 4
-            prompts per step always, it is the paper's fixed prior `[1.0, 16.0]`, which predicts worse than the batch's
-            mean on a prompt's first three visits where the mean pass rate is 0.4 or more.
+            prompts per step always, it is the paper's `[1.0, 16.0]`.
         value_model (`str`, *optional*):
             Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
             head on the policy's hidden state. It is trained along with the policy, reads
@@ -108,9 +106,8 @@ class AdaGRPOConfig(GRPOConfig):
 
                 - `"pool"`: the mean of everything that the prompt drew in this step, as in the paper. A prompt whose
                   rollouts all score the same teaches nothing.
-                - `"posterior"`: what was expected of the prompt before the draw (see `pass_rate_estimator`), joined with
-                  its other rollouts. Unbiased; every rollout teaches, so that `num_generations` may be 2 or 1 and the
-                  same tokens cover more prompts. For `"uniform"` and `"est"`.
+                - `"posterior"`: what was expected of the prompt (see `pass_rate_estimator`), joined with its other
+                  rollouts. Every rollout teaches, so that `num_generations` may be 1. For `"uniform"` and `"est"`.
         prompt_weighting (`str` or `float`, *optional*):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
@@ -347,22 +344,8 @@ class AdaGRPOConfig(GRPOConfig):
             self.num_generations = _Alone(1)
         super().__post_init__()
         self.num_generations = n
-        self._resolve_defaults()
+        resolve_defaults(self)
         check_config(self)
-
-    def _resolve_defaults(self):
-        """Give the fields that are `None` the value that follows from the others."""
-        uniform, est = self.adaptive_sampling == "uniform", self.adaptive_sampling in ESTIMATOR_OF
-        if self.pass_rate_estimator is None and (est or self.baseline == "posterior"):
-            self.pass_rate_estimator = ESTIMATOR_OF.get(self.adaptive_sampling) or "value+counts"
-        if self.prompt_weighting is None:
-            self.prompt_weighting = "none" if uniform else "inverse_sqrt"
-        if self.samples_per_round is None and not uniform and not est:
-            self.samples_per_round = 2 * self.num_generations
-        if self.value_head_learning_rate is None and self.uses_value_network:
-            self.value_head_learning_rate = 0.04 if self.value_model is None else 1e-5
-        if self.vllm_weight_sync_dir is None:
-            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
 
     @property
     def exit_condition(self) -> ExitCondition:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -27,6 +28,21 @@ _BUDGETS = ("min_samples", "max_samples", "allocation_rule", "allocation_exponen
 _ESTIMATES = ("ema_decay", "pass_rate_prior")
 _VALUE_NETWORK = ("value_model", "value_head_learning_rate")
 _POOLS = ("selection_correction", "unresolved")
+
+
+def resolve_defaults(args: GRPOConfig) -> None:
+    """Give the fields of `args` that are `None` the value that follows from the others."""
+    uniform, est = args.adaptive_sampling == "uniform", args.adaptive_sampling in ESTIMATOR_OF
+    if args.pass_rate_estimator is None and (est or args.baseline == "posterior"):
+        args.pass_rate_estimator = ESTIMATOR_OF.get(args.adaptive_sampling) or "value+counts"
+    if args.prompt_weighting is None:
+        args.prompt_weighting = "none" if uniform else "inverse_sqrt"
+    if args.samples_per_round is None and not uniform and not est:
+        args.samples_per_round = 2 * args.num_generations
+    if args.value_head_learning_rate is None and args.uses_value_network:
+        args.value_head_learning_rate = 0.04 if args.value_model is None else 1e-5
+    if args.vllm_weight_sync_dir is None:
+        args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
 
 def check_config(args: GRPOConfig) -> None:

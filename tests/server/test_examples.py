@@ -5,8 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from ..helpers import tiny_model, tiny_tokenizer
-from ..test_examples import QUICK
+from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
 from .fake import FakeServer
 
 
@@ -20,9 +19,9 @@ def test_lora_vllm_server(tmp_path):
     dataset = Dataset.from_dict({"prompt": ["0+1=", "1+0=", "2+3=", "3+4="] * 4, "answer": ["1", "1", "5", "7"] * 4})
     with FakeServer() as server:
         options = [f"--output_dir={tmp_path / 'out'}", f"--vllm_server_base_url={server.url}"]
-        trainer = names["main"]([*QUICK, *options], str(tmp_path / "model"), dataset)
+        trainer = names["main"]([*QUICK_ARGUMENTS, *options], str(tmp_path / "model"), dataset)
     loaded = [path.rpartition("/")[2] for path, _ in server.controls]
     assert loaded.count("load_lora_adapter") >= 2 and server.completions[-1].model != "base"
-    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    logs = logs_of(trainer)
     assert len(logs) == 2 and 0 < logs[0]["reward"] < 1  # the server's answers are right half of the time for some
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
