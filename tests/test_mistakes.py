@@ -53,6 +53,7 @@ MISTAKES = {
     # options
     "misspelt option": ([*TRAIN, "--max_stepz", "5"], ["--max_stepz", "did you mean '--max_steps'?"]),
     "misspelt option with =": ([*TRAIN, "--learning_rat=1"], ["--learning_rat ", "did you mean '--learning_rate'?"]),
+    "the beginning of an option": ([*TRAIN, "--max_step", "5"], ["--max_step ", "did you mean '--max_steps'?"]),
     "a word too many": ([*TRAIN, "--seed", "1", "2"], ["unexpected word 2"]),
     "text for a number as option": ([*TRAIN, "--max_steps", "many"], ["--max_steps", "'many'", "int"]),
     "no such mode as option": ([*TRAIN, "--adaptive_sampling", "seq"], ["'seq'", "choose from 'seq-balance'"]),
