@@ -155,7 +155,7 @@ def test_commands_can_be_pasted(page, capsys):
 
 def called(words: list[str]) -> tuple[str | None, list[str]]:
     """The module of ours that a command starts, and its arguments; `None` for other commands."""
-    if words[0].endswith("ada-trl"):
+    if words[0].endswith("ada-trl") and not words[1].startswith("-"):
         return f"ada_trl.{words[1]}", words[2:]
     start = words.index("-m") + 1 if "-m" in words else len(words)
     ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
