@@ -1,8 +1,12 @@
-"""One thread: the models are so small that a second one only waits."""
+"""One thread: the models are so small that a second one only waits. Ctrl-C as on a terminal, also in the background."""
 
 import os
+import signal
 import tempfile
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio"))  # before TRL imports it
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell lets its background jobs ignore it, and their children
