@@ -162,7 +162,7 @@ def test_difficulty_from_a_column(files, tmp_path):
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     figures = run(arguments(files, tmp_path / "out", datasets=[str(tmp_path / "d.jsonl")]), scripted())
     averages = {b["pass_rate"]: b["models"]["base"]["average"] for b in figures["difficulty"] if b["problems"]}
-    assert averages == {"0": 0.5, "(0.75, 1]": (0.25 + 1) / 2}
+    assert averages == {"0": 0.5, "(0.5, 1]": (0.25 + 1) / 2}
     assert "in the column `pass_rate`" in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -188,7 +188,7 @@ def test_the_report(results):
     assert "| Model | large (4) | small (2) | weighted average (6) | Tokens | Truncated |" in report
     assert "| base | 43.8 [12.5, 81.2] | 12.5 [0.0, 25.0] | 33.3 [" in report
     assert "| *difference* | +12.5 [+0.0, +25.0] | +25.0 [+0.0, +50.0] |" in report
-    assert "| Model | 0 (4) | (0.25, 0.5] (1) | (0.75, 1] (1) |" in report
+    assert "| Model | 0 (4) | (0.2, 0.5] (1) | (0.5, 1] (1) |" in report
     assert "its own accuracy here is that of the second half" in report
     loaded = json.loads((directory / "results.json").read_text())
     assert loaded["models"]["base"]["large"]["average"] == 7 / 16
