@@ -95,8 +95,9 @@ def test_the_whole_help_is_read_from_the_sources_as_they_are():
     assert sorted(listed) == sorted({*fields, "config", "help"})  # --debug, of transformers too
     assert {name for names in MOST_USED.values() for name in names} | set(NEEDED_FIELDS) <= fields.keys()
     for name in ("learning_rate", "num_generations", "max_completion_length", "lora_r", "logging_steps"):
-        shown = re.search(rf"^  --{name} .*?\(default:\s+(\S+)\)", text, flags=re.MULTILINE | re.DOTALL)
-        assert float(shown[1]) == fields[name].default
+        for shown in (text, train_help()):
+            default = re.search(rf"^  --{name} .*?\(default:\s+(\S+)\)", shown, flags=re.MULTILINE | re.DOTALL)
+            assert float(default[1]) == fields[name].default
 
 
 def test_a_closed_pipe_is_no_error():

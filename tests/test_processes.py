@@ -62,6 +62,8 @@ def launch(processes, runs, output_dir, *arguments, on_cpu=True):
     command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", *arguments]
     cpu = {"ACCELERATE_USE_CPU": "true"} if on_cpu else {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
     environment = os.environ | cpu | {"OMP_NUM_THREADS": "1"}
+    # A process that was killed while it compiled leaves a lock in the user's folder, for which DeepSpeed waits for ever.
+    environment["TORCH_EXTENSIONS_DIR"] = str(output_dir.parent / "torch_extensions")
     options = json.dumps([options_of(processes, **run) for run in runs])
     result = subprocess.run(
         [*command, "--module", "tests.worker", str(output_dir), options],
