@@ -4,7 +4,7 @@ What a rollout should be compared with: GRPO, DAPO and the posterior baseline at
 Every method draws about 128 rollouts per step; those that need fewer per prompt see more prompts. Every method gets the
 best of three learning rates, chosen on a seed that is not reported. `python -m benchmarks.learning.equal_tokens` writes one
 file per run to `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on
-with the runs that are missing.
+with the runs that are missing. `--table` adds them to the results in the repository, which count as done from then on.
 """
 
 import argparse
@@ -96,14 +96,20 @@ def tuning(methods: list[str], sets: list[str]) -> list[Run]:
     return [Run(m, name, TUNING_SEED, rate) for name in sets for rate in RATES for m in methods]
 
 
-def best_rate(method: str, prompt_set: str, runs_dir: Path) -> float:
+def best_rate(method: str, prompt_set: str, rows: list[dict]) -> float:
     """The rate with the highest final accuracy on the tuning seed."""
+    tuned = {row["rate"]: row["accuracy"] for row in finals(rows, method, prompt_set) if row["seed"] == TUNING_SEED}
+    return max(RATES, key=tuned.__getitem__)
 
-    def final(rate: float) -> float:
-        record = json.loads((runs_dir / Run(method, prompt_set, TUNING_SEED, rate).file_name).read_text())
-        return record["evaluations"][-1]["accuracy"]
 
-    return max(RATES, key=final)
+def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
+    """The last evaluation of each run of a method on a set."""
+    last = {}
+    for row in rows:
+        if (row["method"], row["prompt_set"]) == (method, prompt_set):
+            run = Run(*(row[name] for name in Run._fields))
+            last[run] = max(last.get(run, row), row, key=lambda row: row["step"])
+    return list(last.values())
 
 
 def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
@@ -115,31 +121,34 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
     return run
 
 
-def stored(runs_dir: Path | None = None) -> list[dict]:
-    """One row per run with its last evaluation and what it spent; from the records in `runs_dir`, which are stored then."""
-    if runs_dir is None:
-        return load_rows("equal_tokens")
-    rows = []
+def results(runs_dir: Path) -> list[dict]:
+    """
+    One row per evaluation of a run, with what was spent until then: those in the repository, and those in `runs_dir`.
+    """
+    rows = {(Run(*(row[name] for name in Run._fields)), row["step"]): row for row in load_rows("equal_tokens")}
     for path in sorted(runs_dir.glob("*.json")):
         record = json.loads(path.read_text())
-        last = {k: v for k, v in record["evaluations"][-1].items() if k != "by_difficulty"}
-        steps = record["steps"]
-        spent = {name: sum(step[name] for step in steps) for name in ("generated_tokens", "rollouts", "cpu_seconds")}
-        explained = [step["baseline/explained"] for step in steps if step.get("baseline/explained") is not None]
-        run = {name: record[name] for name in Run._fields}
-        rows.append(run | last | spent | {"explained": mean(explained) if explained else None})
-    return save_rows(rows, "equal_tokens")
+        run = Run(*(record[name] for name in Run._fields))
+        for evaluation in record["evaluations"]:
+            row = run._asdict() | {name: value for name, value in evaluation.items() if name != "by_difficulty"}
+            steps = record["steps"][: evaluation["step"]]
+            for name in ("generated_tokens", "rollouts", "cpu_seconds"):
+                row[name] = sum(step[name] for step in steps)
+            explained = [step["baseline/explained"] for step in steps if step.get("baseline/explained") is not None]
+            row["explained"] = mean(explained) if explained else None
+            rows[run, evaluation["step"]] = row
+    return list(rows.values())
 
 
 def table(rows: list[dict], prompt_set: str) -> str:
     """The rates that were tried on the tuning seed, and what the best of them gives on the others."""
     lines = []
     for method in METHODS:
-        runs = [row for row in rows if (row["method"], row["prompt_set"]) == (method, prompt_set)]
+        runs = finals(rows, method, prompt_set)
         tuned = {row["rate"]: row["accuracy"] for row in runs if row["seed"] == TUNING_SEED}
         if len(tuned) < len(RATES):
             continue
-        best = max(RATES, key=tuned.get)
+        best = best_rate(method, prompt_set, rows)
         reported = [row for row in runs if row["seed"] != TUNING_SEED and row["rate"] == best]
         line = {"Method": method} | {f"{rate:g}": f"{tuned[rate]:.3f}" for rate in RATES}
         line["Seeds"] = str(len(reported))
@@ -167,7 +176,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.table:
-        rows = stored(args.output_dir if args.output_dir.exists() else None)
+        rows = save_rows(results(args.output_dir), "equal_tokens")
         for name in dict.fromkeys(row["prompt_set"] for row in rows):
             fill(f"equal-tokens-{name}", table(rows, name), ROOT / "docs" / "baseline.md")
         return
@@ -182,10 +191,15 @@ def main() -> None:
     work = functools.partial(
         train_and_save, runs_dir=args.output_dir, task_dir=args.task_dir, steps=args.steps, eval_every=args.eval_every
     )
-    run_missing(tuning(args.methods, args.sets), args.output_dir, work, args.workers)
-    rates = {(m, name): best_rate(m, name, args.output_dir) for m in args.methods for name in args.sets}
-    runs = [Run(m, name, seed, rates[m, name]) for seed in args.seeds for name in args.sets for m in args.methods]
-    run_missing(runs, args.output_dir, work, args.workers)
+    in_repository = {Run(*(row[name] for name in Run._fields)) for row in load_rows("equal_tokens")}
+
+    def run_those_missing(runs: list[Run]) -> None:
+        run_missing([run for run in runs if run not in in_repository], args.output_dir, work, args.workers)
+
+    run_those_missing(tuning(args.methods, args.sets))
+    rows = results(args.output_dir)
+    rates = {(m, name): best_rate(m, name, rows) for m in args.methods for name in args.sets}
+    run_those_missing([Run(m, n, seed, rates[m, n]) for seed in args.seeds for n in args.sets for m in args.methods])
 
 
 if __name__ == "__main__":
