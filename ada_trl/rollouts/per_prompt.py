@@ -100,6 +100,7 @@ class PerPromptSource(RolloutSource):
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         needed = sum(-(-len(pool) // size) for pool, size in zip(pools, sizes, strict=True))
         self.stats["server/unneeded"] = self._submitted - needed
+        self.stats["server/weight_difference"] = self.vllm.weight_difference  # 0 on all processes but one
         self.stats["server/gave_up"] = len(self._given_up)
         self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
         return [pool.rollouts for pool in pools]

@@ -30,6 +30,8 @@ def build(
     dataset=None,
     peft_config=None,
     trainer_class=AdaGRPOTrainer,
+    eval_dataset=None,
+    rollout_func=None,
     **overrides,
 ):
     options = {
@@ -49,8 +51,10 @@ def build(
         reward_funcs,
         AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
         prompt_dataset(1) if dataset is None else dataset,
+        eval_dataset,
         processing_class=tiny_tokenizer(),
         peft_config=peft_config,
+        rollout_func=rollout_func,
     )
 
 
