@@ -58,17 +58,17 @@ def build(
     )
 
 
-def launch(processes, url, output_dir, **options):
+def launch(processes, url, output_dir, module="tests.server.worker", seconds=300, **options):
     output_dir.mkdir()
     command = [sys.executable, "-W", "ignore", "-m"]
     if processes > 1:
         command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
         command += ["--main_process_port", str(free_port()), "--module"]
-    command += ["tests.server.worker", url, str(output_dir)]
+    command += [module, url, str(output_dir)]
     options = {"vllm_request_timeout": 5.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        [*command, json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
     )
     ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
     assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
