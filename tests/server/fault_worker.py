@@ -31,7 +31,7 @@ class Witness(AdaGRPOTrainer):
         return output
 
 
-def run(url: str, directory: Path, options: dict) -> dict:
+def run(url: str, directory: Path, rank: int, options: dict) -> dict:
     """A training of two steps from the same weights as the others."""
     started, error, trainer = time.monotonic(), None, None
     lora = options["vllm_weight_sync"] == "lora"
@@ -55,7 +55,9 @@ def run(url: str, directory: Path, options: dict) -> dict:
         "ended": time.time(),
         "rows": Witness.rows,
         "left": [t.name for t in threading.enumerate() if "vLLM" in t.name]
-        + [str(path) for path in directory.glob("vllm_weight_sync*")],
+        + [
+            str(path) for path in directory.glob("vllm_weight_sync*") if rank == 0
+        ],  # which removes it, in its own time
     }
 
 
@@ -72,7 +74,7 @@ def main(url: str, output_dir: str, options: str) -> None:
             requests.post(f"{url}/next", json={"run": number}, timeout=60)
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
-        outcomes.append(run(url, Path(output_dir) / "run", options))
+        outcomes.append(run(url, Path(output_dir) / "run", rank, options))
         (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
     faulthandler.cancel_dump_traceback_later()
 

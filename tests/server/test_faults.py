@@ -1,6 +1,7 @@
 """A server that lies, dies or returns, scripted: no row of other weights is trained on in silence, and nobody waits."""
 
 import resource
+import signal
 import socket
 import time
 
@@ -15,7 +16,7 @@ from ada_trl.engine.weight_sync import IN_USE
 
 from ..helpers import logs_of, prompt_dataset, tiny_config, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, choices_of, fingerprint, half_right
-from .helpers import IN_TIME, build, our_threads, stall
+from .helpers import IN_TIME, build, our_threads, stall, started, wait_until
 
 
 UNIFORM = {"adaptive_sampling": "uniform", "samples_per_round": None, "max_rounds": 4}
@@ -500,6 +501,19 @@ def test_an_adapter_whose_load_was_reported_failed_does_not_stay(tmp_path):
             trainer.train()
         assert list(server.served) == ["base"]
     assert not (tmp_path / "vllm_weight_sync").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, tmp_path):
+    with FakeServer(stall) as server:
+        with started(server.url, tmp_path / "run", lora=True, vllm_request_timeout=300.0, **LORA) as process:
+            wait_until(lambda: server.completions, process)
+            assert len(server.served) == 2
+            process.send_signal(number)
+            assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+        assert list(server.served) == ["base"]
+    assert not (tmp_path / "run" / "vllm_weight_sync").exists()
 
 
 def test_what_dead_runs_have_left_is_removed_and_nothing_of_living_ones(tmp_path):

@@ -29,7 +29,7 @@ def script(seed: int, runs: int, processes: int) -> tuple[list[Fault | None], li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "runs"), [(1, 12), (2, 10)])
+@pytest.mark.parametrize(("processes", "runs"), [(1, 65), (2, 40)])
 def test_every_row_is_of_the_right_weights_or_all_processes_say_why_not(processes, runs, tmp_path):
     faults, options = script(processes, runs, processes)
     with FaultyServer(faults) as server:
