@@ -108,8 +108,9 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def _prepare_proof(self, config: dict) -> None:
         model, precision = self.accelerator.unwrap_model(self.model), self.accelerator.mixed_precision
-        self._check_model(config)
-        self.vllm_client.vocab_size = model.config.get_text_config().vocab_size
+        ours = model.config.get_text_config()
+        check_model(self.vllm_client, config, ours, self.processing_class)
+        self.vllm_client.vocab_size = ours.vocab_size
         served, trained = dtypes(model, config, precision)
         if served != trained:
             logger.warning(
@@ -120,10 +121,6 @@ class AdaVLLMGeneration(VLLMGeneration):
         self._prompt_ids = known_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
         self._expected: list[float] | None = None
         self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
-
-    def _check_model(self, config: dict) -> None:
-        ours = self.accelerator.unwrap_model(self.model).config.get_text_config()
-        check_model(self.vllm_client, config, ours, self.processing_class)
 
     # Failures
 
@@ -307,7 +304,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             if self.weight_sync.method == "nccl":
                 raise VLLMServerError("the server was restarted, which breaks the NCCL group: restart the run too")
             self.weight_sync.check_server(info)
-            self._check_model(info["vllm_config"])
+            self._prepare_proof(info["vllm_config"])
             self._instance = instance
             self.vllm_client.model = self.base_model
 

@@ -133,6 +133,7 @@ class AdaGRPOTrainer(WithEngine):
             with self._having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
             self._log_uniform_metrics(inputs, observed)
+            self._warn_of_other_weights()
             if self.args.unresolved == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
                 silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
@@ -143,8 +144,7 @@ class AdaGRPOTrainer(WithEngine):
         with self._replaying(replay):
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._apply_replay(output)
-        if self._syncs_with_server:
-            self._warn_of_other_weights()
+        self._warn_of_other_weights()
         return output
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Replay:

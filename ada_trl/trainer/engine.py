@@ -94,6 +94,8 @@ class WithEngine(ThroughParent):
 
     def _warn_of_other_weights(self) -> None:
         """A server that was started from other weights answers as readily as the right one."""
+        if not self._syncs_with_server:
+            return
         differences = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
         if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
             self._warned_of_other_weights = True

@@ -369,9 +369,11 @@ def test_impossible_weight_syncs_are_refused(sync, peft_config, message, tmp_pat
         build(tmp_path, server, peft_config=peft_config, vllm_weight_sync=sync)
 
 
-def test_other_weights_on_the_server_are_warned_of(tmp_path, caplog):
+@pytest.mark.parametrize("mode", ["seq-balance", "uniform"])
+def test_other_weights_on_the_server_are_warned_of(mode, tmp_path, caplog):
+    rounds = {"samples_per_round": None, "max_rounds": 4} if mode == "uniform" else {}
     with FakeServer() as server:  # its log-probabilities are all −1
-        build(tmp_path, server, max_steps=2).train()
+        build(tmp_path, server, adaptive_sampling=mode, max_steps=2, **rounds).train()
     assert sum("differ from the trainer's" in record.message for record in caplog.records) == 1
 
 
