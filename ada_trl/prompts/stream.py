@@ -78,42 +78,6 @@ class PromptStream:
         self.put_back(later)
         return list(taken)
 
-    def put_back_rows(self) -> int:
-        return len(self._front)
-
-    def take(self, number: int, exclude: Collection[int] = ()) -> list[int]:
-        """
-        The next positions, each once.
-
-        Args:
-            number (`int`):
-                How many. There are fewer if the whole data set has not as many that are not excluded.
-            exclude (`Collection[int]`, *optional*):
-                Positions that are asked already. Where one of them is next, it stays for later.
-        """
-        taken: dict[int, None] = {}
-        later, epochs = [], 0
-        while len(taken) < number and epochs < 3:  # two epochs and the rest of one have every row
-            if self._front:
-                position = self._front.popleft()
-            else:
-                position = self._next()
-                if position is None:
-                    epochs += 1
-                    continue
-            if position in taken or position in exclude:
-                later.append(position)
-            else:
-                taken[position] = None
-        self.put_back(later)
-        return list(taken)
-
-    def take_back(self, number: int, exclude: Collection[int] = ()) -> list[int]:
-        """As `take`, of what was put back only."""
-        free = [position for position in self._front if position not in exclude][:number]
-        self._front = deque(position for position in self._front if position not in free)
-        return free
-
     def put_back(self, positions: Iterable[int]) -> None:
         """Let these be the next ones, in their order."""
         self._front.extendleft(reversed(list(positions)))

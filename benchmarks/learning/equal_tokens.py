@@ -20,7 +20,6 @@ from recipes.arithmetic.task import prepare
 
 from ..common import ROOT, fill, load_rows, markdown, save_rows
 from . import prompt_sets
-from .dapo import dapo_arguments
 from .run import STEPS, run_missing, train_once
 
 
@@ -48,6 +47,12 @@ def _posterior(n: int, **options) -> Method:
     return Method(options, ROLLOUTS_PER_STEP // n)
 
 
+def _rounds(per_step: int, **options) -> Method:
+    """Until the first positive, at most 8 rollouts."""
+    options = {"adaptive_sampling": "seq-pos", "max_rounds": 8, "rounds_per_step": per_step} | options
+    return _posterior(1, **options)
+
+
 def _seq_balance(**options) -> Method:
     """About 14 rollouts per prompt on both sets."""
     options = {
@@ -63,14 +68,19 @@ METHODS = {
     "GRPO n=2": _grpo(2),
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
-    # 14 prompts survive of about 32 that are asked.
-    "DAPO n=4": Method(dapo_arguments(4) | {"max_rounds": 8}, 14),
+    "GRPO n=16": _grpo(16),
+    # 14 prompts have contrast of about 32 that are asked.
+    "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
     "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
     "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Rounds across steps": _rounds(1),
+    "Rounds within a step": _rounds(4),
+    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples"),
+    "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
