@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -91,7 +92,7 @@ class PassRateTracker:
                 self.network = ValueModel(args.value_model, accelerator, batch_size=batch_size, **options)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
         self.visit: Visit | None = None  # the step under way
-        self.recent_brier = [0.0, 0.0]  # discounted sums: of the estimates, and of the batch's mean
+        self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
         self._seconds = 0.0
 
     def predict(
@@ -179,9 +180,12 @@ class PassRateTracker:
 
     @property
     def predicts(self) -> bool:
-        """Whether the estimates have lately been better than the batch's own mean in hindsight, by Brier score."""
+        """
+        Whether the differences between estimates have lately been worth something: by Brier score, the estimates moved
+        by one number against the batch's own mean, both known in hindsight only.
+        """
         own, mean = self.recent_brier
-        return own < mean
+        return own < mean * (1 - 1e-6)  # equal estimates are equal to the mean but for rounding
 
     def observe(self, pools: Sequence[Pool], step: int, typical: Sequence[bool] | None = None) -> dict[str, float]:
         """
@@ -230,8 +234,8 @@ class PassRateTracker:
         scored = [i for i, n in enumerate(draws) if n and typical[i]]
         if len(scored) < 2:
             return
-        shown = [[values[i] for i in scored] for values in (self.estimates, positives, draws)]
-        of_step = brier_metrics(*shown)
+        p, k, n = (np.array([values[i] for i in scored]) for values in (self.estimates, positives, draws))
+        of_step = brier_metrics(p + (k.sum() - (p * n).sum()) / n.sum(), k, n)
         latest = (of_step["brier"], of_step["brier_batch_mean"])
         decay = self.args.ema_decay
         self.recent_brier = [decay * old + new for old, new in zip(self.recent_brier, latest, strict=True)]

@@ -185,8 +185,8 @@ class PromptQueue:
         if self._seen_useless == 20:
             logger.warning(
                 f"prompt_candidates={self.schedule.choices_per_prompt} has asked prompts in the data's order for 20 steps: "
-                "the estimated pass rates predict no better than the mean of the batch (ada/estimator/brier against "
-                "ada/estimator/brier_batch_mean). It goes on as soon as they do."
+                "the estimated pass rates tell the prompts of a batch no better apart than its mean does. It chooses as soon "
+                "as they do."
             )
 
     def _state(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class PromptStream:
             self._dataset.set_epoch(len(self._starts) - 1)
             self._rows = iter(self._dataset)
         else:
-            self._order = iter(self._sampler)
+            self._order = iter(list(self._sampler))  # drawn now, so that each epoch has an order of its own
         self._epoch, self._read = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
