@@ -137,6 +137,10 @@ def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
         assert not one.done
         one.add(Rollout(draw, reward, reward))
     assert one.done and list(one.asked) == [0, 1] and not one.pools[1].is_uniform
+    shaped = lane(2, **replace)
+    for draw, reward in enumerate([0.9, 0.8]):  # a length penalty, say, beside two right answers
+        shaped.add(Rollout(draw, reward, 1.0))
+    assert not shaped.done and shaped.current == 1
     silent = lane(2, **replace)
     for draw in range(4):
         assert not silent.done

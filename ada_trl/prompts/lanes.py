@@ -36,7 +36,7 @@ class Lane(Pool):
 
     - in a lane with a fixed budget, always: every rollout is trained on, and the budget ends the lane, not the prompt. A
       prompt that has not left by then can go on in the next step.
-    - otherwise, only if the prompt that leaves has no contrast: it is replaced, as in the dynamic sampling of
+    - otherwise, only if all signals of the prompt that leaves are equal: it is replaced, as in the dynamic sampling of
       [DAPO](https://huggingface.co/papers/2503.14476).
 
     Args:
@@ -96,6 +96,11 @@ class Lane(Pool):
         known, needed = self.history(index), self._exit_condition
         return known.positives >= needed.min_positives and known.negatives >= needed.min_negatives
 
+    def is_silent(self, index: int) -> bool:
+        """Whether all signals of a candidate are equal, so that shaping terms beside them cannot fake a contrast."""
+        pool = self.pools[index]
+        return len({rollout.signal for rollout in pool.rollouts if pool.is_scored(rollout)}) <= 1
+
     @property
     def unfinished(self) -> Candidate | None:
         """The prompt that was asked last, if it has to go on."""
@@ -112,7 +117,7 @@ class Lane(Pool):
 
     def _end_round(self) -> None:
         if self.unfinished is None:
-            goes_on = self._fixed_budget or self.pools[self.current].is_uniform
+            goes_on = self._fixed_budget or self.is_silent(self.current)
             if not goes_on or self.current + 1 == len(self.candidates):
                 self.done = True
                 return
