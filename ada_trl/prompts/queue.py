@@ -154,7 +154,8 @@ class PromptQueue:
             return chosen
         positions = self.stream.take(factor * number, exclude | {candidate.position for candidate in chosen})
         keys, gains, pass_rate = beliefs(positions)
-        self.metrics = {"stream/pass_rate": pass_rate}
+        self.metrics = {"stream/pass_rate": pass_rate, "stream/passed_over": 0.0}
+        self.metrics["stream/most_passed_over"] = float(max(self.passed_over.values(), default=0))
         if gains is None:
             self._say_that_nothing_is_known()
             self.stream.put_back(positions[number:])
