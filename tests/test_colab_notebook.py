@@ -73,7 +73,9 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
     (source,) = re.findall(r"^Source = (\S+)$", metadata["metadata"]["project_urls"], flags=re.MULTILINE)
     namespace = settings(monkeypatch, tmp_path, *T4[:2], "vllm-server")
     assert namespace["REPOSITORY"] == source
-    (badge,) = re.findall(r"\]\((https://colab[^)]+)\)", nbformat.read(NOTEBOOK, as_version=4).cells[0].source)
+    (badge,) = re.findall(
+        r"\]\((https://colab[^)]+/blob/[^)]+)\)", nbformat.read(NOTEBOOK, as_version=4).cells[0].source
+    )
     path = f"{urlparse(source).path}/blob/main/{NOTEBOOK.relative_to(ROOT)}"
     assert badge == f"https://colab.research.google.com/github{path}"
     (install,) = cells('"pip", "install"')
