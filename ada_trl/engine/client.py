@@ -2,23 +2,31 @@
 
 import asyncio
 import atexit
+import functools
 import itertools
 import json
+import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trl.generation.vllm_client import VLLMClient
 from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
 
 from ..processes import CommonError
+from .answers import BrokenAnswer, check_completions, check_server_info, parse, quote, served_model
 
 
 MAX_RETRIES = 4
 BACKOFF_SECONDS = 0.25  # doubles with every retry
+MAX_BACKOFF_SECONDS = 4
 CONNECT_SECONDS = 10
-# Endpoints that are safe to ask again: prompts of text, images, prompts with images.
-REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate")
+BUSY = (408, 429, 503)  # the request was not worked on: any may be sent again, until its deadline
+# Endpoints that are safe to ask again: prompts of text, images, prompts with images, token ids.
+REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/tokenize")
+COMPLETIONS = ("/v1/completions", "/inference/v1/generate")
+NOT_VLLM = "Is a vLLM server running there? Start one, or correct vllm_server_base_url."
 
 
 class VLLMServerError(CommonError):
@@ -83,8 +91,9 @@ class DeadlineClient(VLLMClient):
 
     What is sent and how answers are parsed is TRL's. Only the transport differs: every request has a deadline for
     connecting, answering and retrying together; requests that are safe to repeat (sampling and reading) are repeated
-    after a broken connection, a broken answer or a 5xx; and [`cancel`] ends all requests under way, so that the server
-    stops working on them and no thread is left waiting.
+    after a broken connection, a broken answer or a 5xx, all requests after a 408, 429 or 503; every completion is
+    checked ([`~answers.check_completions`]); and [`cancel`] ends all requests under way, so that the server stops
+    working on them and no thread is left waiting.
 
     Args:
         base_url (`str`), group_port (`int`):
@@ -96,7 +105,10 @@ class DeadlineClient(VLLMClient):
 
     Raises:
         [`VLLMServerNotFound`]: if the server is not up after `connection_timeout`.
+        [`VLLMServerError`]: if what answers there is no vLLM server.
     """
+
+    vocab_size: int | None = None  # where it is known, completions are checked against it
 
     def __init__(
         self,
@@ -111,6 +123,7 @@ class DeadlineClient(VLLMClient):
         self._daemon = None  # thread, event loop, ready event and HTTP session, from first use until `close`
         self._tasks: set[asyncio.Task] = set()
         self._cancelled = False
+        self._server_info: dict | None = None
         atexit.register(self.close)
         try:
             super().__init__(base_url=base_url, group_port=group_port, connection_timeout=connection_timeout)
@@ -129,26 +142,34 @@ class DeadlineClient(VLLMClient):
                 self._request("GET", f"{self.base_url}/health", timeout=min(CONNECT_SECONDS, self.request_timeout))
                 return
             except VLLMServerError as error:
-                if time.monotonic() + retry_interval > deadline:
+                answered = not isinstance(error, VLLMServerUnavailable)  # by something that is up
+                if answered or time.monotonic() + retry_interval > deadline:
+                    waited = "" if answered else f" after {total_timeout} seconds (vllm_server_timeout)"
                     raise VLLMServerNotFound(
-                        f"The vLLM server can't be reached at {self.base_url} after {total_timeout} seconds "
-                        f"(vllm_server_timeout): {error} Start it, or correct vllm_server_base_url."
+                        f"The vLLM server can't be reached at {self.base_url}{waited}: {error} {NOT_VLLM}"
                     ) from error
             time.sleep(retry_interval)
 
     def _get(self, url: str, **kwargs) -> dict:
-        return self._request("GET", url, retry=True, **kwargs)
+        check = next((check for end, check in READ.items() if url.endswith(end)), None)
+        try:
+            return self._request("GET", url, retry=True, check=check, **kwargs)
+        except VLLMServerUnavailable:
+            raise
+        except VLLMServerError as error:
+            raise VLLMServerError(f"{error} {NOT_VLLM}", error.status) from error
 
     def _post(self, url: str, **kwargs) -> dict:
-        return self._request("POST", url, retry=url.endswith(REPEATABLE), **kwargs)
+        check = None
+        if url.endswith(COMPLETIONS):
+            check = functools.partial(check_completions, kwargs["json"], vocab_size=self.vocab_size)
+        return self._request("POST", url, retry=url.endswith(REPEATABLE), check=check, **kwargs)
 
-    def get_server_info(self) -> dict:
-        return self.full_server_info()["vllm_config"]
-
-    def full_server_info(self) -> dict:
-        """The server's `/server_info`: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
+    def read_server_info(self) -> dict:
+        """The server's `/server_info` now: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
         try:
-            return self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
+            self._server_info = self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
+            return self._server_info
         except VLLMServerError as error:
             if error.status != 404:
                 raise
@@ -156,6 +177,12 @@ class DeadlineClient(VLLMClient):
                 f"The vLLM server at {self.base_url} does not expose its development endpoints, which weight "
                 "synchronization needs. Restart it with VLLM_SERVER_DEV_MODE=1 in its environment."
             ) from error
+
+    def get_server_info(self) -> dict:
+        """As it was read last: TRL asks for it on one process alone, where a failure would leave the others waiting."""
+        if self._server_info is None:
+            self.read_server_info()
+        return self._server_info["vllm_config"]
 
     def image_features(self, images: list[list | None], **kwargs) -> list[dict | None]:
         try:
@@ -166,11 +193,11 @@ class DeadlineClient(VLLMClient):
             raise VLLMServerError(str(error)) from error
 
     def reset_prefix_cache(self):
-        if self._post(f"{self.base_url}/reset_prefix_cache").get("success") is False:
+        answer = self._post(f"{self.base_url}/reset_prefix_cache")
+        if answer and answer.get("success") is not True:  # before vLLM 0.26 it answered with nothing
             raise VLLMServerError(
                 f"The vLLM server at {self.base_url} could not reset its prefix cache, which holds keys and values of "
-                "old weights. Make sure that nobody else uses the server during training, or start it with "
-                "--no-enable-prefix-caching."
+                f"old weights: {quote(answer)}. Somebody else is using the server: give this run a server of its own."
             )
 
     # The transport
@@ -201,7 +228,6 @@ class DeadlineClient(VLLMClient):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await session.close()
-        await asyncio.get_running_loop().shutdown_default_executor()  # threads that looked up host names
 
     def _started(self):
         with self._lock:
@@ -212,51 +238,121 @@ class DeadlineClient(VLLMClient):
                 self._daemon = (thread, loop, ready, session)
             return self._daemon
 
-    def _request(self, method: str, url: str, *, retry: bool = False, timeout: float | None = None, **kwargs) -> dict:
+    def _request(
+        self,
+        method: str,
+        url: str,
+        *,
+        retry: bool = False,
+        check: Callable[[dict], Any] | None = None,
+        timeout: float | None = None,
+        **kwargs,
+    ) -> dict:
         _, loop, _, session = self._started()
-        request = self._send(session, method, url, retry, self.request_timeout if timeout is None else timeout, kwargs)
+        attempt = functools.partial(_attempt, session, method, url, check, kwargs)
+        timeout = self.request_timeout if timeout is None else timeout
+        request = self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, timeout)
         return asyncio.run_coroutine_threadsafe(request, loop).result()
 
-    async def _send(self, session, method: str, url: str, retry: bool, timeout: float, kwargs: dict) -> dict:
-        task = asyncio.current_task()
+    async def _send(self, attempt: Callable, name: str, max_retries: int, timeout: float) -> dict:
+        task, failures = asyncio.current_task(), []
         self._tasks.add(task)
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
-            attempts = self._attempts(session, method, url, MAX_RETRIES if retry else 0, kwargs)
-            return await asyncio.wait_for(attempts, timeout)
+            return await asyncio.wait_for(self._attempts(attempt, name, max_retries, failures), timeout)
         except asyncio.TimeoutError as error:
             self.timeouts += 1
+            before = f" The last attempt {failures[-1]}." if failures else ""
             raise VLLMServerUnavailable(
-                f"{method} {url} was not answered within vllm_request_timeout ({timeout:g} s)."
+                f"{name} was not answered within vllm_request_timeout ({timeout:g} s).{before}"
             ) from error
         finally:
             self._tasks.discard(task)
 
-    async def _attempts(self, session, method: str, url: str, max_retries: int, kwargs: dict) -> dict:
-        import aiohttp
-
-        for attempt in itertools.count():
+    async def _attempts(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
+        for number in itertools.count():
             try:
-                async with session.request(method, url, **kwargs) as response:
-                    body = await response.text()
-                    if response.status == 200:  # some endpoints answer with a sentence, or with nothing
-                        return json.loads(body) if response.content_type == "application/json" and body else {}
-                    failure = f"{method} {url} was answered with {response.status}: {body.strip()[:500]}"
-                    if response.status < 500:
-                        raise VLLMServerError(failure, response.status)
-            except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                failure = f"{method} {url} failed: {type(error).__name__}: {error}"
-            if attempt == max_retries:
-                raise VLLMServerUnavailable(f"{failure} (after {attempt} retries)")
+                return await attempt()
+            except _Failed as failed:
+                if failed.is_final:
+                    raise VLLMServerError(f"{name} {failed}", failed.status) from failed
+                if number >= max_retries and failed.status not in BUSY:
+                    kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
+                    raise kind(f"{name} {failed} (after {number} retries)") from failed
+                failures.append(str(failed))
             self.retries += 1
-            await asyncio.sleep(BACKOFF_SECONDS * 2**attempt)
+            await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))
+
+
+READ = {"/v1/models": served_model, "/server_info": check_server_info}  # what is looked at in answers to GET
+
+
+class _Failed(Exception):
+    """One attempt has."""
+
+    def __init__(self, text: str, status: int | None = None, is_broken: bool = False):
+        super().__init__(text)
+        self.status, self.is_broken = status, is_broken
+        self.is_final = status is not None and status < 500 and status not in BUSY
+
+
+async def _attempt(session, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
+    import aiohttp
+
+    try:
+        async with session.request(method, url, **kwargs) as response:
+            body = await response.text()
+            if response.status != 200:
+                raise _Failed(f"was answered with {response.status}: {body.strip()[:500]}", response.status)
+            answer = parse(response.content_type, body)
+            if check is not None:
+                check(answer)
+            return answer
+    except BrokenAnswer as broken:
+        raise _Failed(f"was answered wrongly: {broken}", is_broken=True) from broken
+    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _Failed(f"failed: {type(error).__name__}: {error}") from error
 
 
 async def _open_session() -> Any:
     import aiohttp
 
+    class Lookup(aiohttp.abc.AbstractResolver):
+        """Keeps nobody but its request waiting. The threads of aiohttp's own are joined when the loop or Python ends."""
+
+        async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[dict]:
+            found = await _in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+            numeric = {"hostname": host, "port": port, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}
+            return [numeric | {"host": at[0], "family": kind, "proto": proto} for kind, _, proto, _, at in found]
+
+        async def close(self) -> None:
+            pass
+
     # vLLM closes idle connections after 5 s; letting go of them earlier avoids sending into a closed one.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=Lookup())
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     return aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+
+async def _in_daemon_thread(work: Callable, *args) -> Any:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def tell(result: Any, error: OSError | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        result = error = None
+        try:
+            result = work(*args)
+        except OSError as caught:
+            error = caught
+        try:
+            loop.call_soon_threadsafe(tell, result, error)
+        except RuntimeError:
+            pass  # the loop has ended: nobody waits any more
+
+    threading.Thread(target=run, name="name lookup", daemon=True).start()
+    return await future

@@ -9,15 +9,18 @@ from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_generation import VLLMGeneration
 
-from ..processes import Words, is_apart, shared
-from .client import DeadlineClient, VLLMServerError, VLLMServerUnavailable
-from .weight_sync import WeightSync
+from ..notices import get_logger
+from ..processes import Words, gather_results, is_apart, shared
+from .client import CONNECT_SECONDS, DeadlineClient, VLLMServerError, VLLMServerUnavailable
+from .proof import check_model, dtypes, known_prompt, prove_weights, rounding, token_logprobs
+from .weight_sync import CLOSE_SECONDS, WeightSync
 
 
-CLOSE_SECONDS = 10
+logger = get_logger(__name__)
 
 NOTHING_LOST = (
     " Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
@@ -93,11 +96,33 @@ class AdaVLLMGeneration(VLLMGeneration):
             request_timeout=self.request_timeout,
         )
         self.base_model = self.vllm_client.model
-        info = self.vllm_client.full_server_info()
+        info = self.vllm_client.read_server_info()
         self.weight_sync.check_server(info)
         self._instance = info["vllm_config"].get("instance_id")
+        self._prepare_proof(info["vllm_config"])
+        if self.accelerator.is_main_process:
+            self.weight_sync.remove_leftovers()
         if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
             self.vllm_client.init_communicator(device=self.accelerator.device)
+
+    def _prepare_proof(self, config: dict) -> None:
+        model, precision = self.accelerator.unwrap_model(self.model), self.accelerator.mixed_precision
+        self._check_model(config)
+        self.vllm_client.vocab_size = model.config.get_text_config().vocab_size
+        served, trained = dtypes(model, config, precision)
+        if served != trained:
+            logger.warning(
+                f"The vLLM server at {self.base_url} computes in {served}, the trainer in {trained}, so that their "
+                f"log-probabilities differ by rounding. Start the server with --dtype {trained} to avoid it."
+            )
+        self._tolerance = rounding(served, trained)
+        self._prompt_ids = known_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
+        self._expected: list[float] | None = None
+        self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
+
+    def _check_model(self, config: dict) -> None:
+        ours = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        check_model(self.vllm_client, config, ours, self.processing_class)
 
     # Failures
 
@@ -109,22 +134,67 @@ class AdaVLLMGeneration(VLLMGeneration):
 
         return error
 
-    def check_same_server(self) -> None:
+    # Whose weights
+
+    def has_weights(self) -> bool:
+        """Whether the server is still the one that was sent the weights. Collective."""
+
+        def instance() -> str | None:
+            return self._read_instance() if self.accelerator.is_main_process else None
+
+        words = self.words("it could not be asked whether it still has the weights")
+        return gather_results(instance, words)[0] == self._instance
+
+    def prove_weights(self, model: torch.nn.Module) -> None:
         """
-        A server that has died since is left to the next weight sync: what it did answer came from the right weights.
+        See whether a weight sync has done what it should. Collective.
+
+        Args:
+            model (`torch.nn.Module`):
+                That is trained, as prepared for training.
+        """
+        what = (
+            "it cannot be shown that the weights have arrived, so the run stops instead of training on stale rollouts"
+        )
+        self._expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
+        with shared(self.words(what)):
+            if self.accelerator.is_main_process:
+                self._compare()
+
+    def confirm_weights(self) -> None:
+        """
+        See whether what has been generated since the last weight sync came from those weights: from the same server, which
+        still has them. Collective. A server that has died since has answered before, so the next weight sync will tell.
 
         Raises:
-            [`VLLMServerError`]: if the server is not the one that the weights were sent to.
+            [`VLLMServerError`]: if the server has been restarted, or has got other weights.
         """
+        timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
         try:
-            found = self.vllm_client.get_server_info().get("instance_id")
-        except VLLMServerUnavailable:
-            return
+            with shared(self.words("its rollouts may come from other weights than those being trained")):
+                try:
+                    self._check_same_server()
+                except VLLMServerUnavailable as error:
+                    logger.warning(
+                        f"It could not be checked that the last rollouts came from the right weights: {error}"
+                    )
+        finally:
+            self.vllm_client.request_timeout = timeout
+
+    def _check_same_server(self) -> None:
+        found = self._read_instance()
         if found != self._instance:
             raise VLLMServerError(
-                f"the server was restarted during the step (instance {self._instance} became {found}), so rollouts may "
-                "come from other weights than those being trained"
+                f"the server was restarted during the step (instance {self._instance} became {found})"
             )
+        if self.accelerator.is_main_process and self._expected is not None:
+            self._compare()
+
+    def _read_instance(self) -> str | None:
+        return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
+
+    def _compare(self) -> None:
+        self.weight_difference = prove_weights(self.vllm_client, self._prompt_ids, self._expected, self._tolerance)
 
     # Generation
 
@@ -155,15 +225,9 @@ class AdaVLLMGeneration(VLLMGeneration):
                 features = [self._place_features(self.vllm_client.image_features([images])[0], prompt_ids)]
             params = self.sampling_params(num_generations)
             output = self.vllm_client.generate([prompt_ids], features=features, **params)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
-        completion_ids = output["completion_ids"]
-        if len(completion_ids) != num_generations or not all(completion_ids):
-            raise VLLMServerError(
-                f"asked for {num_generations} completions of a prompt, the server answered with {len(completion_ids)}, "
-                f"{sum(not ids for ids in completion_ids)} of them empty"
-            )
-        return completion_ids, output["logprobs"]
+        return output["completion_ids"], output["logprobs"]
 
     @contextmanager
     def requests(self):
@@ -236,12 +300,13 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def _meet_server_again(self):
         """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
-        info = self.vllm_client.full_server_info()
+        info = self.vllm_client.read_server_info()
         instance = info["vllm_config"].get("instance_id")
         if instance != self._instance:
             if self.weight_sync.method == "nccl":
                 raise VLLMServerError("the server was restarted, which breaks the NCCL group: restart the run too")
             self.weight_sync.check_server(info)
+            self._check_model(info["vllm_config"])
             self._instance = instance
             self.vllm_client.model = self.base_model
 
@@ -249,15 +314,12 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
         """
+        self.vllm_client.request_timeout = min(CLOSE_SECONDS, self.request_timeout)
         if self.accelerator.is_main_process:
-            self.vllm_client.request_timeout = CLOSE_SECONDS
-            try:
-                self.weight_sync.unload_lora()
-            except VLLMServerError:
-                pass  # the server is gone, and the adapter with it
-            self.weight_sync.clean_up()
+            self.weight_sync.close()
         self.vllm_client.request_timeout = self.request_timeout
         self.vllm_client.model = self.base_model
+        self._expected = None
         self.vllm_client.close()
 
 

@@ -1,15 +1,26 @@
 """How the weights reach a vLLM server: hot-loaded adapters and directories, besides TRL's NCCL."""
 
 import os
+import re
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from accelerate.utils import is_peft_model
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
+from ..notices import get_logger
+from .answers import quote
 from .client import VLLMServerError
+
+
+logger = get_logger(__name__)
+
+CLOSE_SECONDS = 10  # for unloading an adapter, without which nothing is wrong
+IN_USE = "in_use.lock"  # held by the run that wrote the directory, for as long as it lives
 
 
 class WeightSync:
@@ -18,7 +29,8 @@ class WeightSync:
 
     `"lora"` writes the adapter to a new directory, hot-loads it under a new name, generates with that name and unloads
     the one before. `"disk"` writes all weights (adapters merged) to a new directory, has every worker reload them and
-    resets the prefix cache. A directory is removed once its successor is in use, never while it may be read.
+    resets the prefix cache. A directory is removed once its successor is in use, never while it may be read. What runs
+    that were killed have left is removed at the next start: no living process holds its lock any more.
 
     Args:
         method (`str`):
@@ -37,6 +49,8 @@ class WeightSync:
         self.vllm = vllm
         self.run_name = run_name
         self.version = 0
+        self._locks: dict[str, FileLock] = {}  # by directory
+        self._loaded: list[str] = []  # adapters that may be on the server
 
     @property
     def name(self) -> str:
@@ -109,6 +123,8 @@ class WeightSync:
                 missing.append("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
             if config["parallel_config"].get("_api_process_count", 1) > 1:
                 missing.append("--api-server-count 1, because each API server keeps a list of adapters of its own")
+        if config["model_config"]["logprobs_mode"].endswith("_logits"):
+            missing.append("--logprobs-mode processed_logprobs, because logits are no log-probabilities")
         if missing:
             raise VLLMServerError(
                 f"it was started without what vllm_weight_sync={self.method!r} needs; restart it with "
@@ -125,9 +141,14 @@ class WeightSync:
             return
         client = self.vllm.vllm_client
         with self._new_version() as directory:
-            save_file(state, os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
+            with _writing(directory):
+                save_file(state, os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
             reload = {"method": "reload_weights", "kwargs": {"weights_path": directory}}
-            client._post(f"{client.base_url}/collective_rpc", json=reload)
+            answer = client._post(f"{client.base_url}/collective_rpc", json=reload)
+            if not isinstance(answer.get("results"), list) or not answer["results"]:
+                raise VLLMServerError(
+                    f"no worker says that it has reloaded the weights, its answer is {quote(answer)}"
+                )
         client.reset_prefix_cache()
 
     def sync_lora(self) -> None:
@@ -140,23 +161,41 @@ class WeightSync:
             state = {name: _full(parameter.detach()).to("cpu", copy=True) for name, parameter in parameters.items()}
         if self._is_main_process:
             with self._new_version() as directory:
-                adapter = get_peft_model_state_dict(model, state_dict=state)
-                save_file(adapter, os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
-                model.active_peft_config.save_pretrained(directory)
-                self._lora("load", lora_name=self.name, lora_path=directory)
-                self.unload_lora()
+                with _writing(directory):
+                    adapter = get_peft_model_state_dict(model, state_dict=state)
+                    save_file(adapter, os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
+                    model.active_peft_config.save_pretrained(directory)
+                self._loaded.append(self.name)  # whatever is answered
+                answer = self._lora("load", lora_name=self.name, lora_path=directory)
+                if not answer.get("text", "").startswith("Success"):
+                    raise VLLMServerError(
+                        f"it does not say that it has loaded the adapter, its answer is {quote(answer)}"
+                    )
+            self._unload([name for name in self._loaded if name != self.name])
         else:
             self.version += 1
         self.vllm.vllm_client.model = self.name
 
-    def _lora(self, action: str, **kwargs) -> None:
+    def _lora(self, action: str, **request) -> dict:
         client = self.vllm.vllm_client
-        client._post(f"{client.base_url}/v1/{action}_lora_adapter", json=kwargs)
+        timeout = CLOSE_SECONDS if action == "unload" else client.request_timeout
+        return client._post(
+            f"{client.base_url}/v1/{action}_lora_adapter", json=request, timeout=min(timeout, client.request_timeout)
+        )
 
-    def unload_lora(self) -> None:
-        client = self.vllm.vllm_client
-        if client.model != self.vllm.base_model:
-            self._lora("unload", lora_name=client.model)
+    def _unload(self, names: list[str]) -> None:
+        """What cannot be unloaded does no harm: it is tried again with the next ones."""
+        for name in names:
+            try:
+                self._lora("unload", lora_name=name)
+            except VLLMServerError as error:
+                if error.status != 404:  # it is not there
+                    logger.warning_once(
+                        f"An adapter that is no longer needed stays on the vLLM server for now: {error}"
+                    )
+                    continue
+            self._loaded.remove(name)
+            self._remove(os.path.join(self.directory, name))
 
     @contextmanager
     def _new_version(self):
@@ -164,19 +203,63 @@ class WeightSync:
         previous = os.path.join(self.directory, self.name)
         self.version += 1
         directory = os.path.join(self.directory, self.name)
-        os.makedirs(directory)
+        with _writing(directory):
+            os.makedirs(directory)
+            self._locks[directory] = FileLock(os.path.join(directory, IN_USE))
+            self._locks[directory].acquire(blocking=False)
         yield directory
-        shutil.rmtree(previous, ignore_errors=True)
+        if self.method != "lora":  # which needs its name to unload it
+            self._remove(previous)
+
+    def _remove(self, directory: str) -> None:
+        if directory in self._locks:
+            self._locks.pop(directory).release()
+        shutil.rmtree(directory, ignore_errors=True)
 
     def clean_up(self) -> None:
         """Remove what was written."""
-        if not os.path.isdir(self.directory):
-            return
-        for entry in os.listdir(self.directory):
-            if entry.startswith(f"{self.run_name}-"):
-                shutil.rmtree(os.path.join(self.directory, entry), ignore_errors=True)
-        if not os.listdir(self.directory):
+        for directory in list(self._locks):
+            self._remove(directory)
+        with suppress(OSError):  # other runs are using it, or it was never made
             os.rmdir(self.directory)
+
+    def close(self) -> None:
+        """Leave nothing on the server and on the disk."""
+        self._unload(list(self._loaded))
+        self.clean_up()
+
+    def remove_leftovers(self) -> None:
+        """Remove what dead runs have left in the directory, and their adapters from the server."""
+        if self.method == "nccl" or not os.path.isdir(self.directory):
+            return
+        client = self.vllm.vllm_client
+        served = {model["id"] for model in client._get(f"{client.base_url}/v1/models")["data"]}
+        for name in sorted(os.listdir(self.directory)):
+            directory = os.path.join(self.directory, name)
+            lock = FileLock(os.path.join(directory, IN_USE))
+            if not re.fullmatch(r"ada-[0-9a-f]{8}-\d+", name) or not os.path.exists(lock.lock_file):
+                continue
+            with suppress(Timeout):  # it is in use
+                lock.acquire(blocking=False)
+                self._locks[directory] = lock
+                self._loaded.append(name)
+                self._unload([name]) if name in served else self._loaded.remove(name)
+                self._remove(directory)
+                logger.info(f"Removed what a dead run has left: {directory}")
+
+
+@contextmanager
+def _writing(directory: str):
+    """Say what to do when the disk is full."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        free = shutil.disk_usage(os.path.dirname(os.path.dirname(directory))).free / 2**30
+        raise VLLMServerError(
+            f"the weights could not be written to {directory} ({type(error).__name__}: {error}; {free:.1f} GiB free). Make "
+            "room there for two copies of them, or set vllm_weight_sync_dir to another directory that the server sees "
+            "under the same path"
+        ) from error
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,15 @@ from ..core import Pool, Rollout, eliminate_per_prompt
 from ..core.elimination import round_sizes
 from ..engine.client import VLLMServerUnavailable
 from ..engine.vllm import AdaVLLMGeneration
+from ..notices import get_logger
 from ..processes import gather_results
 from .source import Completions, RolloutSource
 
 
+logger = get_logger(__name__)
+
 TICK_SECONDS = 1.0
+MAX_FAILURES = 3  # one after the other, after which a step asks no more
 
 
 class PerPromptSource(RolloutSource):
@@ -28,7 +32,8 @@ class PerPromptSource(RolloutSource):
     of time (`vllm_speculative_rounds`). Those that turn out not to be needed are cancelled or thrown away.
 
     A first round that fails stops the run on every process. When a later one fails because the server is unavailable,
-    its prompt is retired with the pool it has, which is counted in `server/gave_up`.
+    its prompt is retired with the pool it has, which is counted in `server/gave_up`. After three such failures in a row all
+    prompts are, so that a step waits for a dead server once, not once for each prompt.
 
     Args:
         vllm (`AdaVLLMGeneration`):
@@ -64,7 +69,10 @@ class PerPromptSource(RolloutSource):
         self.speculate_below = speculate_below
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
-        self._in_flight = self._submitted = 0
+        self._asked: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
+        self._given_up: set[int] = set()  # prompts
+        self._submitted = self._failures = 0
+        self._unavailable: VLLMServerUnavailable | None = None
         self._idle_since: float | None = None
 
     def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
@@ -89,10 +97,10 @@ class PerPromptSource(RolloutSource):
                 barrier=self.barrier,
                 **loop,
             )
-        self.vllm.check_same_server()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         needed = sum(-(-len(pool) // size) for pool, size in zip(pools, sizes, strict=True))
         self.stats["server/unneeded"] = self._submitted - needed
+        self.stats["server/gave_up"] = len(self._given_up)
         self.stats["server/retries"], self.stats["server/timeouts"] = client.retries, client.timeouts
         return [pool.rollouts for pool in pools]
 
@@ -101,7 +109,10 @@ class PerPromptSource(RolloutSource):
             if self._idle_since is not None:
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
-            self._in_flight += 1
+            self._asked.add((prompt, first_draw))
+            if self._unavailable is not None:
+                self._arrived.put((prompt, first_draw, None))
+                return
             self._submitted += 1
             future = start(self.prompt_ids[prompt], sizes[prompt], self.images[prompt])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
@@ -118,22 +129,43 @@ class PerPromptSource(RolloutSource):
                 self._tick()
         while not self._arrived.empty():
             arrived.append(self._arrived.get())
-        self._in_flight -= len(arrived)
-        if not self._in_flight:
-            self._idle_since = time.perf_counter()
-        answered, collected = [], []
+        answered, failed = [], []
         for prompt, first_draw, future in arrived:
+            if (prompt, first_draw) not in self._asked:
+                continue  # no longer
+            self._asked.remove((prompt, first_draw))
             try:
+                if future is None:  # it was not even sent
+                    raise self._unavailable
                 answered.append((prompt, first_draw, *future.result()))
-            except VLLMServerUnavailable:
-                if not first_draw:
-                    raise
-                self.stats["server/gave_up"] += 1
-                collected.append((prompt, first_draw, None))
+                self._failures = 0
+            except VLLMServerUnavailable as error:
+                failed += self._fail(prompt, first_draw, error)
+        if not self._asked:
+            self._idle_since = time.perf_counter()
+        collected = [(prompt, first_draw, None) for prompt, first_draw in failed]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for first_round in (True, False):
             collected += self._score([answer for answer in answered if (answer[1] == 0) == first_round], first_round)
         return collected
+
+    def _fail(self, prompt: int, first_draw: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
+        """What is not waited for any more: this request, or after several failures in a row all that are under way."""
+        self._failures += 1
+        failed = [(prompt, first_draw)]
+        if self._failures == MAX_FAILURES and self._unavailable is None:
+            self._unavailable = error
+            failed += sorted(self._asked)
+            self._asked.clear()
+            self.vllm.vllm_client.cancel()
+            logger.warning(
+                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error} The prompts that it was to "
+                "sample further keep the rollouts they have; if it does not recover, the next step stops with an error."
+            )
+        if any(first == 0 for _, first in failed):
+            raise error
+        self._given_up |= {prompt for prompt, _ in failed}
+        return failed
 
     def _score(self, answers: list[tuple], first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
         if not answers:
@@ -141,7 +173,7 @@ class PerPromptSource(RolloutSource):
         rows = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answers for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in answers for ids in group]
         logprobs = [[top[0] for top in sequence] for *_, group in answers for sequence in group]
-        hidden = self._in_flight > 0
+        hidden = bool(self._asked)
         completions = self.score([prompt for prompt, _ in rows], completion_ids, logprobs, first_round)
         if hidden:
             self.stats["time/reward_hidden"] += completions.reward_seconds

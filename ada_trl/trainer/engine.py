@@ -1,12 +1,14 @@
 """The trainer's vLLM engine: the right weights in time, awake over a step, closed at the end."""
 
+import signal
+import threading
 from contextlib import contextmanager
 
 import torch
 from trl.extras.profiling import profiling_context
 
 from ..notices import get_logger
-from .parent import ThroughParent
+from .parent import Preparing, Replaying, Sampling, ThroughParent
 
 
 logger = get_logger(__name__)
@@ -18,12 +20,28 @@ class WithEngine(ThroughParent):
     """A [`ThroughParent`] that looks after its engine, if it has one. [`AdaGRPOTrainer`] decides what is asked of it."""
 
     _warned_of_other_weights = False
+    _uses_server = False
 
     def train(self, *args, **kwargs):
-        try:
+        with self._using_server():
             return super().train(*args, **kwargs)
-        finally:
-            if self._syncs_with_server:
+
+    def evaluation_loop(self, *args, **kwargs):
+        with self._using_server():
+            return super().evaluation_loop(*args, **kwargs)
+
+    @contextmanager
+    def _using_server(self):
+        """Leave nothing on a server and on the disk, however this ends: evaluation during training is no end."""
+        if not self._syncs_with_server or self._uses_server:
+            yield
+            return
+        self._uses_server = True
+        with sigterm_as_exit():
+            try:
+                yield
+            finally:
+                self._uses_server = False
                 self.vllm_generation.close()
                 self._last_loaded_step = -1
 
@@ -39,20 +57,39 @@ class WithEngine(ThroughParent):
         collective = sharded and any(isinstance(reward, torch.nn.Module) for reward in self.reward_funcs)
         return self._syncs_with_server and not in_turns and not collective
 
+    def _generate(self, prompts: list) -> tuple:
+        """As the parent's, from the weights of this step: in a step's rounds it is [`_engine_ready`] that sees to them."""
+        in_rounds = isinstance(self._phase, Preparing | Sampling | Replaying)
+        if not self._syncs_with_server or in_rounds:
+            return super()._generate(prompts)
+        self._bring_weights()
+        columns = super()._generate(prompts)
+        self.vllm_generation.confirm_weights()
+        return columns
+
     @contextmanager
     def _engine_ready(self):
-        """Push new weights to a server; keep a colocated engine awake over the rounds."""
+        """A server has this step's weights before and after; a colocated engine is kept awake over the rounds."""
         if not self.use_vllm:
             yield
-            return
-        if self._syncs_with_server and self.state.global_step != self._last_loaded_step:
-            self._push_weights()
-        with self.vllm_generation.awake(self._push_weights):
+        elif self._syncs_with_server:
+            self._bring_weights()
             yield
+            self.vllm_generation.confirm_weights()
+        else:
+            with self.vllm_generation.awake(self._push_weights):
+                yield
+
+    def _bring_weights(self) -> None:
+        """Push new weights to a server, and the same again to one that was restarted. Collective."""
+        if self.state.global_step != self._last_loaded_step or not self.vllm_generation.has_weights():
+            self._push_weights()
 
     def _push_weights(self) -> None:
         with profiling_context(self, "sync_weights"):
             self.vllm_generation.sync_weights()
+            if self._syncs_with_server:
+                self.vllm_generation.prove_weights(self.model)
         self._last_loaded_step = self.state.global_step
 
     def _warn_of_other_weights(self) -> None:
@@ -67,3 +104,26 @@ class WithEngine(ThroughParent):
                 "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
                 "dtype, and with --logprobs-mode processed_logprobs."
             )
+
+
+@contextmanager
+def sigterm_as_exit():
+    """
+    While the block runs, let SIGTERM, by which schedulers and launchers end a process, unwind the stack as Ctrl-C does:
+    by default it ends Python at once and nothing is cleaned up. A handler of the user's stays.
+    """
+    in_charge = threading.current_thread() is threading.main_thread()
+    if not in_charge or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number, frame) -> None:
+        signal.signal(number, signal.SIG_IGN)  # what follows is not to be interrupted
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) in (leave, signal.SIG_IGN):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """A server with vLLM's interface and a script instead of a model, for what a real one cannot show on demand."""
 
 import asyncio
+import copy
 import itertools
 import json
 import random
@@ -9,10 +10,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import torch
 from aiohttp import web
-from transformers import PreTrainedTokenizerBase
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..helpers import tiny_tokenizer
+from ..helpers import tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 TOKENIZER = tiny_tokenizer()
@@ -31,9 +35,11 @@ class Call:
     request: web.Request
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     features: dict | None = None  # of the prompt's images
+    prompt_ids: list[int] = field(default_factory=list)
+    weights: float = 0.0  # fingerprint of what the server held when it was asked
 
 
-def answer(call: Call, texts: list[str]) -> web.Response:
+def choices_of(call: Call, texts: list[str]) -> list[dict]:
     """The completions `texts`, in the layout of the endpoint that was asked."""
     choices = []
     for index, text in enumerate(texts):
@@ -42,9 +48,13 @@ def answer(call: Call, texts: list[str]) -> web.Response:
         logprobs = {"tokens": tokens, "token_logprobs": [-1.0] * len(ids), "top_logprobs": [{t: -1.0} for t in tokens]}
         if call.features is not None:
             logprobs = {"content": [{"token": t, "logprob": -1.0, "top_logprobs": []} for t in tokens]}
-        prompt_ids = call.tokenizer(call.prompt)["input_ids"]
-        choices.append({"index": index, "token_ids": ids, "logprobs": logprobs, "prompt_token_ids": prompt_ids})
-    return web.json_response({"choices": choices})
+        choice = {"index": index, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
+        choices.append(choice | {"prompt_token_ids": call.prompt_ids})
+    return choices
+
+
+def answer(call: Call, texts: list[str]) -> web.Response:
+    return web.json_response({"choices": choices_of(call, texts)})
 
 
 async def half_right(call: Call) -> web.Response:
@@ -65,13 +75,22 @@ class FakeServer:
             Answers a request for completions.
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
             Of the served model; by default the arithmetic task's.
+        model (`PreTrainedModel`, *optional*):
+            Whose weights it is started from: the tiny one that trainings in these tests start from, by default. It gets
+            the weights that it is sent, and tells the log-probabilities of prompts from them.
     """
 
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
+    model: PreTrainedModel | None = None
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
     render: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before images are processed
+    prove: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = (
+        None  # before log-probabilities are told
+    )
+    read: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before an answer to a GET
+    proofs: int = 0
     completions: list[Call] = field(default_factory=list)
     controls: list[tuple[str, dict]] = field(default_factory=list)
     most_in_flight: int = 0
@@ -80,23 +99,55 @@ class FakeServer:
         self.rounds = Counter()
         self.numbers = itertools.count()
         self.in_flight = 0
+        if self.model is None:
+            self.model = tiny_model() if self.tokenizer is TOKENIZER else tiny_chat_model(self.tokenizer)
         self.info = {
             "vllm_config": {
-                "model_config": {"max_model_len": 8192, "logprobs_mode": "processed_logprobs"},
+                "model_config": {
+                    "max_model_len": 8192,
+                    "logprobs_mode": "processed_logprobs",
+                    "dtype": "torch.float32",
+                    "quantization": None,
+                },
                 "weight_transfer_config": None,
                 "lora_config": {"max_lora_rank": 16},
                 "parallel_config": {},
-                "instance_id": "first",
             },
             "vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": True},
         } | self.info
+        self.restart("first")
+
+    def restart(self, instance: str) -> None:
+        """As a new process: the weights are those it was started from, adapters are gone."""
+        self.served = {"base": copy.deepcopy(self.model).eval()}
+        self.info["vllm_config"]["instance_id"] = instance
+
+    def load(self, path: str) -> None:
+        """What the disk sync asks for."""
+        state = load_file(f"{path}/model.safetensors")
+        self.served["base"] = copy.deepcopy(self.model).eval()
+        assert not self.served["base"].load_state_dict(state, strict=False).unexpected_keys
+
+    def load_adapter(self, name: str, path: str) -> None:
+        self.served[name] = PeftModel.from_pretrained(copy.deepcopy(self.served["base"]), path).eval()
+
+    @torch.no_grad()
+    def _prompt_logprobs(self, model: str, ids: list[int]) -> list[dict | None]:
+        logprobs = self.served[model](torch.tensor([ids])).logits[0].log_softmax(-1)
+        return [None] + [{str(b): {"logprob": logprobs[i, b].item()}} for i, b in enumerate(ids[1:])]
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json()
+        if payload["model"] not in self.served:
+            return web.json_response({"error": {"message": f"no model {payload['model']}"}}, status=404)
+        if "prompt_logprobs" in payload:
+            return await self._proof(request, payload)
         features, sampling = payload.get("features"), payload.get("sampling_params", payload)
-        prompt = self.tokenizer.decode(payload["token_ids"] if features else payload["prompt"][0])
+        prompt_ids = payload["token_ids"] if features else payload["prompt"][0]
+        prompt = self.tokenizer.decode(prompt_ids)
         position = (self.rounds[prompt], next(self.numbers))
-        call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features)
+        call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features, prompt_ids)
+        call.weights = fingerprint(self.served[call.model])
         self.rounds[prompt] += 1
         self.completions.append(call)
         self.in_flight += 1
@@ -105,6 +156,14 @@ class FakeServer:
             return await self.behave(call)
         finally:
             self.in_flight -= 1
+
+    async def _proof(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        self.proofs += 1
+        if self.prove is not None and (response := await self.prove(request)) is not None:
+            return response
+        (ids,) = payload["prompt"]
+        choice = {"token_ids": [0], "finish_reason": "length", "prompt_token_ids": ids, "logprobs": None}
+        return await _json({"choices": [choice | {"prompt_logprobs": self._prompt_logprobs(payload["model"], ids)}]})
 
     async def _render(self, request: web.Request) -> web.StreamResponse:
         """Takes the pictures out of a message; as in vLLM, their places in it say nothing of the prompt."""
@@ -121,16 +180,36 @@ class FakeServer:
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json() if request.can_read_body else {}
+        if request.path == "/tokenize":
+            return await _json({"tokens": self.tokenizer(payload["prompt"], add_special_tokens=False)["input_ids"]})
         self.controls.append((request.path, payload))
         if self.control is not None and (response := await self.control(request, payload)) is not None:
             return response
-        return web.json_response({"success": True})
+        return await self.obey(request.path, payload)
+
+    async def obey(self, path: str, payload: dict) -> web.Response:
+        if path == "/collective_rpc":
+            self.load(payload["kwargs"]["weights_path"])
+            return await _json({"results": [None]})
+        if path == "/reset_prefix_cache":
+            return await _json({"success": True})
+        name = payload["lora_name"]
+        if path == "/v1/load_lora_adapter":
+            self.load_adapter(name, payload["lora_path"])
+        elif self.served.pop(name, None) is None:
+            return web.json_response({"error": {"message": f"{name} cannot be found"}}, status=404)
+        return web.Response(body=f"Success: LoRA adapter '{name}' is done with.".encode())
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        if self.read is not None and (response := await self.read(request)) is not None:
+            return response
+        models = {"data": [{"id": name} for name in self.served]}
+        return await _json({"/health": {}, "/v1/models": models, "/server_info": self.info}[request.path])
 
     async def _serve(self):
         app = web.Application()
-        app.router.add_get("/health", lambda request: _json({}))
-        app.router.add_get("/v1/models", lambda request: _json({"data": [{"id": "base"}]}))
-        app.router.add_get("/server_info", lambda request: _json(self.info))
+        for path in ("/health", "/v1/models", "/server_info"):
+            app.router.add_get(path, self._read)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/inference/v1/generate", self._completions)
         app.router.add_post("/v1/chat/completions/render", self._render)
@@ -160,6 +239,11 @@ class FakeServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+def fingerprint(model: torch.nn.Module) -> float:
+    """Of all weights, whatever their names and order."""
+    return sum(sorted(parameter.detach().double().abs().sum().item() for parameter in model.parameters()))
 
 
 async def _json(content: dict) -> web.Response:

@@ -1,6 +1,7 @@
 """Tools, environments and images, sampled from a scripted server."""
 
 import base64
+import copy
 import json
 import re
 import time
@@ -23,6 +24,7 @@ from .helpers import IN_TIME, becomes_idle, fail, our_threads, refuse, stall
 
 
 CHAT = chat_tokenizer()
+VISION, _ = tiny_vision_language_model(CHAT)
 
 
 def build(tmp_path, server, reward, dataset=None, **options):
@@ -105,6 +107,7 @@ def color_of(call):
 
 def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
     model, processor = tiny_vision_language_model(CHAT)
+    served = copy.deepcopy(model)
     asked, failed = Counter(), []
 
     async def describes(call):
@@ -124,7 +127,7 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
 
     colors = ["red", "green", "blue", "black"]
     dataset = Dataset.from_dict({"prompt": CONVERSATIONS, "image": list(map(picture, colors))})
-    with FakeServer(describes, CHAT) as server:
+    with FakeServer(describes, CHAT, served) as server:
         trainer = build(tmp_path, server, reward, dataset, model=model, tokenizer=processor, max_completion_length=8)
         trainer.train()
     assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}, "And no more for the repeated one."
@@ -161,7 +164,7 @@ async def not_found(request):
     ids=["stalls", "fails", "is missing"],
 )
 def test_processing_images_has_a_deadline_and_is_a_request_like_others(render, message, tmp_path):
-    with FakeServer(says_red, CHAT, render=render) as server:
+    with FakeServer(says_red, CHAT, VISION, render=render) as server:
         timeout = 2.0 if render is stall else 30.0
         trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=timeout), time.monotonic()
         with pytest.raises(VLLMServerError, match=message):
@@ -177,7 +180,7 @@ def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
         rendered.append(request)
         return await stall(request) if len(rendered) > 1 else None
 
-    with FakeServer(refuse, CHAT, render=first_only) as server:
+    with FakeServer(refuse, CHAT, VISION, render=first_only) as server:
         trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=300.0), time.monotonic()
         with pytest.raises(VLLMServerError, match="400.*too long"):
             trainer.train()
