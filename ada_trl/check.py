@@ -278,7 +278,8 @@ def _difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], draws[:16], strict=True))
     found = f"{positives.sum() / draws.sum():.2f} of {draws.sum()} rollouts; by prompt {per_prompt}"
     yield Finding("pass rate", found, advice)
-    yield _planned(args, positives, draws)
+    if 0 < positives.sum() < draws.sum():
+        yield _planned(args, positives, draws)
 
 
 def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) -> Finding:

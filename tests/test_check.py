@@ -23,6 +23,10 @@ def silent_reward(completions, **kwargs):
     return [None] * len(completions)
 
 
+def no_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
 def failing_reward(completions, **kwargs):
     raise ZeroDivisionError("my bug")
 
@@ -108,9 +112,9 @@ def test_the_forecast_follows_from_the_sample(task, capsys):
     rollouts, tokens = map(int, re.search(r"4 prompts: (\d+) rollouts, (\d+) tokens", found["forecast"]).groups())
     mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
     assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
-    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward="trl.rewards.think_format_reward"))
+    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward="tests.test_check.no_reward"))
     assert "0.00 of 32 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
-    assert "0% of the prompts" not in found["plan"]  # 32 failures do not say that they will never pass
+    assert "plan" not in found  # 32 failures say nothing of settings
 
 
 def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
