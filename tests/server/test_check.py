@@ -4,11 +4,12 @@ import json
 
 import pytest
 from aiohttp import web
+from transformers import AutoTokenizer
 
 from ada_trl.cli import start
 
 from ..helpers import tiny_model, tiny_tokenizer
-from .fake import FakeServer
+from .fake import FakeServer, half_right
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,12 @@ def task(tmp_path_factory):
     tiny_tokenizer().save_pretrained(folder / "model")
     (folder / "sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+1="}) + "\n" for a in range(8)))
     return folder
+
+
+def serving(task, behave=half_right, **options):
+    """A server that was started from the same files as the run, unless `model` says otherwise."""
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    return FakeServer(behave, **{"model": tiny_model(), "tokenizer": tokenizer} | options)
 
 
 def words(task, server, *more):
@@ -37,7 +44,7 @@ LORA = ["--vllm_weight_sync=lora", "--use_peft", "--lora_target_modules=all-line
 @pytest.mark.parametrize("mode", ["seq-balance", "uniform"])
 def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
     before = sorted(task.rglob("*"))
-    with FakeServer() as server:
+    with serving(task) as server:
         start("check", words(task, server, *sync, f"--adaptive_sampling={mode}"))
         assert len(server.completions) and server.proofs >= 2
         loaded = [path for path, _ in server.controls if path.endswith(("load_lora_adapter", "reload_weights"))]
@@ -53,7 +60,7 @@ def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
 
 def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
     """The server says yes to everything and keeps what it was started from."""
-    with FakeServer(model=tiny_model(seed=1)) as server:
+    with serving(task, model=tiny_model(seed=1)) as server:
         server.load = lambda path: None
         before = sorted(task.rglob("*"))
         with pytest.raises(SystemExit) as ended:
@@ -66,7 +73,7 @@ def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
 
 
 def test_a_flag_that_is_missing_is_named(task, capsys):
-    with FakeServer(info={"vllm_env": {}}) as server:
+    with serving(task, info={"vllm_env": {}}) as server:
         with pytest.raises(SystemExit) as ended:
             start("check", words(task, server, *LORA))
     assert ended.value.code == 2 and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in capsys.readouterr().err
@@ -76,7 +83,7 @@ def test_no_server_fails_the_check(task, capsys):
     async def refuse(call):
         return web.json_response({"error": {"message": "engine dead"}}, status=500)
 
-    with FakeServer(refuse) as server:
+    with serving(task, refuse) as server:
         with pytest.raises(SystemExit) as ended:
             start("check", words(task, server, "--vllm_weight_sync=disk"))
     assert ended.value.code == 2 and "engine dead" in capsys.readouterr().err
