@@ -185,7 +185,8 @@ class Preflight:
         rewards = rewards.expand(-1, len(trainer.reward_funcs))
         with trainer._having(_phase=Replaying(SimpleNamespace(rows=rows, rewards=rewards))):
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * len(inputs))
-        batch["advantages"] = torch.ones_like(batch["advantages"])  # else equal rows would cancel
+        for name in {"advantages", "importance_sampling_ratio"} & set(batch):
+            batch[name] = torch.ones_like(batch[name])  # else equal rows would cancel, or made-up ones count nothing
         lengths = len(prompt_ids), len(completion_ids)
         self._shape = f"{args.per_device_train_batch_size} rows of {lengths[0]} + {lengths[1]} tokens at a time"
         return batch
