@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ada_trl.measurement.accuracy import pass_at_k
-from recipes.sorting.task import MAX_COMPLETION_TOKENS, work_and_answer, problems, sample, sorted_by_swaps
+from recipes.sorting.task import MAX_COMPLETION_TOKENS, problems, sample, sorted_by_swaps, work_and_answer
 
 from . import prompt_sets
 from .run import Task
