@@ -196,12 +196,21 @@ def test_sampled_evaluation_is_seeded_and_precise_enough():
     assert not set(train["prompt"]) & set(test["prompt"])
 
 
-@pytest.mark.parametrize(("method", "name"), [("GRPO n=4", "sorting"), ("Posterior n=1", "sorting-graded")])
-def test_a_run_of_the_benchmark_and_its_rows(method, name, task_dir, tmp_path, monkeypatch):
+def quarter(completions, **kwargs):
+    return [0.25] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "reward"),
+    [("GRPO n=4", "sorting", "sorted_by_swaps"), ("Posterior n=1", "sorting-graded", "work_and_answer")],
+)
+def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp_path, monkeypatch):
     small = {"rollouts_per_step": 16, "steps": 2, "rates": (1e-3, 2e-3)}
     evaluate = {"evaluate": lambda *arguments: sorting.evaluate(*arguments, samples=2)}
     few = {"read": lambda *arguments: tuple(rows and rows.select(range(16)) for rows in sorting.read(*arguments))}
-    monkeypatch.setitem(equal_tokens.SETS, name, equal_tokens.SETS[name]._replace(**small, **evaluate, **few))
+    assert equal_tokens.SETS[name].reward is getattr(task, reward)
+    cheap = equal_tokens.SETS[name]._replace(reward=quarter, **small, **evaluate, **few)
+    monkeypatch.setitem(equal_tokens.SETS, name, cheap)
     runs = equal_tokens.tuning([method], [name])
     assert [run.rate for run in runs] == [1e-3, 2e-3]
     for run in runs:
@@ -210,8 +219,7 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, task_dir, tmp_path, m
     assert [row["rollouts"] for row in record["steps"]] == [16, 16]
     assert record["options"]["max_completion_length"] == task.MAX_COMPLETION_TOKENS
     assert record["options"].get("positive_threshold") == (0.99 if name == "sorting-graded" else None)
-    rewards = [row["reward"] * 16 for row in record["steps"]]
-    assert (name == "sorting") == all(reward == pytest.approx(round(reward)) for reward in rewards)
+    assert [row["reward"] for row in record["steps"]] == [pytest.approx(0.25)] * 2
 
     rows = equal_tokens.results(tmp_path)
     mine = equal_tokens.finals(rows, method, name)

@@ -122,7 +122,7 @@ def accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: 
     return sum(sorted_by_swaps(list(rows["prompt"]), completions, list(rows["answer"]))) / len(rows)
 
 
-def pretrain(output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.25, check_every: int = 25) -> None:
+def pretrain(output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.35, check_every: int = 25) -> None:
     """
     Supervised learning of demonstrations, saved to `output_dir`.
 
