@@ -1,7 +1,7 @@
 """
 What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
 
-Every method draws about 128 rollouts per step; those that need fewer per prompt see more prompts. Every method gets the
+Every method draws about 128 rollouts per step (64 of sorting, whose completions are longer); those that need fewer per prompt see more prompts. Every method gets the
 best of three learning rates, chosen on a seed that is not reported. `python -m benchmarks.learning.equal_tokens` writes one
 file per run to `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on
 with the runs that are missing. `--table` adds them to the results in the repository, which count as done from then on.
@@ -21,7 +21,6 @@ from recipes.sorting.task import prepare as prepare_sorting
 
 from ..common import ROOT, fill, load_rows, markdown, save_rows
 from . import prompt_sets
-from .dapo import dapo_arguments
 from .run import ADDITION, run_missing, train_once
 from .sorting import SORTING, SORTING_GRADED
 
@@ -55,6 +54,12 @@ def _posterior(n: int, **options) -> Method:
     return Method(options, ROLLOUTS_PER_STEP // n)
 
 
+def _rounds(per_step: int, **options) -> Method:
+    """Until the first positive, at most 8 rollouts."""
+    options = {"adaptive_sampling": "seq-pos", "max_rounds": 8, "rounds_per_step": per_step} | options
+    return _posterior(1, **options)
+
+
 def _seq_balance(**options) -> Method:
     """About 14 rollouts per prompt on both sets."""
     options = {
@@ -70,14 +75,19 @@ METHODS = {
     "GRPO n=2": _grpo(2),
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
-    # 14 prompts survive of about 32 that are asked.
-    "DAPO n=4": Method(dapo_arguments(4) | {"max_rounds": 8}, 14),
+    "GRPO n=16": _grpo(16),
+    # 14 prompts have contrast of about 32 that are asked.
+    "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
     "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
     "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Rounds across steps": _rounds(1),
+    "Rounds within a step": _rounds(4),
+    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples"),
+    "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
@@ -167,8 +177,8 @@ def table(rows: list[dict], prompt_set: str) -> str:
         line["1k tokens"] = f"{mean(row['generated_tokens'] for row in runs) / 1e3:.0f}"
         line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in runs):.0f}"
         lines.append(line)
-    columns = {name: lambda row, name=name: row[name] for name in lines[0]}
-    return markdown(lines, columns)
+    columns = {name: lambda row, name=name: row[name] for name in (lines[0] if lines else ())}
+    return markdown(lines, columns) if lines else "No method has been tried at every rate yet."
 
 
 def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:

@@ -28,7 +28,6 @@ from ada_trl.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, prepare
 
 from . import prompt_sets
-from .dapo import DapoTrainer, dapo_arguments
 
 
 logger = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
-    "DAPO n=4": dapo_arguments(4) | {"max_rounds": 8},
+    "DAPO n=4": _grpo(4) | {"unresolved": "replace", "max_replacements": 7},
     "Seq-pos": _seq("seq-pos"),
     "Seq-balance": _seq("seq-balance"),
     "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),
@@ -161,13 +160,14 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
     names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
     names += ["baseline/explained", "baseline/explained_leave_one_out", "baseline/prior_strength"]
+    names += ["stream/new", "stream/cut_off", "stream/replaced", "stream/passed_over", "stream/pass_rate"]
     names += [f"active_prompts/round_{k}" for k in range(1, 5)]
     return {
         "step": logs["step"],
         "reward": logs["reward"],
         "entropy": logs["entropy"],
         "grad_norm": logs["grad_norm"],
-        "rollouts": round(ada["samples_per_prompt/mean"] * prompts_per_step),
+        "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("stream/asked", prompts_per_step)),
         "rounds": ada["rounds/mean"],
         "generated_tokens": round(ada["tokens/generated"]),
         "trained_tokens": round(ada["tokens/generated"] - ada["tokens/discarded"]),
@@ -198,8 +198,7 @@ def train_once(
             seed=run.seed,
             **options,
         )
-        trainer_class = DapoTrainer if run.method.startswith("DAPO") else AdaGRPOTrainer
-        trainer = trainer_class(
+        trainer = AdaGRPOTrainer(
             model,
             task.reward,
             args,
