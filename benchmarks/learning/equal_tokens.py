@@ -1,10 +1,11 @@
 """
 What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
 
-Every method draws about 128 rollouts per step (64 of sorting, whose completions are longer); those that need fewer per prompt see more prompts. Every method gets the
-best of three learning rates, chosen on a seed that is not reported. `python -m benchmarks.learning.equal_tokens` writes one
-file per run to `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on
-with the runs that are missing. `--table` adds them to the results in the repository, which count as done from then on.
+Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
+prompt see more prompts. Every method gets the best of three learning rates, chosen on a seed that is not reported. `python -m
+benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that choose the
+rates; stopped and started again, it goes on with the runs that are missing. `--table` adds them to the results in the repository,
+which count as done from then on.
 """
 
 import argparse
@@ -177,8 +178,10 @@ def table(rows: list[dict], prompt_set: str) -> str:
         line["1k tokens"] = f"{mean(row['generated_tokens'] for row in runs) / 1e3:.0f}"
         line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in runs):.0f}"
         lines.append(line)
-    columns = {name: lambda row, name=name: row[name] for name in (lines[0] if lines else ())}
-    return markdown(lines, columns) if lines else "No method has been tried at every rate yet."
+    if not lines:
+        return "No method has been tried at every rate yet."
+    columns = {name: lambda row, name=name: row[name] for name in lines[0]}
+    return markdown(lines, columns)
 
 
 def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:
