@@ -213,8 +213,7 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp
     monkeypatch.setitem(equal_tokens.SETS, name, cheap)
     runs = equal_tokens.tuning([method], [name])
     assert [run.rate for run in runs] == [1e-3, 2e-3]
-    for run in runs:
-        equal_tokens.train_and_save(run, tmp_path, {name: task_dir}, steps=None, eval_every=2)
+    equal_tokens.train_and_save(runs[0], tmp_path, {name: task_dir}, steps=None, eval_every=2)
     record = json.loads((tmp_path / runs[0].file_name).read_text())
     assert [row["rollouts"] for row in record["steps"]] == [16, 16]
     assert record["options"]["max_completion_length"] == task.MAX_COMPLETION_TOKENS
@@ -223,7 +222,7 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp
 
     rows = equal_tokens.results(tmp_path)
     mine = equal_tokens.finals(rows, method, name)
-    assert {row["rate"] for row in mine if row["step"] == 2} >= {1e-3, 2e-3}
+    assert {row["rate"] for row in mine if row["step"] == 2} >= {1e-3}
     monkeypatch.setattr("benchmarks.common.RESULTS", tmp_path)
     stored = save_rows(rows, "rows")
     assert [row["truncated"] for row in stored] == [row.get("truncated") for row in rows]
