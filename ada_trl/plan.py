@@ -17,7 +17,7 @@ import numpy as np
 from .cli import start
 from .cli.errors import UserError
 from .cli.parser import CommandParser
-from .core import ExitCondition, allocate
+from .core import ExitCondition, allocate, expected_rounds
 from .measurement.tables import markdown_table
 from .planning.noise import Moments, noise, pool_moments, posterior_moments, uniform_moments
 from .planning.observed import Prompts, read_prompts
@@ -92,7 +92,7 @@ class Setting:
         method (`str`):
             Name.
         fields (`dict[str, Any]`):
-            The fields of `AdaGRPOConfig`; empty if this package does not do it.
+            The fields of `AdaGRPOConfig`.
         with_gradient (`float`):
             Share of the prompts in the update that have a gradient.
         recovered (`float`):
@@ -124,8 +124,8 @@ class Setting:
 def settings(prompts: Prompts, *, num_generations: int, budget: float, max_samples: int) -> list[Setting]:
     """
     All settings that are compared: GRPO of several sizes, DAPO's filter and refill, Seq-pos and Seq-balance with
-    several M, N and quotas, Est with several means, and the posterior baseline, none with more than `max_samples` rollouts
-    for a prompt.
+    several M, N and quotas, Est with several means, and the posterior baseline, also with rounds across steps, none with
+    more than `max_samples` rollouts for a prompt.
     """
     n = num_generations
     rates, weights = prompts.distribution
@@ -147,7 +147,9 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
         add("GRPO", fields, single_round_outcome(rates, size), weights, size, uniform_moments(rates, size))
     refill = refill_outcome(rates, weights, n, max_rounds=REFILL_ROUNDS)
     groups = refill.rollouts / n  # drawn for a place in the batch; those without a gradient add nothing
-    add("DAPO", {}, refill, np.ones(1), n, Moments(*(groups * (weights @ values) for values in reference)))
+    fields = {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}
+    fields |= {"unresolved": "replace", "max_replacements": REFILL_ROUNDS - 1}
+    add("DAPO", fields, refill, np.ones(1), n, Moments(*(groups * (weights @ values) for values in reference)))
     for method, quotas in (("Seq-pos", (1, 0)), ("Seq-balance", (1, 1)), ("Seq-balance", (n // 2, n - n // 2))):
         for m in (n, 2 * n, 4 * n):
             for rounds in (r for r in (2, 4, 8) if r * m <= max_samples):
@@ -166,6 +168,12 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
         fields = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": size}
         outcome = Outcome(np.zeros(1), np.full(1, float(size)), np.ones(1))
         add("Posterior", fields, outcome, np.ones(1), size, _against_what_is_known(prompts, size))
+    for most in (r for r in (4, 8, 16) if r <= max_samples):
+        fields = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1, "max_rounds": most}
+        tries = np.array([expected_rounds(p, 1, most) for p in rates])
+        outcome = Outcome(np.zeros(1), *(np.array([weights @ tries]) for _ in range(2)))
+        mean = float(weights @ tries)
+        add("Rounds", fields, outcome, np.ones(1), mean, _against_what_is_known(prompts, 1, tries))
     return found
 
 
@@ -184,17 +192,18 @@ def _estimated_outcome(prompts: Prompts, mean: int, low: int, high: int) -> tupl
     return Outcome(zero, budgets, np.ones(len(budgets))), shares, Moments(signal, power)
 
 
-def _against_what_is_known(prompts: Prompts, size: int) -> Moments:
+def _against_what_is_known(prompts: Prompts, size: int, tries: np.ndarray | float = 1.0) -> Moments:
     """
     The posterior baseline of a run that knows of each prompt what the file says: the mean m of its pass rate and, from the
-    variance v, what that is worth in rollouts, m (1 − m) / v − 1. Mean over the prompts, `(1,)`.
+    variance v, what that is worth in rollouts, m (1 − m) / v − 1. Mean over the prompts, `(1,)`, each asked `tries` times,
+    by pass rate.
     """
     rates = prompts.distribution.pass_rates
     mean = np.clip(prompts.posterior @ rates, 0, 1)
     variance = np.maximum(prompts.posterior @ rates**2 - mean**2, 1e-12)
     strength = np.clip(mean * (1 - mean) / variance - 1, 0, LARGEST_STRENGTH)
     moments = posterior_moments(rates, size, mean[:, None], strength[:, None])  # (X, G)
-    return Moments(*((prompts.posterior * values).sum(axis=1).mean(keepdims=True) for values in moments))
+    return Moments(*((prompts.posterior * values * tries).sum(axis=1).mean(keepdims=True) for values in moments))
 
 
 def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Setting]]:
@@ -206,7 +215,7 @@ def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Settin
         `ValueError`: if not even GRPO fits.
     """
     ranked = sorted(_affordable(found, budget), key=lambda s: (-round(s.with_gradient, 6), s.rollouts))
-    runnable = [s for s in ranked if s.fields and "baseline" not in s.fields]
+    runnable = [s for s in ranked if s.method != "DAPO" and "baseline" not in s.fields]
     if not runnable:
         cheapest = min(s.rollouts for s in found if "baseline" not in s.fields)
         raise ValueError(
@@ -219,7 +228,7 @@ def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Settin
 
 def least_noise(found: list[Setting], budget: float) -> Setting:
     """The setting with the least noise for its rollouts within the budget; of those within 2 %, the one of fewest per prompt."""
-    runnable = [s for s in _affordable(found, budget) if s.fields]
+    runnable = _affordable(found, budget)
     least = min(s.noise for s in runnable)
     return min((s for s in runnable if s.noise <= 1.02 * least), key=lambda s: s.rollouts)
 
@@ -235,6 +244,8 @@ def describe(setting: Setting) -> str:
         return f"n={f['num_generations']}"
     if setting.method == "DAPO":
         return f"n={setting.trained:g}, refill"
+    if setting.method == "Rounds":
+        return f"n=1, at most {f['max_rounds']}"
     if setting.method == "Est":
         return f"mean {f['num_generations']}, {f['min_samples']} to {f['max_samples']}"
     return f"M={f['samples_per_round']}, N={f['max_rounds']}, K={f['min_positives']}+{f.get('min_negatives', 0)}"
@@ -254,7 +265,7 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         "per gradient": lambda s: f"{s.per_gradient:.1f}",
         "Noise": lambda s: f"{s.noise:.2f}",
         "Rounds": lambda s: f"{s.rounds:.2f}",
-        "Trained": lambda s: f"{s.trained:g}",
+        "Trained": lambda s: f"{s.trained:.3g}",
     }
     rows = [[show(setting) for show in columns.values()] for setting in shown]
     quietest = least_noise(found, budget)
@@ -268,8 +279,8 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         + "\n\n*With gradient*: share of the prompts in the update. *Recovered*: of the prompts that GRPO with "
         f"{describe(found[0])} loses. *Rollouts*: drawn per prompt in the update; *per gradient*: per prompt that has one. "
         f"*Noise*: rollouts, of all prompts, for an update as clear as that of GRPO with {describe(found[0])}, which is 1. "
-        "DAPO replaces prompts instead of recovering them. Est assumes that its estimates are as good as this file, and "
-        "Posterior that a run knows of each prompt what this file says."
+        "DAPO replaces prompts instead of recovering them. *Rounds* asks a prompt again, in the next step, until it passes. Est assumes that its estimates are as good as this file, and "
+        "Posterior and Rounds that a run knows of each prompt what this file says."
         f"\n\n```yaml\n{_as_yaml(best)}\n```"
         f"\n\nThe least noise for a rollout ({quietest.method} {describe(quietest)}, {quietest.noise:.2f}):"
         f"\n\n```yaml\n{_as_yaml(quietest)}\n```"

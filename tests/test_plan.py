@@ -102,10 +102,10 @@ def test_estimates_pay_only_where_they_tell_prompts_apart(tmp_path, counts_file)
 def test_the_recommendation_is_the_best_that_fits(counts_file):
     found = plan(counts_file)
     best, best_of_each = recommend(found, 16)
-    # DAPO is not ours; against a posterior every prompt has a gradient, and the noise is what tells.
-    affordable = [s for s in found if s.rollouts <= 16 and s.method not in ("DAPO", "Posterior")]
+    # DAPO takes other prompts; against a posterior every prompt has a gradient, and the noise is what tells.
+    affordable = [s for s in found if s.rollouts <= 16 and s.method not in ("DAPO", "Posterior", "Rounds")]
     assert best.with_gradient == max(s.with_gradient for s in affordable)
-    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est", "Posterior"}
+    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est", "Posterior", "Rounds"}
     assert all(s.rollouts <= 16 + 1e-9 for s in best_of_each)
     assert recommend(found, 4)[0].rollouts == pytest.approx(4)
     with pytest.raises(ValueError, match="budget of 3 .* cheapest setting's 4"):
@@ -227,3 +227,12 @@ def test_a_missing_file_is_named(capsys):
     with pytest.raises(SystemExit):
         start("plan", ["--pass-rates", "nowhere.parquet"])
     assert "nowhere.parquet" in capsys.readouterr().err
+
+
+def test_rounds_ask_a_prompt_until_it_passes(tmp_path):
+    path = tmp_path / "rates.csv"
+    pa.csv.write_csv(pa.table({"pass_rate": [0.5] * 8}), path)
+    rounds = {s.fields["max_rounds"]: s for s in plan(path) if s.method == "Rounds"}
+    assert [rounds[most].rollouts for most in (4, 8)] == [2 - 0.5**3, 2 - 0.5**7]
+    # Each of the rollouts is worth what one of the posterior with n = 1 is.
+    assert rounds[4].noise == pytest.approx(3 / 4, abs=1e-6)

@@ -22,6 +22,7 @@ from .weight_sync import CLOSE_SECONDS, WeightSync
 
 logger = get_logger(__name__)
 
+CHECK_IT = " Check that vllm_server_base_url is right, and the server's log."
 NOTHING_LOST = (
     " Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
     "checkpoint is good. Check the server's log, restart it with the same flags, and resume with "
@@ -79,7 +80,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
         self.vllm_client: DeadlineClient | None = None
         try:
-            with shared(self.words("this server cannot be used", consequence="")):
+            with shared(self.words("this server cannot be used", consequence=CHECK_IT)):
                 self._meet_server()
         except BaseException:
             if self.vllm_client is not None:

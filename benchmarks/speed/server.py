@@ -73,8 +73,8 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
 class BarrierTrainer(AdaGRPOTrainer):
     """Completes each round for all of a process's prompts before the next begins, for comparison."""
 
-    def _build_source(self, own: list[dict], owners: list[int]) -> RolloutSource:
-        source = super()._build_source(own, owners)
+    def _build_source(self, own: list[dict], owners: list[int], lanes=None) -> RolloutSource:
+        source = super()._build_source(own, owners, lanes)
         source.barrier = True
         return source
 

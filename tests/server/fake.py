@@ -7,7 +7,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -147,7 +147,7 @@ class FakeServer:
         prompt = self.tokenizer.decode(prompt_ids)
         position = (self.rounds[prompt], next(self.numbers))
         call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features, prompt_ids)
-        call.weights = fingerprint(self.served[call.model])
+        call.weights = fingerprint(self.served[call.model].parameters())
         self.rounds[prompt] += 1
         self.completions.append(call)
         self.in_flight += 1
@@ -180,14 +180,15 @@ class FakeServer:
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json() if request.can_read_body else {}
-        if request.path == "/tokenize":
-            return await _json({"tokens": self.tokenizer(payload["prompt"], add_special_tokens=False)["input_ids"]})
-        self.controls.append((request.path, payload))
+        if request.path != "/tokenize":
+            self.controls.append((request.path, payload))
         if self.control is not None and (response := await self.control(request, payload)) is not None:
             return response
         return await self.obey(request.path, payload)
 
     async def obey(self, path: str, payload: dict) -> web.Response:
+        if path == "/tokenize":
+            return await _json({"tokens": self.tokenizer(payload["prompt"], add_special_tokens=False)["input_ids"]})
         if path == "/collective_rpc":
             self.load(payload["kwargs"]["weights_path"])
             return await _json({"results": [None]})
@@ -241,9 +242,9 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}"
 
 
-def fingerprint(model: torch.nn.Module) -> float:
-    """Of all weights, whatever their names and order."""
-    return sum(sorted(parameter.detach().double().abs().sum().item() for parameter in model.parameters()))
+def fingerprint(parameters: Iterable[torch.Tensor]) -> float:
+    """Of some weights, whatever their names and order."""
+    return sum(sorted(parameter.detach().double().abs().sum().item() for parameter in parameters))
 
 
 async def _json(content: dict) -> web.Response:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -30,6 +31,8 @@ def build(
     dataset=None,
     peft_config=None,
     trainer_class=AdaGRPOTrainer,
+    eval_dataset=None,
+    rollout_func=None,
     **overrides,
 ):
     options = {
@@ -49,26 +52,52 @@ def build(
         reward_funcs,
         AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
         prompt_dataset(1) if dataset is None else dataset,
+        eval_dataset,
         processing_class=tiny_tokenizer(),
         peft_config=peft_config,
+        rollout_func=rollout_func,
     )
 
 
-def launch(processes, url, output_dir, **options):
+def launch(processes, url, output_dir, module="tests.server.worker", seconds=300, **options):
     output_dir.mkdir()
     command = [sys.executable, "-W", "ignore", "-m"]
     if processes > 1:
         command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
         command += ["--main_process_port", str(free_port()), "--module"]
-    command += ["tests.server.worker", url, str(output_dir)]
+    command += [module, url, str(output_dir)]
     options = {"vllm_request_timeout": 5.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*command, json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    command += [json.dumps(options)]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
     assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
     return [json.loads(rank.read_text()) for rank in ranks]
+
+
+@contextmanager
+def started(url, output_dir, **options):
+    """A training in a process of its own, which is ended at the latest when the block ends."""
+    output_dir.mkdir()
+    options = {"vllm_request_timeout": 30.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
+    command = [sys.executable, "-W", "ignore", "-m", "tests.server.worker", url, str(output_dir), json.dumps(options)]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition, process, seconds=200):
+    """For something that a process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, "It ended before, or it takes too long."
+        time.sleep(0.1)
 
 
 def our_threads():

@@ -1,16 +1,20 @@
 """Training against a real vLLM server on the CPU: the server generates from the weights being trained, and it helps."""
 
 import json
+import signal
+from contextlib import ExitStack
 from statistics import mean
 
 import pytest
 import requests
 from datasets import load_dataset
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.cli import start
 from ada_trl.engine.client import VLLMServerError
+from ada_trl.engine.vllm import AdaVLLMGeneration
 from ada_trl.engine.weight_sync import WeightSync
 from ada_trl.evaluate import EvaluationArguments, run
 from ada_trl.train import main
@@ -18,10 +22,11 @@ from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import QUICK, free_port, logs_of
-from .helpers import ROOT, launch, our_threads
+from .helpers import ROOT, launch, our_threads, started, wait_until
 
 
 RANK = 8
+UNIFORM = {"adaptive_sampling": "uniform"}
 LORA = LoraConfig(r=RANK, target_modules="all-linear")
 
 
@@ -48,7 +53,7 @@ def original_weights(server, task_dir):
     requests.post(f"{server}/reset_prefix_cache", timeout=60).raise_for_status()
 
 
-def train(server, task_dir, tmp_path, peft_config=None, **overrides):
+def train(server, task_dir, tmp_path, peft_config=None, reward=exact_match, callbacks=None, **overrides):
     options = {
         "use_vllm": True,
         "vllm_mode": "server",
@@ -58,10 +63,12 @@ def train(server, task_dir, tmp_path, peft_config=None, **overrides):
     }
     trainer = AdaGRPOTrainer(
         str(task_dir / "base"),
-        exact_match,
+        reward,
         AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
         load_dataset(str(task_dir / "data"), split="train"),
+        load_dataset(str(task_dir / "data"), split="test"),
         peft_config=peft_config,
+        callbacks=callbacks,
     )
     trainer.train()
     return logs_of(trainer)
@@ -117,11 +124,70 @@ def test_evaluation_samples_from_it(server, task_dir, tmp_path):
 
 @pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
 def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
-    """The negative control of the test above."""
+    """The negative control of the test above, in which nothing else stops the run."""
     monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
+    for name in ("prove_weights", "confirm_weights"):
+        monkeypatch.setattr(AdaVLLMGeneration, name, lambda *_: None)
     logs = train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
     assert logs[0]["sampling/sampling_logp_difference/mean"] < 1e-4
     assert logs[-1]["sampling/sampling_logp_difference/mean"] > 0.05
+
+
+@pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
+def test_without_the_sync_the_proof_stops_the_run(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
+    with pytest.raises(VLLMServerError, match="cannot be shown that the weights have arrived.*per token on average"):
+        train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
+    assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
+
+
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+def test_another_run_that_uses_the_same_server_is_noticed(mode, server, task_dir, tmp_path):
+    """It sends its weights while the completions of this one are being rewarded, or sampled further."""
+    other = AutoModelForCausalLM.from_pretrained(task_dir / "base")
+    for parameter in other.parameters():
+        parameter.data *= 1.2
+    other.save_pretrained(tmp_path / "other")
+
+    def reward(completions, **kwargs):
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "other")}}
+        requests.post(f"{server}/collective_rpc", json=reload, timeout=60).raise_for_status()
+        return exact_match(completions, **kwargs)
+
+    with pytest.raises(VLLMServerError, match="other weights.*another run|cannot be shown that the weights"):
+        options = {"eval_strategy": "no", "max_steps": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
+        train(server, task_dir, tmp_path, vllm_weight_sync="disk", reward=reward, **options, **mode)
+
+
+def test_a_restarted_server_gets_the_weights_again(task_dir, tmp_path):
+    """Killed and started again after an evaluation has pushed the weights of the next step: to the one before."""
+    port, log, running = free_port(), tmp_path / "vllm.log", ExitStack()
+    url = running.enter_context(running_server(task_dir / "base", port, log, max_lora_rank=RANK))
+
+    class Restart(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            running.close()
+            running.enter_context(running_server(task_dir / "base", port, log, max_lora_rank=RANK))
+
+    options = {"learning_rate": 5e-3, "lr_scheduler_type": "constant", "max_steps": 2, "eval_strategy": "steps"}
+    options |= {"eval_steps": 1, "per_device_eval_batch_size": 8, **UNIFORM}
+    with running:
+        logs = train(url, task_dir, tmp_path, vllm_weight_sync="disk", callbacks=[Restart()], **options)
+    assert len(logs) == 2 and max(step["sampling/sampling_logp_difference/mean"] for step in logs) < 1e-4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, server, task_dir, tmp_path):
+    def adapters():
+        models = requests.get(f"{server}/v1/models", timeout=10).json()["data"]
+        return [model["id"] for model in models if model["id"].startswith("ada-")]
+
+    options = {"model": str(task_dir / "base"), "lora": True, "vllm_weight_sync": "lora", "max_steps": 1000}
+    with started(server, tmp_path / "run", per_device_train_batch_size=16, max_rounds=3, **options) as process:
+        wait_until(adapters, process)
+        process.send_signal(number)
+        assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+    assert adapters() == [] and not (tmp_path / "run" / "vllm_weight_sync").exists()
 
 
 def test_two_processes_share_the_server(server, task_dir, tmp_path):

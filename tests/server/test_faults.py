@@ -1,0 +1,533 @@
+"""A server that lies, dies or returns, scripted: no row of other weights is trained on in silence, and nobody waits."""
+
+import resource
+import signal
+import socket
+import time
+
+import pytest
+from aiohttp import web
+from filelock import FileLock
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from ada_trl.engine.client import DeadlineClient, VLLMServerError, VLLMServerNotFound
+from ada_trl.engine.weight_sync import IN_USE
+
+from ..helpers import logs_of, prompt_dataset, tiny_config, tiny_tokenizer
+from .fake import RIGHT, WRONG, FakeServer, answer, choices_of, fingerprint, half_right
+from .helpers import IN_TIME, build, our_threads, stall, started, wait_until
+
+
+UNIFORM = {"adaptive_sampling": "uniform", "samples_per_round": None, "max_rounds": 4}
+LORA = {"vllm_weight_sync": "lora"}
+HTML = "<html><body>Sign in</body></html>"
+
+
+def lora():
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("ada_trl.engine.client.BACKOFF_SECONDS", 0.02)
+
+
+async def page(*_):
+    return web.Response(text=HTML, content_type="text/html")
+
+
+def witness(trainer, server):
+    """Compare what the server held at each request with what was trained then; returns the number of comparisons."""
+    seen, original = [], trainer._generate_and_score_completions
+
+    def compare(inputs):
+        start = len(server.completions)
+        output = original(inputs)
+        ours = fingerprint(trainer.model.parameters())
+        seen.extend(abs(call.weights - ours) < 1e-9 * ours for call in server.completions[start:])
+        return output
+
+    trainer._generate_and_score_completions = compare
+    return seen
+
+
+class Restart(TrainerCallback):
+    """Restarts the server at a moment of the second step."""
+
+    def __init__(self, server, moment):
+        self.server, self.moment = server, moment
+
+    def _maybe(self, moment, state):
+        if moment == self.moment and state.global_step == 1:
+            self.server.restart("second")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._maybe("step", state)
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self._maybe("micro-step", state)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self._maybe("evaluation", state)
+
+
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+@pytest.mark.parametrize("moment", ["step", "micro-step", "evaluation"])
+def test_a_server_restarted_between_generations_gets_the_weights_again(moment, mode, tmp_path):
+    """An evaluation, or the micro-step before, has pushed the weights of this step already: to another server."""
+    options = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 1, **mode}
+    if moment == "evaluation":
+        options |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 16}
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, dataset=prompt_dataset(4), eval_dataset=prompt_dataset(1), **options)
+        trainer.add_callback(Restart(server, moment))
+        seen = witness(trainer, server)
+        trainer.train()
+    assert server.info["vllm_config"]["instance_id"] == "second"
+    assert len(seen) > 3 * 2 and all(seen)
+
+
+@pytest.mark.parametrize("mode", [UNIFORM, {}, LORA | UNIFORM], ids=["uniform", "seq", "lora"])
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_a_server_restarted_during_a_generation_stops_the_run(mode, evaluating, tmp_path):
+    async def restarts(call):
+        server.restart("second")
+        return await half_right(call)
+
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, peft_config=lora() if "vllm_weight_sync" in mode else None, **mode)
+        server.behave = restarts
+        with pytest.raises(VLLMServerError, match="restarted during the step|no model ada-") as error:
+            trainer.evaluate(prompt_dataset(1)) if evaluating else trainer.train()
+    assert server.url in str(error.value)
+    assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
+
+
+def test_a_rollout_function_is_watched_too(tmp_path):
+    async def restarts(call):
+        server.restart("second")
+        return await half_right(call)
+
+    def rollout(prompts, trainer):
+        ids = tiny_tokenizer()(prompts)["input_ids"]
+        _, completion_ids, logprobs, _ = trainer.vllm_generation.generate(ids, None, 4)
+        return {"prompt_ids": ids, "completion_ids": completion_ids, "logprobs": [[t[0] for t in s] for s in logprobs]}
+
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, rollout_func=rollout, **UNIFORM)
+        seen = witness(trainer, server)
+        trainer.train()
+        assert seen and all(seen)
+        server.behave = restarts
+        trainer = build(tmp_path, server, rollout_func=rollout, **UNIFORM)
+        with pytest.raises(VLLMServerError, match="restarted during the step"):
+            trainer.train()
+
+
+# Weight syncs that did not happen
+
+
+async def nothing_said(request, payload):
+    if request.path == "/collective_rpc":
+        return web.json_response({})
+
+
+async def only_said(request, payload):
+    """As if it had loaded the weights."""
+    if request.path == "/collective_rpc":
+        return web.json_response({"results": [None]})
+    if "load_lora" in request.path and "unload" not in request.path:
+        return web.Response(body=b"Success: LoRA adapter added successfully.")
+
+
+async def html_instead(request, payload):
+    return await page() if request.path in ("/collective_rpc", "/v1/load_lora_adapter") else None
+
+
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+@pytest.mark.parametrize(
+    ("control", "options", "message"),
+    [
+        (html_instead, {}, "weights could not be sent.*web page.*Sign in"),
+        (nothing_said, {}, "weights could not be sent.*no worker says"),
+        (
+            only_said,
+            {},
+            "cannot be shown that the weights have arrived.*differ from the trainer's by [0-9.]+ per token",
+        ),
+        (html_instead, LORA, "weights could not be sent.*web page"),
+        (only_said, LORA, "cannot be shown that the weights have arrived.*no model ada-"),
+    ],
+)
+def test_a_weight_sync_that_did_not_happen_stops_the_run(control, options, message, mode, tmp_path):
+    with FakeServer(control=control) as server:
+        peft_config = lora() if options else None
+        trainer = build(tmp_path, server, peft_config=peft_config, max_steps=2, **options, **mode)
+        seen = witness(trainer, server)
+        with pytest.raises(VLLMServerError, match=message) as error:
+            trainer.train()
+    assert trainer.state.global_step <= 1 and all(seen), "The first step's weights are those the server started from."
+    assert server.url in str(error.value) and "Nothing of the model is lost" in str(error.value)
+    assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
+
+
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+def test_another_run_that_sends_its_weights_to_the_same_server_is_noticed(mode, tmp_path):
+    async def overwritten(call):
+        for parameter in server.served["base"].parameters():
+            parameter.data += 0.1
+        return await half_right(call)
+
+    with FakeServer(overwritten) as server:
+        trainer = build(tmp_path, server, **mode)
+        with pytest.raises(VLLMServerError, match="other weights.*another run.*a server of its own") as error:
+            trainer.train()
+    assert trainer.state.global_step == 0
+    assert "--no-enable-prefix-caching" not in str(error.value)
+
+
+def test_the_proof_is_one_short_request_before_and_after_and_is_no_sampling(tmp_path):
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, max_steps=3)
+        trainer.train()
+    assert server.proofs == 2 * 3
+    assert max(logs["ada/server/weight_difference"] for logs in logs_of(trainer)) < 1e-5
+
+
+# Answers
+
+
+def altered(change):
+    async def behave(call):
+        choices = choices_of(call, [RIGHT, WRONG] * (call.n // 2))
+        change(choices[-1])
+        return web.json_response({"choices": choices})
+
+    return behave
+
+
+def shorten(choice):
+    choice["logprobs"]["token_logprobs"].pop()
+
+
+def lengthen(choice):
+    choice["token_ids"] = [3] * 120
+
+
+def abort(choice):
+    choice["finish_reason"] = "abort"
+
+
+def other_prompt(choice):
+    choice["prompt_token_ids"] = [3, 4]
+
+
+def beyond_the_vocabulary(choice):
+    choice["token_ids"][0] = 14
+
+
+def far_beyond(choice):
+    choice["token_ids"][0] = 10**30
+
+
+def negative(choice):
+    choice["token_ids"][0] = -1
+
+
+def no_logprobs(choice):
+    choice["logprobs"] = None
+
+
+def nan(choice):
+    choice["logprobs"]["token_logprobs"][0] = float("nan")
+
+
+def empty(choice):
+    choice["token_ids"] = []
+
+
+def of_other_tokens(choice):
+    choice["logprobs"]["tokens"][0] = "token_id:13"
+
+
+BROKEN = [
+    (shorten, "2 tokens has 1 log-prob"),
+    (lengthen, "120 tokens, at most 5"),
+    (abort, "not finished .*'abort'"),
+    (other_prompt, r"asked to complete the tokens .* completed \[3, 4\]"),
+    (beyond_the_vocabulary, "token 14.*vocabulary has 14"),
+    (far_beyond, "vocabulary has 14"),
+    (negative, "not understood"),
+    (no_logprobs, "log-probabilities of a completion are null"),
+    (nan, "not finite"),
+    (empty, "is empty"),
+    (of_other_tokens, "of other tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_broken_answers_are_asked_for_again_and_then_say_what_was_wrong(change, message, tmp_path):
+    first = []
+
+    async def once(call):
+        first.append(call)
+        return await (altered(change) if len(first) == 1 else half_right)(call)
+
+    with FakeServer(once) as server:
+        trainer = build(tmp_path / "once", server, vllm_request_timeout=20)
+        trainer.train()
+        assert logs_of(trainer)[0]["ada/server/retries"] == 1
+        server.behave = altered(change)
+        for mode in (UNIFORM, {}):
+            trainer = build(tmp_path / str(len(mode)), server, vllm_request_timeout=20, **mode)
+            with pytest.raises(VLLMServerError, match=f"answered wrongly: .*{message}") as error:
+                trainer.train()
+            assert server.url in str(error.value)
+
+
+def test_broken_answers_of_a_later_round_stop_the_run_too(tmp_path):
+    async def behave(call):
+        return await altered(abort)(call) if call.round else answer(call, [WRONG] * call.n)
+
+    with FakeServer(behave) as server, pytest.raises(VLLMServerError, match="'abort'"):
+        build(tmp_path, server, vllm_request_timeout=20).train()
+
+
+def test_the_servers_own_error_is_quoted(tmp_path):
+    async def behave(call):
+        return web.json_response({"error": {"message": "the engine is asleep"}})
+
+    with FakeServer(behave) as server, pytest.raises(VLLMServerError, match="the engine is asleep"):
+        build(tmp_path, server, vllm_request_timeout=20).train()
+
+
+# Time
+
+
+def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog):
+    """64 prompts, two requests at a time, each of which would wait for the deadline."""
+
+    async def behave(call):
+        return await stall(call) if call.round else answer(call, [WRONG] * call.n)
+
+    with FakeServer(behave) as server:
+        dataset = prompt_dataset(1).from_dict({"prompt": [f"{a}+{b}=" for a in range(8) for b in range(8)]})
+        options = {"per_device_train_batch_size": 256, "vllm_max_concurrent_requests": 4, "vllm_request_timeout": 2.0}
+        trainer = build(tmp_path, server, dataset=dataset, max_steps=2, **options)
+        ends, started = [], time.monotonic()
+        trainer.add_callback(
+            type("", (TrainerCallback,), {"on_step_end": lambda *_, **__: ends.append(time.monotonic())})()
+        )
+        server_stalls_for_good = pytest.raises(VLLMServerError, match="not answered within")
+
+        async def later(call):
+            return await (stall if len(server.controls) > 2 else behave)(call)
+
+        server.behave = later
+        with server_stalls_for_good:
+            trainer.train()
+    assert len(ends) == 1 and ends[0] - started < 2 * 2.0 + 10
+    (logs,) = logs_of(trainer)
+    assert logs["ada/server/gave_up"] == 64 and logs["ada/samples_per_prompt/max"] == 4
+    assert logs["ada/server/timeouts"] <= 4, "Requests of one wave."
+    assert sum("3 requests in a row" in record.message for record in caplog.records) == 1
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_busy_server_is_asked_again_whatever_the_request(status, tmp_path):
+    busy = {"/collective_rpc": 6, "/v1/completions": 6, "/server_info": 6}
+
+    def response(path):
+        busy[path] -= 1
+        return web.json_response({"error": {"message": "busy"}}, status=status) if busy[path] >= 0 else None
+
+    async def completions(call):
+        return (call.round and response("/v1/completions")) or answer(call, [WRONG] * call.n)
+
+    async def others(request, payload=None):
+        return response(request.path) if request.path in busy else None
+
+    with FakeServer(completions, control=others, read=others) as server:
+        trainer = build(tmp_path, server, vllm_request_timeout=60)
+        trainer.train()
+    assert max(busy.values()) < 0
+    assert logs_of(trainer)[0]["ada/server/gave_up"] == 0
+
+
+def test_a_server_that_stays_busy_is_unavailable_and_quoted(tmp_path):
+    async def busy(call):
+        return web.json_response({"error": {"message": "come back"}}, status=429)
+
+    with FakeServer(busy) as server, pytest.raises(VLLMServerError, match="within vllm_request_timeout.*come back"):
+        build(tmp_path, server).train()
+
+
+def test_a_name_lookup_that_hangs_has_the_same_deadline(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(30))
+    started = time.monotonic()
+    with pytest.raises(VLLMServerNotFound, match="nowhere.test"):
+        DeadlineClient("http://nowhere.test:8000", request_timeout=1.0)
+    assert time.monotonic() - started < 10
+    assert our_threads() == []
+
+
+# What is not the right server
+
+
+def reading(path, response):
+    async def read(request):
+        return await response() if request.path == path else None
+
+    return read
+
+
+async def empty_object():
+    return web.json_response({})
+
+
+async def absent():
+    return web.json_response({"detail": "Not Found"}, status=404)
+
+
+async def misshapen():
+    return web.json_response({"vllm_config": "VllmConfig(model=…)"})
+
+
+@pytest.mark.parametrize(
+    ("path", "response", "message"),
+    [
+        ("/health", page, "can't be reached.*web page"),
+        ("/health", absent, "can't be reached.*404"),
+        ("/v1/models", empty_object, "lists no model"),
+        ("/v1/models", page, "web page"),
+        ("/server_info", misshapen, "does not describe a vLLM server"),
+        ("/server_info", page, "web page"),
+    ],
+)
+def test_what_is_no_vllm_server_is_said_at_once(path, response, message, tmp_path):
+    with FakeServer(read=reading(path, response)) as server:
+        started = time.monotonic()
+        with pytest.raises(VLLMServerError, match=message) as error:
+            build(tmp_path, server, vllm_server_timeout=240.0, vllm_request_timeout=60.0)
+    assert time.monotonic() - started < IN_TIME
+    assert server.url in str(error.value) and "correct vllm_server_base_url" in str(error.value)
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("what", ["sizes", "tokens"])
+def test_another_model_is_refused_at_the_start(what, tmp_path):
+    with FakeServer() as server:
+        if what == "sizes":
+            tiny_config(tiny_tokenizer(), vocab_size=200).save_pretrained(tmp_path / "other")
+            server.info["vllm_config"]["model_config"]["model"] = str(tmp_path / "other")
+        else:
+            server.tokenizer = lambda text, **_: {"input_ids": list(range(20))}
+        message = "vocab_size 200, not 14" if what == "sizes" else "other tokens for"
+        with pytest.raises(VLLMServerError, match=f"serves another model.*{message}.*Start it from the model"):
+            build(tmp_path, server)
+    assert server.proofs == 0, "Token ids beyond its vocabulary end vLLM."
+
+
+def test_another_dtype_is_warned_of(tmp_path, caplog):
+    with FakeServer() as server:
+        server.info["vllm_config"]["model_config"]["dtype"] = "torch.bfloat16"
+        build(tmp_path, server).train()
+    assert sum("computes in bfloat16, the trainer in float32" in record.message for record in caplog.records) == 1
+
+
+def test_server_info_is_asked_for_on_all_processes_or_on_none(tmp_path):
+    """TRL's own second question, on the main process alone, would leave the others waiting if it failed."""
+    asked = []
+
+    async def count(request):
+        asked.append(request.path)
+
+    with FakeServer(read=count) as server:
+        build(tmp_path, server).vllm_generation.close()
+    assert asked.count("/server_info") == 1
+
+
+def test_a_full_disk_is_named(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with FakeServer() as server:
+        trainer = build(tmp_path, server)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(VLLMServerError, match="could not be written to .*vllm_weight_sync.*GiB free") as error:
+                trainer.train()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "set vllm_weight_sync_dir to another directory" in str(error.value)
+    assert not (tmp_path / "vllm_weight_sync").exists()
+
+
+# Leftovers
+
+
+def test_evaluation_without_training_leaves_nothing(tmp_path):
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, peft_config=lora(), **LORA)
+        trainer.evaluate(prompt_dataset(1))
+        assert len(server.completions) == 4 and list(server.served) == ["base"]
+    assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
+
+
+def test_an_adapter_that_cannot_be_unloaded_does_not_stop_the_run(tmp_path):
+    refused = []
+
+    async def control(request, payload):
+        if "unload" in request.path and len(refused) < 2:
+            refused.append(payload["lora_name"])
+            return web.json_response({"error": {"message": "not now"}}, status=500)
+
+    with FakeServer(control=control) as server:
+        trainer = build(tmp_path, server, peft_config=lora(), max_steps=4, **LORA)
+        trainer.train()
+        assert list(server.served) == ["base"], "It was tried again."
+    assert len(refused) == 2 and not (tmp_path / "vllm_weight_sync").exists()
+
+
+def test_an_adapter_whose_load_was_reported_failed_does_not_stay(tmp_path):
+    async def control(request, payload):
+        if request.path == "/v1/load_lora_adapter":
+            await server.obey(request.path, payload)
+            return web.json_response({"error": {"message": "lost"}}, status=500)
+
+    with FakeServer(control=control) as server:
+        trainer = build(tmp_path, server, peft_config=lora(), **LORA)
+        with pytest.raises(VLLMServerError, match="lost"):
+            trainer.train()
+        assert list(server.served) == ["base"]
+    assert not (tmp_path / "vllm_weight_sync").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, tmp_path):
+    with FakeServer(stall) as server:
+        with started(server.url, tmp_path / "run", lora=True, vllm_request_timeout=300.0, **LORA) as process:
+            wait_until(lambda: server.completions, process)
+            assert len(server.served) == 2
+            process.send_signal(number)
+            assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+        assert list(server.served) == ["base"]
+    assert not (tmp_path / "run" / "vllm_weight_sync").exists()
+
+
+def test_what_dead_runs_have_left_is_removed_and_nothing_of_living_ones(tmp_path):
+    directory, locks = tmp_path / "vllm_weight_sync", {}
+    for name in ("ada-00000000-3", "ada-11111111-7", "notes"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "adapter_model.safetensors").write_bytes(b"weights")
+        locks[name] = FileLock(directory / name / IN_USE)
+        locks[name].acquire()
+    locks["ada-00000000-3"].release()  # as the death of its process does
+    locks["notes"].release()
+    with FakeServer() as server:
+        server.served |= dict.fromkeys(("ada-00000000-3", "ada-11111111-7", "a user's"), server.served["base"])
+        build(tmp_path, server, peft_config=lora(), **LORA).vllm_generation.close()
+        assert sorted(server.served) == ["a user's", "ada-11111111-7", "base"]
+    assert sorted(path.name for path in directory.iterdir()) == ["ada-11111111-7", "notes"]
+    locks["ada-11111111-7"].release()
