@@ -292,12 +292,15 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
     lost, rollouts = _expected(args, prompts.distribution)
     size = max(args.num_generations, 2)
     found = settings(prompts, num_generations=size, budget=max(rollouts, size), max_samples=max(32, size))
-    best, quietest = recommend(found, max(rollouts, size))[0], least_noise(found, max(rollouts, size))
+    budget = max(rollouts, size)
+    best, quietest = recommend(found, budget)[0], least_noise(found, budget)
+    advice = f"The least noise for a rollout has {quietest.method} ({describe(quietest)})."
+    if args.baseline == "pool":
+        advice = f"For as many {best.method} ({describe(best)}) has {best.with_gradient:.0%}. {advice}"
     return Finding(
         "plan",
         f"{1 - lost:.0%} of the prompts would have a gradient, for {rollouts:.1f} rollouts each",
-        f"For as many rollouts {best.method} ({describe(best)}) has {best.with_gradient:.0%}; the least noise has "
-        f"{quietest.method} ({describe(quietest)}). From {len(draws)} prompts only: `ada-trl plan` takes a record.",
+        f"{advice} From {len(draws)} prompts only: `ada-trl plan` takes a record.",
     )
 
 
@@ -381,11 +384,10 @@ def throwaway(args: "AdaGRPOConfig") -> Iterator[None]:
     try:
         yield
     finally:
-        if args.should_save:
-            shutil.rmtree(directory, ignore_errors=True)
-            with suppress(OSError):  # a recipe has made its data there meanwhile
-                for path in missing:
-                    path.rmdir()
+        shutil.rmtree(directory, ignore_errors=True)  # every process, since the last one may have made it anew
+        with suppress(OSError):  # not empty: another process's, or a recipe has made its data there meanwhile
+            for path in missing:
+                path.rmdir()
 
 
 def report(findings: list[Finding]) -> str:

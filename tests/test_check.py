@@ -1,7 +1,11 @@
 """`ada-trl check`: what it finds, what it fails with, and that it leaves nothing behind."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +13,10 @@ import torch
 from ada_trl import AdaGRPOTrainer, check
 from ada_trl.cli import start
 
-from .helpers import tiny_model, tiny_tokenizer
+from .helpers import free_port, tiny_model, tiny_tokenizer
 
 
+ROOT = Path(__file__).parent.parent
 LONGEST = 11  # tokens of the longest prompt of the data, which is not among the first
 
 
@@ -185,3 +190,29 @@ def test_what_was_there_stays(task, capsys):
 def test_a_table_survives_what_is_in_it():
     text = check.report([check.Finding("a", "b | c")])
     assert text.splitlines()[-1] == "| a | b / c |  |"
+
+
+@pytest.mark.slow
+def test_two_processes_look_at_their_own_prompts(task):
+    """One table, of what both have drawn; nothing stays."""
+    before = files_of(task)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+    ]
+    command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", "-m", "ada_trl.check"]
+    more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *words(task, *more)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("| forecast |") == 1
+    assert f"{2 * 8 * 8} completions" in done.stdout
+    assert files_of(task) == before
