@@ -2,7 +2,7 @@
 Which sampling settings fit your prompts and your budget?
 
 `ada-trl plan --pass_rates FILE` reads how hard your prompts are for your model, computes for every setting what share of
-prompts would have a gradient and what that costs, and recommends one for a mean number of rollouts per prompt.
+prompts would have a gradient, what that costs and how noisy the update is, and recommends one for a mean number of rollouts per prompt.
 """
 
 import dataclasses
@@ -17,13 +17,16 @@ import numpy as np
 from .cli import start
 from .cli.errors import UserError
 from .cli.parser import CommandParser
-from .core import ExitCondition, allocate
+from .core import ExitCondition, allocate, expected_rounds
 from .measurement.tables import markdown_table
+from .planning.noise import Moments, noise, pool_moments, posterior_moments, uniform_moments
 from .planning.observed import Prompts, read_prompts
-from .planning.outcomes import Outcome, refill_outcome, sequential_outcome, single_round_outcome
+from .planning.outcomes import Outcome, pool_distribution, refill_outcome, sequential_outcome, single_round_outcome
 
 
 REFILL_ROUNDS = 10  # after which DAPO gives a place in the batch up
+WEIGHTING = "inverse_sqrt"  # prompt_weighting's default in the paper's modes
+LARGEST_STRENGTH = 32.0  # as the largest candidate of a run's priors
 
 
 @dataclass(kw_only=True)
@@ -89,7 +92,7 @@ class Setting:
         method (`str`):
             Name.
         fields (`dict[str, Any]`):
-            The fields of `AdaGRPOConfig`; empty if this package does not do it.
+            The fields of `AdaGRPOConfig`.
         with_gradient (`float`):
             Share of the prompts in the update that have a gradient.
         recovered (`float`):
@@ -102,6 +105,9 @@ class Setting:
             Mean rounds per prompt.
         trained (`float`):
             Rollouts per prompt that the update trains on.
+        noise (`float`):
+            Rollouts needed for a given ratio of signal to noise ([`~planning.noise.noise`]), those of GRPO with
+            `num_generations` being 1.
     """
 
     method: str
@@ -112,70 +118,106 @@ class Setting:
     per_gradient: float
     rounds: float
     trained: float
+    noise: float
 
 
 def settings(prompts: Prompts, *, num_generations: int, budget: float, max_samples: int) -> list[Setting]:
     """
     All settings that are compared: GRPO of several sizes, DAPO's filter and refill, Seq-pos and Seq-balance with
-    several M, N and quotas, and Est with several means, none with more than `max_samples` rollouts for a prompt.
+    several M, N and quotas, Est with several means, and the posterior baseline, also with rounds across steps, none with
+    more than `max_samples` rollouts for a prompt.
     """
     n = num_generations
     rates, weights = prompts.distribution
     sizes = sorted({n, 2 * n, 4 * n, 8 * n, max(n, int(budget))} & set(range(max_samples + 1)))
     lost = float(weights @ single_round_outcome(rates, n).zero_signal)
+    reference = uniform_moments(rates, n)
+    unit = noise(reference, np.full(len(rates), n), weights)
     found = []
 
-    def add(method: str, fields: dict[str, Any], outcome: Outcome, weights: np.ndarray, trained: float) -> None:
+    def add(method, fields, outcome: Outcome, weights: np.ndarray, trained: float, moments: Moments) -> None:
         zero, rollouts, rounds = (float(weights @ value) for value in outcome)
         recovered = 0.0 if method == "DAPO" or not lost else 1 - zero / lost
-        found.append(
-            Setting(method, fields, 1 - zero, recovered, rollouts, rollouts / max(1 - zero, 1e-12), rounds, trained)
-        )
+        needed = noise(moments, outcome.rollouts, weights) / unit
+        per_gradient = rollouts / max(1 - zero, 1e-12)
+        found.append(Setting(method, fields, 1 - zero, recovered, rollouts, per_gradient, rounds, trained, needed))
 
     for size in sizes:
         fields = {"adaptive_sampling": "uniform", "num_generations": size}
-        add("GRPO", fields, single_round_outcome(rates, size), weights, size)
-    add("DAPO", {}, refill_outcome(rates, weights, n, max_rounds=REFILL_ROUNDS), np.ones(1), n)
+        add("GRPO", fields, single_round_outcome(rates, size), weights, size, uniform_moments(rates, size))
+    refill = refill_outcome(rates, weights, n, max_rounds=REFILL_ROUNDS)
+    groups = refill.rollouts / n  # drawn for a place in the batch; those without a gradient add nothing
+    fields = {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}
+    fields |= {"unresolved": "replace", "max_replacements": REFILL_ROUNDS - 1}
+    add("DAPO", fields, refill, np.ones(1), n, Moments(*(groups * (weights @ values) for values in reference)))
     for method, quotas in (("Seq-pos", (1, 0)), ("Seq-balance", (1, 1)), ("Seq-balance", (n // 2, n - n // 2))):
         for m in (n, 2 * n, 4 * n):
             for rounds in (r for r in (2, 4, 8) if r * m <= max_samples):
-                outcome = sequential_outcome(rates, ExitCondition(*quotas), samples_per_round=m, max_rounds=rounds)
-                fields = {"adaptive_sampling": method.lower(), "num_generations": n, "samples_per_round": m}
-                fields |= {"max_rounds": rounds, "min_positives": quotas[0]}
-                fields |= {"min_negatives": quotas[1]} if quotas[1] else {}
-                add(method, fields, outcome, weights, n)
+                sampling = {"samples_per_round": m, "max_rounds": rounds}
+                outcome = sequential_outcome(rates, ExitCondition(*quotas), **sampling)
+                pools = pool_distribution(rates, ExitCondition(*quotas), **sampling)
+                fields = {"adaptive_sampling": method.lower(), "num_generations": n, **sampling}
+                fields |= {"min_positives": quotas[0]} | ({"min_negatives": quotas[1]} if quotas[1] else {})
+                add(method, fields, outcome, weights, n, pool_moments(rates, pools, n, weighting=WEIGHTING))
     for mean in sizes:
         fields = {"adaptive_sampling": "est-ema", "num_generations": mean}
         fields |= {"min_samples": min(2, mean), "max_samples": max_samples}
-        outcome, shares = _estimated_outcome(prompts, mean, min(2, mean), max_samples)
-        add("Est", fields, outcome, shares, mean)
+        outcome, shares, moments = _estimated_outcome(prompts, mean, min(2, mean), max_samples)
+        add("Est", fields, outcome, shares, mean, moments)
+    for size in sorted({1, 2, n}):
+        fields = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": size}
+        outcome = Outcome(np.zeros(1), np.full(1, float(size)), np.ones(1))
+        add("Posterior", fields, outcome, np.ones(1), size, _against_what_is_known(prompts, size))
+    for most in (r for r in (4, 8, 16) if r <= max_samples):
+        fields = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1, "max_rounds": most}
+        tries = np.array([expected_rounds(p, 1, most) for p in rates])
+        outcome = Outcome(np.zeros(1), *(np.array([weights @ tries]) for _ in range(2)))
+        mean = float(weights @ tries)
+        add("Rounds", fields, outcome, np.ones(1), mean, _against_what_is_known(prompts, 1, tries))
     return found
 
 
-def _estimated_outcome(prompts: Prompts, mean: int, low: int, high: int) -> tuple[Outcome, np.ndarray]:
-    """Est over all prompts at once, each with the budget that its own estimate earns; outcomes and weights, `(X,)`."""
+def _estimated_outcome(prompts: Prompts, mean: int, low: int, high: int) -> tuple[Outcome, np.ndarray, Moments]:
+    """Est over all prompts at once, each with the budget that its own estimate earns; all `(X,)`, weights between."""
     rates = prompts.distribution.pass_rates
     estimates = np.clip(prompts.posterior @ rates, 0, 1)
     budgets = np.array(allocate(estimates, mean * len(estimates), min_samples=low, max_samples=high))
-    zero = np.empty(len(budgets))
+    zero, signal, power = np.empty((3, len(budgets)))
     for size in np.unique(budgets):
-        zero[budgets == size] = prompts.posterior[budgets == size] @ single_round_outcome(rates, size).zero_signal
-    return Outcome(zero, budgets, np.ones(len(budgets))), np.full(len(budgets), 1 / len(budgets))
+        these = budgets == size
+        moments = uniform_moments(rates, int(size), weighting=WEIGHTING)
+        by_rate = (single_round_outcome(rates, size).zero_signal, *moments)
+        zero[these], signal[these], power[these] = (prompts.posterior[these] @ values for values in by_rate)
+    shares = np.full(len(budgets), 1 / len(budgets))
+    return Outcome(zero, budgets, np.ones(len(budgets))), shares, Moments(signal, power)
+
+
+def _against_what_is_known(prompts: Prompts, size: int, tries: np.ndarray | float = 1.0) -> Moments:
+    """
+    The posterior baseline of a run that knows of each prompt what the file says: the mean m of its pass rate and, from the
+    variance v, what that is worth in rollouts, m (1 − m) / v − 1. Mean over the prompts, `(1,)`, each asked `tries` times,
+    by pass rate.
+    """
+    rates = prompts.distribution.pass_rates
+    mean = np.clip(prompts.posterior @ rates, 0, 1)
+    variance = np.maximum(prompts.posterior @ rates**2 - mean**2, 1e-12)
+    strength = np.clip(mean * (1 - mean) / variance - 1, 0, LARGEST_STRENGTH)
+    moments = posterior_moments(rates, size, mean[:, None], strength[:, None])  # (X, G)
+    return Moments(*((prompts.posterior * values * tries).sum(axis=1).mean(keepdims=True) for values in moments))
 
 
 def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Setting]]:
     """
-    The setting of this package with the most prompts that have a gradient within the budget (of equals, the cheapest),
-    and the best of each method, in the order in which the methods come.
+    The setting with the pool's mean as its baseline and the most prompts that have a gradient within the budget (of equals,
+    the cheapest), and the best of each method, in the order in which the methods come.
 
     Raises:
         `ValueError`: if not even GRPO fits.
     """
-    affordable = [s for s in found if s.rollouts <= budget + 1e-9]
-    ranked = sorted(affordable, key=lambda s: (-round(s.with_gradient, 6), s.rollouts))
-    runnable = [s for s in ranked if s.fields]
+    ranked = sorted(_affordable(found, budget), key=lambda s: (-round(s.with_gradient, 6), s.rollouts))
+    runnable = [s for s in ranked if s.method != "DAPO" and "baseline" not in s.fields]
     if not runnable:
-        cheapest = min(s.rollouts for s in found)
+        cheapest = min(s.rollouts for s in found if "baseline" not in s.fields)
         raise ValueError(
             f"A budget of {budget:g} rollouts per prompt is below the cheapest setting's {cheapest:g}. Raise --budget or "
             "lower --num_generations."
@@ -184,13 +226,26 @@ def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Settin
     return runnable[0], [best for method in methods if (best := next((s for s in ranked if s.method == method), None))]
 
 
+def least_noise(found: list[Setting], budget: float) -> Setting:
+    """The setting with the least noise for its rollouts within the budget; of those within 2 %, the one of fewest per prompt."""
+    runnable = _affordable(found, budget)
+    least = min(s.noise for s in runnable)
+    return min((s for s in runnable if s.noise <= 1.02 * least), key=lambda s: s.rollouts)
+
+
+def _affordable(found: list[Setting], budget: float) -> list[Setting]:
+    return [s for s in found if s.rollouts <= budget + 1e-9]
+
+
 def describe(setting: Setting) -> str:
     """The setting's parameters in a few letters."""
     f = setting.fields
-    if setting.method == "GRPO":
+    if setting.method in ("GRPO", "Posterior"):
         return f"n={f['num_generations']}"
     if setting.method == "DAPO":
         return f"n={setting.trained:g}, refill"
+    if setting.method == "Rounds":
+        return f"n=1, at most {f['max_rounds']}"
     if setting.method == "Est":
         return f"mean {f['num_generations']}, {f['min_samples']} to {f['max_samples']}"
     return f"M={f['samples_per_round']}, N={f['max_rounds']}, K={f['min_positives']}+{f.get('min_negatives', 0)}"
@@ -208,11 +263,12 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         "Recovered": lambda s: "–" if s.method == "DAPO" else f"{s.recovered:.1%}",
         "Rollouts": lambda s: f"{s.rollouts:.1f}",
         "per gradient": lambda s: f"{s.per_gradient:.1f}",
+        "Noise": lambda s: f"{s.noise:.2f}",
         "Rounds": lambda s: f"{s.rounds:.2f}",
-        "Trained": lambda s: f"{s.trained:g}",
+        "Trained": lambda s: f"{s.trained:.3g}",
     }
     rows = [[show(setting) for show in columns.values()] for setting in shown]
-    fields = "\n".join(f"{name}: {value}" for name, value in best.fields.items())
+    quietest = least_noise(found, budget)
     return (
         f"{len(prompts.observed)} prompts, mean pass rate {weights @ rates:.3f}; "
         f"{np.mean(prompts.observed == 0):.1%} never passed, {np.mean(prompts.observed == 1):.1%} always did. "
@@ -222,18 +278,26 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         + markdown_table(list(columns), rows)
         + "\n\n*With gradient*: share of the prompts in the update. *Recovered*: of the prompts that GRPO with "
         f"{describe(found[0])} loses. *Rollouts*: drawn per prompt in the update; *per gradient*: per prompt that has one. "
-        "DAPO replaces prompts instead of recovering them. Est assumes that its estimates are as good as this file."
-        f"\n\n```yaml\n{fields}\n```"
+        f"*Noise*: rollouts, of all prompts, for an update as clear as that of GRPO with {describe(found[0])}, which is 1. "
+        "DAPO replaces prompts instead of recovering them. *Rounds* asks a prompt again, in the next step, until it passes. Est assumes that its estimates are as good as this file, and "
+        "Posterior and Rounds that a run knows of each prompt what this file says."
+        f"\n\n```yaml\n{_as_yaml(best)}\n```"
+        f"\n\nThe least noise for a rollout ({quietest.method} {describe(quietest)}, {quietest.noise:.2f}):"
+        f"\n\n```yaml\n{_as_yaml(quietest)}\n```"
     )
 
 
+def _as_yaml(setting: Setting) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in setting.fields.items())
+
+
 def figure(prompts: Prompts, found: list[Setting], budget: float):
-    """Pass rates as observed and as fitted; cost and benefit of all settings. A `matplotlib.figure.Figure`."""
+    """Pass rates as observed and as fitted; what all settings cost, recover and leave of noise. A `matplotlib.figure.Figure`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
-    drawn = Figure(figsize=(11, 4), layout="constrained")
-    left, right = drawn.subplots(1, 2)
+    drawn = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = drawn.subplots(1, 3)
     edges = np.linspace(0, 1, 10)
     left.hist(prompts.observed, edges, weights=np.full(len(prompts.observed), 1 / len(prompts.observed)), alpha=0.5)
     rates, weights = prompts.distribution
@@ -241,17 +305,22 @@ def figure(prompts: Prompts, found: list[Setting], budget: float):
     left.legend(["fitted", "observed"], frameon=False)
     left.set(xlabel="Pass rate", ylabel="Share of the prompts")
     best, _ = recommend(found, budget)
-    for method in dict.fromkeys(s.method for s in found):
-        label = "DAPO (other prompts)" if method == "DAPO" else method
-        points = sorted((s.rollouts, s.with_gradient) for s in found if s.method == method)
-        right.plot(*zip(*points, strict=True), "o-" if method in ("GRPO", "Est") else "o", markersize=4, label=label)
-    right.plot(best.rollouts, best.with_gradient, "o", markersize=11, markerfacecolor="none", color="black")
-    right.axvline(budget, color="grey", linestyle=":")
-    right.set(xlabel="Rollouts drawn per prompt", ylabel="Prompts with a gradient")
-    right.set_xscale("log", base=2)
-    right.xaxis.set_major_formatter(ScalarFormatter())
+    for axis, name in ((middle, "with_gradient"), (right, "noise")):
+        for method in dict.fromkeys(s.method for s in found):
+            label = "DAPO (other prompts)" if method == "DAPO" else method
+            points = sorted((s.rollouts, getattr(s, name)) for s in found if s.method == method)
+            line = "o-" if method in ("GRPO", "Est", "Posterior") else "o"
+            axis.plot(*zip(*points, strict=True), line, markersize=4, label=label)
+        axis.plot(best.rollouts, getattr(best, name), "o", markersize=11, markerfacecolor="none", color="black")
+        axis.axvline(budget, color="grey", linestyle=":")
+        axis.set_xlabel("Rollouts drawn per prompt")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+    middle.set_ylabel("Prompts with a gradient")
+    right.set(ylabel=f"Noise: rollouts for GRPO {describe(found[0])}'s clarity")
+    right.set_ylim(bottom=0)
     right.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    for axis in (left, right):
+    for axis in (left, middle, right):
         axis.grid(alpha=0.3)
     return drawn
 
@@ -262,8 +331,9 @@ def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> 
     if path.suffix == ".md":
         path.write_text(report(prompts, found, budget) + "\n")
     elif path.suffix == ".json":
-        best, _ = recommend(found, budget)
-        plan = {"budget": budget, "recommended": best.fields, "settings": [dataclasses.asdict(s) for s in found]}
+        best, quietest = recommend(found, budget)[0], least_noise(found, budget)
+        plan = {"budget": budget, "recommended": best.fields, "least_noise": quietest.fields}
+        plan["settings"] = [dataclasses.asdict(setting) for setting in found]
         path.write_text(json.dumps(plan, indent=2) + "\n")
     else:
         figure(prompts, found, budget).savefig(path, dpi=110)

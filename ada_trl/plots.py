@@ -26,6 +26,7 @@ from .drawing.runs import (
     cost_table,
     difficulty_figure,
     learning_figure,
+    prompts_figure,
     sampling_figure,
     signal_figure,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "learning_figure",
     "levels_figure",
     "main",
+    "prompts_figure",
     "quota_figure",
     "read_counts",
     "read_difficulty",
@@ -180,6 +182,7 @@ def draw_all(
         "signal": signal_figure(runs) if runs else None,
         "sampling": sampling_figure(runs),
         "baseline": baseline_figure(runs),
+        "prompts": prompts_figure(runs),
         "quotas": quota_figure(runs),
         "frontier": frontier_figure(runs),
         "levels": levels_figure(runs),

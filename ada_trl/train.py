@@ -82,23 +82,25 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
             self.reward_funcs = [self.reward_funcs]
 
 
-def parse_args(args: list[str] | None = None) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
+def parse_args(
+    args: list[str] | None = None, command: str = "train"
+) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
-    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
+    Parse a command line (default: `sys.argv`) into script, trainer and model arguments; `command` is whose it is.
 
     Raises:
         `ValueError`: for a file that is missing or no mapping, and for a field that does not exist or does not fit.
     """
     args = sys.argv[1:] if args is None else list(args)
     if {"--help", "-h", "--help-all", "--help_all"} & set(args):
-        print(train_help(everything=bool({"--help-all", "--help_all"} & set(args))), end="")
+        print(train_help(everything=bool({"--help-all", "--help_all"} & set(args)), command=command), end="")
         raise SystemExit(0)
     from trl import ModelConfig
 
     from .trainer.ada_grpo_config import AdaGRPOConfig
 
     parser = CommandParser(
-        (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command="train", description="", example="--config FILE"
+        (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command=command, description="", example="--config FILE"
     )
     try:
         return parser.parse_args_and_config(args)

@@ -61,7 +61,9 @@ def bernoulli_pools(
 def save_rows(rows: list[dict], name: str) -> list[dict]:
     """Write the rows of a result; returns them as stored, so that figures and tables use nothing else."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), RESULTS / f"{name}.parquet", compression="zstd")
+    columns = dict.fromkeys(column for row in rows for column in row)  # of all rows: tasks differ in what they measure
+    table = pa.table({column: [row.get(column) for row in rows] for column in columns})
+    pq.write_table(table, RESULTS / f"{name}.parquet", compression="zstd")
     return load_rows(name)
 
 

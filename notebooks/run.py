@@ -23,6 +23,8 @@ def execute(path: Path, timeout: float = 600) -> nbformat.NotebookNode:
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which would make every run a change
+        if cell.cell_type == "code":  # a progress bar that is gone leaves blanks
+            cell.outputs = [output for output in cell.outputs if output.get("text", "-").strip()]
     return notebook
 
 

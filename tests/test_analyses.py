@@ -10,7 +10,7 @@ import torch
 from ada_trl import plan
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
 from benchmarks import common
-from benchmarks.analyses import cost_benefit, objectives, sampling_cost, signal_loss, variance
+from benchmarks.analyses import cost_benefit, discounting, objectives, sampling_cost, signal_loss, variance
 
 
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
@@ -318,3 +318,21 @@ def test_pools_are_drawn_at_their_own_pass_rates():
     )
     assert [(len(pool), pool.positives) for pool in pools] == [(6, 0), (2, 2)]
     assert isinstance(pools[0], Pool)
+
+
+def test_counts_discounted_by_steps_are_worth_less_the_longer_nobody_looked():
+    """Both discounts agree where a prompt is visited in every step, and where nothing is forgotten."""
+    steps = [discounting.Step(step, ["a"], [step % 2], [2]) for step in range(1, 9)]
+    rare = [discounting.Step(3 * step.step, *step[1:]) for step in steps]
+    for decay, run in ((0.5, steps), (1.0, rare)):
+        kinds = [discounting.ByVisits(decay), discounting.BySteps(decay)]
+        scores = [discounting.score(kind, run) for kind in kinds]
+        assert scores[0] == pytest.approx(scores[1]) and 0 < scores[0] < 1
+    by_steps = discounting.BySteps(0.5)
+    by_steps.observe(["a"], [1], [2], step=1)
+    by_steps.forget(["a"], 4)
+    by_steps.forget(["a"], 4)  # asked twice, forgotten once
+    by_steps.observe(["a"], [0], [2], step=4)
+    (counts,) = by_steps.known(["a"])
+    assert counts.discounted_draws == pytest.approx(2 + 2 * 0.5**3)
+    assert counts.discounted_positives == pytest.approx(0.5**3)

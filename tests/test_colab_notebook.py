@@ -1,18 +1,23 @@
 """What a dry run of notebook 2 does not show: that its full settings fit together, and with what the libraries take."""
 
 import math
+import re
+from configparser import ConfigParser
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlparse
 
 import nbformat
 import pytest
 import torch
+from packaging.requirements import Requirement
 from transformers.training_args import TrainingArguments
 
 from ada_trl import AdaGRPOConfig
 
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "2_lora_on_colab.ipynb"
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "notebooks" / "2_lora_on_colab.ipynb"
 T4, L4 = (15, 7, "float16"), (22, 8, "bfloat16")
 
 
@@ -59,6 +64,36 @@ def test_full_settings_are_a_valid_config(gibibytes, major, dtype, generation, m
     assert args.use_vllm == (generation == "vllm-server")
     assert args.vllm_weight_sync == ("lora" if args.use_vllm else "nccl")
     assert args.max_steps % args.save_steps == 0, "the last checkpoint has the difficulty record of the whole run"
+
+
+def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tmp_path):
+    """One line installs it; the badge opens this notebook there."""
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    (source,) = re.findall(r"^Source = (\S+)$", metadata["metadata"]["project_urls"], flags=re.MULTILINE)
+    namespace = settings(monkeypatch, tmp_path, *T4[:2], "vllm-server")
+    assert namespace["REPOSITORY"] == source
+    (badge,) = re.findall(
+        r"\]\((https://colab[^)]+/blob/[^)]+)\)", nbformat.read(NOTEBOOK, as_version=4).cells[0].source
+    )
+    path = f"{urlparse(source).path}/blob/main/{NOTEBOOK.relative_to(ROOT)}"
+    assert badge == f"https://colab.research.google.com/github{path}"
+    (install,) = cells('"pip", "install"')
+    if "OWNER" in source:
+        with pytest.raises(ValueError, match="placeholder"):
+            exec(install, namespace)
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+    exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})
+    requirement = Requirement(commands[0][-1])
+    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= extras()
+    assert "vllm" in requirement.extras
+
+
+def extras():
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    return set(metadata["options.extras_require"])
 
 
 def test_server_command_serves_what_is_trained(monkeypatch, tmp_path):

@@ -92,7 +92,9 @@ def test_settings_in_the_text_exist(page):
 ALSO = {"n", "p", "k"}
 
 
-@pytest.mark.parametrize("block", blocks(DOCS / "settings.md", "yaml") + blocks(DOCS / "plan.md", "yaml"))
+@pytest.mark.parametrize(
+    "block", [block for page in ("settings", "plan", "which_prompts") for block in blocks(DOCS / f"{page}.md", "yaml")]
+)
 def test_yaml_to_paste_is_a_configuration(block):
     options = {"per_device_train_batch_size": 16}
     AdaGRPOConfig("unused", **QUICK | options | yaml.safe_load(block))
@@ -110,6 +112,7 @@ def logged(tmp_path_factory):
         {"adaptive_sampling": "est-value"},
         {"adaptive_sampling": "uniform", "track_pass_rates": True},
         {"adaptive_sampling": "uniform", "baseline": "posterior"},
+        {"adaptive_sampling": "uniform", "prompt_candidates": 2},
     ):
         args = AdaGRPOConfig(str(tmp_path_factory.mktemp("run")), **QUICK | mode)
         trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())

@@ -24,6 +24,7 @@ def example(name: str) -> dict:
 def test_offline_is_ten_lines_and_learns_from_sums(tmp_path, monkeypatch):
     text = (ROOT / "examples" / "offline.py").read_text()
     assert len([line for line in text.splitlines() if line]) <= 11
+    assert text.strip().replace("\n\n\n", "\n\n") in (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     prepare("outputs/arithmetic", steps=3, num_train=64, num_test=8)
     printed = []

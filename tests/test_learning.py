@@ -1,4 +1,4 @@
-"""The learning benchmark: runs are neither lost nor doubled, DAPO filters and refills, evaluation is exact."""
+"""The learning benchmark: runs are neither lost nor doubled, evaluation is exact."""
 
 import json
 
@@ -10,10 +10,9 @@ from datasets import Dataset
 from ada_trl import AdaGRPOConfig
 from benchmarks.learning import prompt_sets
 from benchmarks.learning import run as learning
-from benchmarks.learning.dapo import DapoTrainer, dapo_arguments
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
 
-from .helpers import QUICK, tiny_model, tiny_tokenizer
+from .helpers import tiny_model, tiny_tokenizer
 
 
 # The runner
@@ -143,83 +142,6 @@ def test_prompt_sets_are_selected_as_said(tmp_path, monkeypatch):
     assert 0 < hard.min() and hard.max() < 0.5 and hard.mean() < easy.mean()
     with pytest.raises(ValueError, match="num_candidates"):
         prompt_sets.build(tmp_path, tmp_path, num_candidates=100)
-
-
-# DAPO
-
-
-class Script:
-    """Rewards with contrast for the prompts in `good`, one value for the others; remembers what it has seen."""
-
-    __name__ = "script"
-
-    def __init__(self, good):
-        self.good, self.seen, self.tokens = good, [], 0
-
-    def __call__(self, prompts, completion_ids, **kwargs):
-        self.seen += prompts[::4]
-        self.tokens += sum(map(len, completion_ids))
-        return [float(i % 2 == 0) if prompt in self.good else 1.0 for i, prompt in enumerate(prompts)]
-
-
-def dapo(tmp_path, reward, max_rounds=4, **options):
-    prompts = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
-    args = AdaGRPOConfig(
-        str(tmp_path),
-        **QUICK | {"per_device_train_batch_size": 16, "max_steps": 1} | dapo_arguments(4) | {"max_rounds": max_rounds} | options,
-    )  # fmt: skip
-    data = Dataset.from_dict({"prompt": prompts})
-    return DapoTrainer(tiny_model(), reward, args, data, processing_class=tiny_tokenizer()), prompts
-
-
-def train_one_step(trainer):
-    outputs = []
-    trainer_method = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: outputs.append(trainer_method(inputs)) or outputs[-1]
-    trainer.train()
-    (output,) = outputs
-    return output, next(logs for logs in trainer.state.log_history if "reward" in logs)
-
-
-def test_dapo_refills_with_new_prompts_until_the_batch_has_contrast(tmp_path):
-    probe, prompts = dapo(tmp_path, Script(set()), max_rounds=1)
-    train_one_step(probe)
-    first_batch = probe.reward_funcs[0].seen
-    script = Script(set(prompts) - set(first_batch[:3]))  # three of the first batch are silent
-    trainer, _ = dapo(tmp_path, script)
-    output, logs = train_one_step(trainer)
-
-    assert script.seen[:4] == first_batch
-    assert len(script.seen) == len(set(script.seen)) == 8  # one refill, all new prompts
-    kept = [first_batch[3], *script.seen[4:7]]
-    trained = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
-    assert trained == [prompt for prompt in kept for _ in range(4)]
-    assert list(trainer._logs["prompt"]) == trained
-    advantage = 0.5 / (np.sqrt(1 / 3) + 1e-4)  # GRPO's, of two right and two wrong
-    assert output["advantages"].tolist() == pytest.approx([advantage, -advantage] * 8)
-    assert logs["ada/rounds/mean"] == 2 and logs["ada/samples_per_prompt/mean"] == 8
-    assert logs["ada/zero_signal/final"] == 0 and logs["ada/zero_signal/first_round"] == 3 / 8
-    assert logs["reward"] == pytest.approx((3 * 1 + 5 * 0.5) / 8)  # of everything that was drawn
-
-
-def test_dapo_counts_what_it_throws_away(tmp_path):
-    script = Script({"1+1="})
-    trainer, prompts = dapo(tmp_path, script, max_rounds=8)
-    output, logs = train_one_step(trainer)
-    assert sorted(script.seen) == sorted(prompts)  # eight batches: the cap, and every prompt once
-    assert logs["ada/tokens/generated"] == script.tokens
-    assert logs["ada/tokens/discarded"] == script.tokens - output["completion_mask"].sum()
-    prompt_tokens = sum(4 * len(prompt) for prompt in script.seen)
-    assert logs["num_tokens"] == script.tokens + prompt_tokens
-    assert logs["ada/zero_signal/final"] == 3 / 4  # filled up
-    assert output["advantages"].count_nonzero() == 4
-
-
-def test_dapo_refuses_what_it_cannot_do(tmp_path):
-    with pytest.raises(ValueError, match="needs prompt_weighting='none', got 'inverse'"):
-        dapo(tmp_path, Script(set()), prompt_weighting="inverse")
-    with pytest.raises(ValueError, match="need 36 different prompts; the training set has 32"):
-        dapo(tmp_path, Script(set()), max_rounds=9)
 
 
 def test_every_method_is_a_valid_configuration(tmp_path):

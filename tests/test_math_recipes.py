@@ -31,6 +31,7 @@ VARIANTS = [
     "est-ema-n4",
     "est-value-n4",
     "posterior",
+    "rounds",
 ]  # trained with the 1.5B only
 ROWS = {
     "grpo-n8": 8,
@@ -38,6 +39,7 @@ ROWS = {
     "est-ema": 8,
     "est-value": 8,
     "posterior": 1,
+    "rounds": 1,
 }  # rollouts per prompt that are trained on; else 4
 # Processes that train, prompts per generation, optimizer steps per generation
 HARDWARE = {
@@ -82,7 +84,7 @@ def test_batches(method, hardware, monkeypatch):
     overrides = ["--use_cpu", "--bf16=false", "--fp16=false"]
     _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, hardware), *overrides])
     rows = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
-    if hardware.startswith("lora") or method == "posterior":  # the number of rows is what fits, or what GRPO n=4 has
+    if hardware.startswith("lora") or ROWS.get(method) == 1:  # the number of rows is what fits, or what GRPO n=4 has
         prompts = prompts * 4 // args.num_generations
     assert args.generation_batch_size == prompts * args.num_generations
     assert rows * updates == args.generation_batch_size
@@ -132,8 +134,9 @@ def test_the_papers_numbers_are_made_without_a_weight_and_est_with_eight_rollout
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_methods_name_their_mode_and_rewards(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-    mode = method.removesuffix("-n4").removesuffix("-hybrid")
-    assert args.adaptive_sampling == (mode if method.startswith(("seq", "est")) else "uniform")
+    mode = "seq-pos" if method == "rounds" else method.removesuffix("-n4").removesuffix("-hybrid")
+    assert args.adaptive_sampling == (mode if mode.startswith(("seq", "est")) else "uniform")
+    assert args.unresolved == ("replace" if method == "dapo" else "keep")
     assert args.scale_rewards == ("group" if method.startswith(("grpo", "dapo")) else "none")
     names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
     assert names == ["math_accuracy_reward"] + ["soft_overlong_punishment_reward"] * (method == "dapo")
@@ -248,7 +251,7 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     group = ROWS.get(method, 4)
     assert all(number >= 8 for number in samples) if method.startswith("seq") else samples == [group, group]
     assert ("rewards/soft_overlong_punishment_reward/mean" in steps[0]) == (method == "dapo")
-    assert ("ada/estimator/brier" in steps[-1]) == method.startswith(("est", "posterior"))
+    assert ("ada/estimator/brier" in steps[-1]) == method.startswith(("est", "posterior", "rounds"))
 
 
 def test_a_generation_is_trained_on_in_four_steps(models, problems, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from ada_trl.cli import start
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
 from ada_trl.estimation.record import save_pass_rates
-from ada_trl.plan import main, read_prompts, recommend, report, settings
+from ada_trl.plan import least_noise, main, read_prompts, recommend, report, settings
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +102,42 @@ def test_estimates_pay_only_where_they_tell_prompts_apart(tmp_path, counts_file)
 def test_the_recommendation_is_the_best_that_fits(counts_file):
     found = plan(counts_file)
     best, best_of_each = recommend(found, 16)
-    affordable = [s for s in found if s.rollouts <= 16 and s.method != "DAPO"]
+    # DAPO takes other prompts; against a posterior every prompt has a gradient, and the noise is what tells.
+    affordable = [s for s in found if s.rollouts <= 16 and s.method not in ("DAPO", "Posterior", "Rounds")]
     assert best.with_gradient == max(s.with_gradient for s in affordable)
-    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est"}
+    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est", "Posterior", "Rounds"}
     assert all(s.rollouts <= 16 + 1e-9 for s in best_of_each)
     assert recommend(found, 4)[0].rollouts == pytest.approx(4)
     with pytest.raises(ValueError, match="budget of 3 .* cheapest setting's 4"):
         recommend(found, 3)
+
+
+def test_the_posterior_is_compared_by_its_noise(tmp_path, counts_file):
+    """Pass rates that are exact are a right prior: n / (n − 1) of GRPO's rollouts are saved; 16 draws say a little less."""
+    path = tmp_path / "rates.csv"
+    pa.csv.write_csv(pa.table({"pass_rate": [0.5, 0.5, 0.1, 0.9]}), path)
+    exact = {s.fields.get("num_generations"): s for s in plan(path) if s.method == "Posterior"}
+    assert sorted(exact) == [1, 2, 4]
+    assert [exact[n].rollouts for n in (1, 2, 4)] == [1, 2, 4] and exact[1].with_gradient == 1
+    assert exact[1].noise == pytest.approx(3 / 4, abs=1e-6)
+    found = plan(counts_file)
+    assert found[0].noise == 1  # GRPO with num_generations is the unit
+    one = next(s for s in found if s.method == "Posterior" and s.rollouts == 1)
+    assert 3 / 4 < one.noise < 1
+    best = least_noise(found, 16)
+    assert best.fields == {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 1}
+    grpo = {s.fields["num_generations"]: s.noise for s in found if s.method == "GRPO"}
+    assert [grpo[n] for n in (8, 16)] == pytest.approx([(8 / 7) / (4 / 3), (16 / 15) / (4 / 3)])
+
+
+def test_a_run_that_knows_nothing_is_not_promised_anything(tmp_path):
+    """Counts of one draw each: the prior of every prompt is almost that of all, and one number for 0.05 and 0.95 is off."""
+    path = tmp_path / "counts.csv"
+    pa.csv.write_csv(pa.table({"positives": [0, 1] * 50, "draws": [1] * 100}), path)
+    known = tmp_path / "rates.csv"
+    pa.csv.write_csv(pa.table({"positives": [5, 95] * 50, "draws": [100] * 100}), known)
+    noise = [next(s.noise for s in plan(file) if s.method == "Posterior") for file in (path, known)]
+    assert noise[0] > noise[1] + 0.05
 
 
 def test_recommended_fields_are_accepted_by_the_configuration(counts_file, tmp_path):
@@ -198,3 +227,12 @@ def test_a_missing_file_is_named(capsys):
     with pytest.raises(SystemExit):
         start("plan", ["--pass-rates", "nowhere.parquet"])
     assert "nowhere.parquet" in capsys.readouterr().err
+
+
+def test_rounds_ask_a_prompt_until_it_passes(tmp_path):
+    path = tmp_path / "rates.csv"
+    pa.csv.write_csv(pa.table({"pass_rate": [0.5] * 8}), path)
+    rounds = {s.fields["max_rounds"]: s for s in plan(path) if s.method == "Rounds"}
+    assert [rounds[most].rollouts for most in (4, 8)] == [2 - 0.5**3, 2 - 0.5**7]
+    # Each of the rollouts is worth what one of the posterior with n = 1 is.
+    assert rounds[4].noise == pytest.approx(3 / 4, abs=1e-6)

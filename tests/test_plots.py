@@ -170,6 +170,19 @@ def test_levels_are_prompts_rollouts_and_their_covariance():
     assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4, -0.6]
 
 
+def test_prompts_are_shown_where_they_come_from_the_stream():
+    log = [
+        {"step": i, "ada/stream/asked": 8.0 + i, "ada/stream/new": 0.5, "ada/stream/epoch": i / 4} for i in (1, 2, 3)
+    ]
+    asked, new, epoch = plots.prompts_figure({"run": log, "grpo": ROUNDS}).axes
+    assert [list(panel.lines[0].get_ydata()) for panel in (asked, new, epoch)] == [
+        [9, 10, 11],
+        [0.5] * 3,
+        [0.25, 0.5, 0.75],
+    ]
+    assert len(asked.lines) == 1 and plots.prompts_figure({"grpo": ROUNDS}) is None
+
+
 def test_draws_are_shares_of_subsets(tmp_path):
     """Counted by listing every subset of three problems with 1, 3 and 4 of 4 correct."""
     rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], None]

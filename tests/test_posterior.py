@@ -197,10 +197,6 @@ def test_the_prior_learns_what_prompts_earn(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            {"adaptive_sampling": "seq-pos"},
-            r"baseline='posterior' trains on everything .*'seq-pos' selects.*'uniform' or",
-        ),
         ({"scale_rewards": "group"}, r"scale_rewards='group' .*baseline='posterior' biased.*'none' or 'batch'"),
         ({"selection_correction": True}, r"selection_correction \(True\) has no effect .*baseline='posterior'"),
         ({"unresolved": "mask"}, r"unresolved \(mask\) has no effect .*baseline='posterior'"),

@@ -40,6 +40,37 @@ RUNS = {
         "baseline": "posterior",
         "pass_rate_estimator": "counts",
     },
+    "rounds across steps": {
+        "rows": 12,
+        "num_generations": 1,
+        "adaptive_sampling": "seq-pos",
+        "baseline": "posterior",
+        "max_steps": 3,
+    },
+    "rounds within a step": {
+        "rows": 12,
+        "num_generations": 2,
+        "adaptive_sampling": "seq-pos",
+        "baseline": "posterior",
+        "pass_rate_estimator": "counts",
+        "rounds_per_step": 3,
+        "max_steps": 3,
+    },
+    "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "unresolved": "replace"},
+    "refill in rounds": {
+        "rows": 12,
+        "num_generations": 4,
+        "samples_per_round": 4,
+        "max_rounds": 2,
+        "unresolved": "replace",
+    },
+    "selection": {
+        "rows": 12,
+        "num_generations": 4,
+        "adaptive_sampling": "uniform",
+        "prompt_candidates": 3,
+        "max_steps": 3,
+    },
     "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
     "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "track_pass_rates": True},
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
@@ -49,7 +80,13 @@ RUNS = {
 }
 
 
-SHARDED_RUNS = [{"rows": 16, "scripted_generation": False, "max_steps": 2}, {"rows": 16, "failing_rank": 1}]
+# Of the sharded models themselves: rounds of the paper's, one rollout against a posterior whose head reads the sharded
+# model's hidden state, and a failure last, after which nothing may follow.
+SHARDED_RUNS = [
+    {"rows": 16, "scripted_generation": False, "max_steps": 2},
+    RUNS["posterior"] | {"rows": 8, "scripted_generation": False},
+    {"rows": 16, "failing_rank": 1},
+]
 
 
 def options_of(processes, rows, **options):
@@ -161,13 +198,19 @@ def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
     ranks = launch(2, SHARDED_RUNS, tmp_path, "--config_file", str(CONFIGS / f"{config}.yaml"), on_cpu=False)
     for ours, theirs in zip(ranks, replicated, strict=True):
         assert (ours[0]["wrapper"], theirs[0]["wrapper"]) == (wrapper, "DistributedDataParallel")
-        assert ours[0]["error"] is None
-        assert len(ours[0]["batches"]) == 2 and ours[0]["batches"] == theirs[0]["batches"]
-        assert ours[0]["pools"] == theirs[0]["pools"]
-        for step in range(2):
-            norms = [run[0]["logs"][step]["grad_norm"] for run in (ours, theirs)]
-            assert norms[0] == pytest.approx(norms[1], rel=1e-4)
-        assert "ZeroDivisionError: my bug" in ": ".join(ours[1]["error"])
+        for found, expected in zip(ours[:2], theirs[:2], strict=True):
+            assert found["error"] is None
+            assert len(found["batches"]) == 2 and found["pools"] == expected["pools"]
+            for batch, same in zip(found["batches"], expected["batches"], strict=True):
+                assert [row[:2] for row in batch] == [row[:2] for row in same]
+                assert [row[2] for row in batch] == pytest.approx([row[2] for row in same], rel=1e-4, abs=1e-6)
+            for logs, same in zip(found["logs"], expected["logs"], strict=True):
+                assert logs["grad_norm"] == pytest.approx(same["grad_norm"], rel=1e-4)
+        assert ours[0]["batches"] == theirs[0]["batches"], "Advantages of a pool do not depend on the model."
+        for logs, same in zip(ours[1]["logs"], theirs[1]["logs"], strict=True):
+            assert logs["ada/estimator/brier"] == pytest.approx(same["ada/estimator/brier"], rel=1e-4)
+        assert any(row[2] for batch in ours[1]["batches"] for row in batch)
+        assert "ZeroDivisionError: my bug" in ": ".join(ours[2]["error"])
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)

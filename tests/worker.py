@@ -28,13 +28,13 @@ from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_to
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, own, owners):
-        source = super()._build_source(own, owners)
+    def _build_source(self, own, owners, lanes=None):
+        source = super()._build_source(own, owners, lanes)
         generate, self.source, asked = source.generate, source, set()
 
         def remember(rows, first_round):
-            asked.update(prompt for prompt, _ in rows)
-            self.rows = [(source._data[prompt]["prompt"], draw) for prompt, draw in rows]
+            asked.update(source.row_of(*row) for row in rows)
+            self.rows = [(source._data[source.row_of(*row)]["prompt"], row[1]) for row in rows]
             return generate(rows, first_round)
 
         source.generate = remember

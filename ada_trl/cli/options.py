@@ -1,5 +1,5 @@
 """
-The help of `ada-trl train`. It is read from the source of the configuration classes: importing them imports torch, which
+The help of `ada-trl train` and `ada-trl check`. It is read from the source of the configuration classes: importing them imports torch, which
 takes seconds.
 """
 
@@ -47,10 +47,16 @@ MOST_USED = {
         *("resume_from_checkpoint", "seed"),
     ),
 }
+WHAT = {
+    "train": "Train a causal language model with Reinforce-Ada.",
+    "check": "See in about a minute whether a training run will work, and what it will cost: samples and scores some prompts, "
+    "sends the weights to the server, makes one step on rows of the greatest length, and leaves nothing behind. Takes the "
+    "arguments of train.",
+}
 DESCRIPTION = (
-    "Train a causal language model with Reinforce-Ada. A field is given in a YAML file, on the command line (which wins), "
+    "A field is given in a YAML file, on the command line (which wins), "
     "or left at its default. Of several files the last one wins; a recipe that comes with the package is found by its "
-    "name. Under `accelerate launch`: `-m ada_trl.train …`."
+    "name. Under `accelerate launch`: `-m ada_trl.{command} …`."
 )
 
 
@@ -64,16 +70,19 @@ class Field(NamedTuple):
     section: str  # of the class docstring, without "Parameters that control"
 
 
-def train_help(everything: bool = False) -> str:
+def train_help(everything: bool = False, command: str = "train") -> str:
     """
     The text of `--help`, or of `--help-all`.
 
     Args:
         everything (`bool`, *optional*, defaults to `False`):
             Whether to list every field, and not only ours and the inherited ones that are used most.
+        command (`str`, *optional*, defaults to `"train"`):
+            Whose help it is.
     """
+    description = f"{WHAT[command]} {DESCRIPTION.format(command=command)}"
     parser = CommandParser(
-        command="train", description=DESCRIPTION, example="--config arithmetic/seq-balance.yaml --max_steps 20"
+        command=command, description=description, example="--config arithmetic/seq-balance.yaml --max_steps 20"
     )
     parser.add_argument("--config", nargs="+", metavar="FILE", required=True, help="YAML files, or names of recipes.")
     parser.add_argument("--help-all", action="store_true", help="List every field, those of TRL and transformers too.")

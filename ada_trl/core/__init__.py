@@ -1,6 +1,6 @@
 """The algorithm, pure: no TRL, no transformers, no model. Everything here is tested on scripted pools."""
 
-from .advantages import group_advantages, normalize_rewards, prompt_weight
+from .advantages import expected_rounds, group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
 from .baselines import Prior, explained_variance, posterior_advantages, posterior_baselines, recentred
 from .counts import EMAPassRate, brier_metrics
@@ -25,6 +25,7 @@ __all__ = [
     "completion_metrics",
     "eliminate",
     "eliminate_per_prompt",
+    "expected_rounds",
     "explained_variance",
     "group_advantages",
     "mean_and_std",

@@ -1,13 +1,13 @@
 """What advantage each selected rollout gets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from .pool import Pool, Rollout, sample_std
 
 
-PromptWeighting = Literal["inverse_sqrt", "inverse", "none"] | float
+PromptWeighting = Literal["inverse_sqrt", "inverse", "none"] | float | Callable[[float], float]
 
 POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power objective by its name
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
@@ -31,16 +31,27 @@ def prompt_weight(
             p̂; NaN (nothing was scored) weighs 1, and all advantages are 0 then.
         pool_size (`int`):
             Rollouts that p̂ was counted from.
-        weighting (`str` or `float`):
-            A name, or α between 0 and 1.
+        weighting (`str`, `float` or `Callable[[float], float]`):
+            A name, α between 0 and 1, or another weight of the pass rate.
         floor (`float`, *optional*):
             ε, where the pass rate is clamped below. If `None`, 1 / `pool_size`, which only a pool without a positive
             is below: the weight is at most `pool_size`^(1−α).
     """
     if math.isnan(pass_rate):
         return 1.0
+    if callable(weighting):
+        return weighting(pass_rate)
     alpha = POWERS[weighting] if isinstance(weighting, str) else weighting
     return max(pass_rate, 1 / pool_size if floor is None else floor) ** (alpha - 1)
+
+
+def expected_rounds(pass_rate: float, samples_per_round: int, max_rounds: int) -> float:
+    """
+    E[rounds] of a prompt that draws M rollouts per round until one is positive, at most N times: Σ_{j<N} (1 − p)^(M·j) =
+    (1 − q^N) / (1 − q) with q = (1 − p)^M.
+    """
+    q = (1 - pass_rate) ** samples_per_round
+    return math.fsum(q**j for j in range(max_rounds))
 
 
 def group_advantages(

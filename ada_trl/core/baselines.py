@@ -1,6 +1,7 @@
 """What a rollout is compared with, where that is known before the draw: a posterior of the prompt's mean reward."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
     return baselines
 
 
-def recentred(priors: Sequence[Prior], pools: Sequence[Pool]) -> list[Prior]:
+def recentred(priors: Sequence[Prior], pools: Sequence[Pool], lanes: Sequence[int] | None = None) -> list[Prior]:
     """
     Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
     first steps, or because the policy has just improved) costs next to nothing:
@@ -98,14 +99,22 @@ def recentred(priors: Sequence[Prior], pools: Sequence[Pool]) -> list[Prior]:
 
     with N the number of these rollouts. A rollout has no influence on other prompts' rewards, as long as they are sampled
     independently of it, so the baseline stays unbiased; the noise that this adds is 1/N of the rewards' variance.
+
+    Args:
+        lanes (`Sequence[int]`, *optional*):
+            By pool, its lane: whether a prompt is asked may depend on what others of the same lane have shown, which are
+            then left out like the prompt itself. If `None`, each has one of its own.
     """
-    residuals = [
-        math.fsum(r - prior.mean for r in pool.scored_rewards) for pool, prior in zip(pools, priors, strict=True)
-    ]
-    total, scored = math.fsum(residuals), sum(pool.scored for pool in pools)
+    lanes = range(len(pools)) if lanes is None else lanes
+    residuals, scored = defaultdict(list), Counter()
+    for pool, prior, lane in zip(pools, priors, lanes, strict=True):
+        residuals[lane] += [r - prior.mean for r in pool.scored_rewards]
+        scored[lane] += pool.scored
+    by_lane = {lane: math.fsum(values) for lane, values in residuals.items()}
+    total, drawn = math.fsum(by_lane.values()), scored.total()
     return [
-        prior._replace(mean=prior.mean + (total - residual) / (scored - pool.scored + RECENTRING_SHRINKAGE))
-        for prior, pool, residual in zip(priors, pools, residuals, strict=True)
+        prior._replace(mean=prior.mean + (total - by_lane[lane]) / (drawn - scored[lane] + RECENTRING_SHRINKAGE))
+        for prior, lane in zip(priors, lanes, strict=True)
     ]
 
 

@@ -116,6 +116,7 @@ class EMAPassRate:
         *,
         step: int,
         rewards: Sequence[float] | None = None,
+        typical: Sequence[bool] | None = None,
     ) -> None:
         """
         Take in everything that was drawn in one step: call it once per step, with all prompts of all processes.
@@ -131,11 +132,15 @@ class EMAPassRate:
                 What to record as the step of this visit.
             rewards (`Sequence[float]`, *optional*):
                 Sum of the scored rewards of each prompt; by default a positive earns 1 and a negative 0.
+            typical (`Sequence[bool]`, *optional*):
+                Which prompts stand for all, so that an empirical prior is fitted to them; by default, all. A prompt that
+                returns because it has not passed does not.
 
         Raises:
             `ValueError`: if a prompt has more positives than draws, or a negative count.
         """
         totals: dict[str, tuple[int, int, float]] = {}
+        typical_keys = {key for key, is_typical in zip(keys, typical or [True] * len(keys), strict=True) if is_typical}
         for key, k, n, r in zip(keys, positives, draws, positives if rewards is None else rewards, strict=True):
             check_counts(key, k, n)
             previous = totals.get(key, (0, 0, 0.0))
@@ -149,8 +154,9 @@ class EMAPassRate:
             counts.draws += n
             counts.positives += k
             counts.last_step = step
-        if self.prior == "empirical" and totals:
-            self._learn_prior([(k, n) for k, n, _ in totals.values()])
+        shown = [(k, n) for key, (k, n, _) in totals.items() if key in typical_keys]
+        if self.prior == "empirical" and shown:
+            self._learn_prior(shown)
 
     def _learn_prior(self, totals: list[tuple[int, int]]) -> None:
         new = tally_counts(totals)

@@ -34,6 +34,7 @@ def eliminate(
     samples_per_round: int | Sequence[int],
     max_rounds: int,
     positive_threshold: float,
+    pools: Sequence[Pool] | None = None,
     progress: Progress | None = None,
 ) -> list[Pool]:
     """
@@ -46,10 +47,14 @@ def eliminate(
 
     M may be a sequence with one size per prompt. One round of such sizes is the sampling of Reinforce-Ada-Est.
 
+    Args:
+        pools (`Sequence[Pool]`, *optional*):
+            Empty ones to fill, for those that do more than a [`Pool`] does.
+
     Returns:
         `list[Pool]`: one pool per prompt, in order.
     """
-    pools = [Pool(positive_threshold) for _ in range(num_prompts)]
+    pools = list(pools or (Pool(positive_threshold) for _ in range(num_prompts)))
     sizes = round_sizes(samples_per_round, num_prompts)
     active = list(range(num_prompts))
     for round_index in range(max_rounds):
@@ -74,6 +79,7 @@ def eliminate_per_prompt(
     max_rounds: int,
     positive_threshold: float,
     max_in_flight: int,
+    pools: Sequence[Pool] | None = None,
     speculate_below: int = 0,
     barrier: bool = False,
     progress: Progress | None = None,
@@ -90,6 +96,8 @@ def eliminate_per_prompt(
             pool it has. Requests still under way at the end are not needed.
         max_in_flight (`int`):
             Requests under way at once. Prompts that wait are served first come, first served.
+        pools (`Sequence[Pool]`, *optional*):
+            As in [`eliminate`].
         speculate_below (`int`, *optional*, defaults to `0`):
             When fewer requests are under way, ask for rounds of active prompts before the one before is answered. Such a
             round joins the pool only if the prompt turns out to need it; otherwise its rollouts are thrown away.
@@ -100,7 +108,8 @@ def eliminate_per_prompt(
         `list[Pool]`: one pool per prompt, in order.
     """
     sizes = round_sizes(samples_per_round, num_prompts)
-    prompts = [_Prompt(number, size, Pool(positive_threshold)) for number, size in enumerate(sizes)]
+    pools = pools or [Pool(positive_threshold) for _ in sizes]
+    prompts = [_Prompt(*prompt) for prompt in zip(range(num_prompts), sizes, pools, strict=True)]
     waiting = deque(prompts)
     in_flight = 0
 

@@ -86,6 +86,7 @@ def sampling_metrics(
     num_generations: int,
     weighting: PromptWeighting,
     weight_floor: float | None = None,
+    typical: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """
     The adaptive figures of one step, one number each, over all prompts of all processes.
@@ -113,6 +114,9 @@ def sampling_metrics(
             n, the group size of the GRPO that `zero_signal/first_round` compares with.
         weighting (`str` or `float`), weight_floor (`float`, *optional*):
             See [`prompt_weight`].
+        typical (`Sequence[bool]`, *optional*):
+            Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `zero_signal/first_round` are of these. By
+            default, all.
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
@@ -120,9 +124,11 @@ def sampling_metrics(
     first_rounds = [Pool(p.positive_threshold, (r for r in p.rollouts if r.draw < samples_per_round)) for p in pools]
     zero_before = zero_signal_of_grpo(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    pass_rates = [pool.pass_rate for pool in first_rounds]
+    stand_for_all = np.ones(len(pools), dtype=bool) if typical is None else np.array(typical)
+    sample = [pool for pool, is_typical in zip(first_rounds, stand_for_all, strict=True) if is_typical]
+    pass_rates = [pool.pass_rate for pool in sample]
     weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting, floor=weight_floor) for p in pools]
-    signals = [rollout.signal for pool in first_rounds for rollout in pool.rollouts if pool.is_scored(rollout)]
+    signals = [rollout.signal for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)]
 
     metrics = {
         "samples_per_prompt/mean": sizes.mean(),
@@ -133,8 +139,8 @@ def sampling_metrics(
         "unresolved/all_positive": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~resolved),
         "unresolved/all_negative": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~resolved),
         "unresolved/unscored": np.mean([p.scored == 0 for p in pools] & ~resolved),
-        "zero_signal/first_round": zero_before.mean(),
-        "zero_signal/final": zero_after.mean(),
+        "zero_signal/first_round": zero_before[stand_for_all].mean(),
+        "zero_signal/final": zero_after[[len(group) > 0 for group in groups]].mean(),
         "recovered": (zero_before * ~zero_after).mean(),
         "reward/selected": _nanmean([r.reward for group in groups for r in group]),
         "reward/prompt_level": _nanmean([pool.mean for pool in pools]),

@@ -153,6 +153,27 @@ def baseline_figure(runs: Mapping[str, Log]):
     return figure
 
 
+def prompts_figure(runs: Mapping[str, Log]):
+    """
+    Which prompts were asked: how many in a step, the share that was asked for the first time, and how often the data set was
+    gone through. `None` if no run took its prompts from the stream.
+    """
+    using = {run: log for run, log in runs.items() if len(curve(log, "ada/stream/asked").steps)}
+    if not using:
+        return None
+    figure, (panels,) = make_panels(1, 3)
+    for i, (run, log) in enumerate(using.items()):
+        for panel, name in zip(panels, ("asked", "new", "epoch"), strict=True):
+            draw(panel, curve(log, f"ada/stream/{name}"), color=f"C{i}", label=run)
+    for panel, label in zip(
+        panels, ("Prompts asked", "Asked for the first time", "Times through the data"), strict=True
+    ):
+        panel.set(ylabel=label, xlabel=STEPS)
+        panel.set_ylim(bottom=0)
+    legend_above(panels[0])
+    return figure
+
+
 def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]):
     """
     Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.

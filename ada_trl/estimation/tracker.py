@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -91,6 +92,7 @@ class PassRateTracker:
                 self.network = ValueModel(args.value_model, accelerator, batch_size=batch_size, **options)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
         self.visit: Visit | None = None  # the step under way
+        self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
         self._seconds = 0.0
 
     def predict(
@@ -124,11 +126,25 @@ class PassRateTracker:
         self._seconds = time.perf_counter() - started
         return self.estimates
 
+    def keep(self, indices: Sequence[int]) -> None:
+        """Of the prompts that were predicted last, only these are sampled."""
+        visit = self.visit
+        chosen = {name: getattr(visit, name) for name in ("keys", "counts", "from_counts", "from_network", "joint")}
+        chosen = {name: [values[i] for i in indices] for name, values in chosen.items()}
+        inputs = visit.inputs
+        if inputs is not None:
+            inputs = inputs[list(indices)] if isinstance(inputs, torch.Tensor) else [inputs[i] for i in indices]
+        self.visit = visit._replace(inputs=inputs, **chosen)
+
     @property
     def estimates(self) -> list[float]:
         """p̂ of the prompts that were predicted last, by the estimator of the run."""
         by_name = {"value": self.visit.from_network, "value+counts": self.visit.joint}
         return by_name.get(self.args.pass_rate_estimator, self.visit.from_counts)
+
+    def shared_estimates(self) -> list[float]:
+        """`estimates` of the main process, on every process. Collective."""
+        return broadcast_object_list([self.estimates])[0]
 
     def budgets(self) -> list[int]:
         """Rollouts of each prompt that was predicted last; those of the main process, on every process. Collective."""
@@ -162,9 +178,22 @@ class PassRateTracker:
             priors.append(Prior(mean, min(strength, cap), pass_rate))
         return broadcast_object_list([priors])[0]
 
-    def observe(self, pools: Sequence[Pool], step: int) -> dict[str, float]:
+    @property
+    def predicts(self) -> bool:
+        """
+        Whether the differences between estimates have lately been worth something: by Brier score, the estimates moved
+        by one number against the batch's own mean, both known in hindsight only.
+        """
+        own, mean = self.recent_brier
+        return own < mean * (1 - 1e-6)  # equal estimates are equal to the mean but for rounding
+
+    def observe(self, pools: Sequence[Pool], step: int, typical: Sequence[bool] | None = None) -> dict[str, float]:
         """
         Learn from the pools of the prompts that were predicted last.
+
+        Args:
+            typical (`Sequence[bool]`, *optional*):
+                Which of them stand for the data set; by default, all.
 
         Returns:
             `dict[str, float]`: how good the predictions were, and the seconds spent on them.
@@ -172,6 +201,7 @@ class PassRateTracker:
         started = time.perf_counter()
         positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
         metrics = self._brier(positives, draws)
+        self._remember_brier(positives, draws, typical or [True] * len(pools))
         metrics |= {"estimator/prior_mean": self.ema.prior_mean}
         if self.args.adaptive_sampling != "uniform":
             samples = samples_by_estimate(self.estimates, [len(pool) for pool in pools])
@@ -183,7 +213,7 @@ class PassRateTracker:
             [reward for reward, positive in scored if positive],
         )
         rewards = [math.fsum(pool.scored_rewards) for pool in pools]
-        self.ema.observe(self.visit.keys, positives, draws, step=step, rewards=rewards)
+        self.ema.observe(self.visit.keys, positives, draws, step=step, rewards=rewards, typical=typical)
         if self.network is not None:
             self.network.observe(self.visit.inputs, positives, draws)
         metrics["time/estimate"] = self._seconds + time.perf_counter() - started
@@ -199,6 +229,16 @@ class PassRateTracker:
             if name != self.args.pass_rate_estimator:
                 metrics[f"brier_{label}"] = brier_metrics(estimates, positives, draws)["brier"]
         return {f"estimator/{name}": value for name, value in metrics.items()}
+
+    def _remember_brier(self, positives: list[int], draws: list[int], typical: Sequence[bool]) -> None:
+        scored = [i for i, n in enumerate(draws) if n and typical[i]]
+        if len(scored) < 2:
+            return
+        p, k, n = (np.array([values[i] for i in scored]) for values in (self.estimates, positives, draws))
+        of_step = brier_metrics(p + (k.sum() - (p * n).sum()) / n.sum(), k, n)
+        latest = (of_step["brier"], of_step["brier_batch_mean"])
+        decay = self.args.ema_decay
+        self.recent_brier = [decay * old + new for old, new in zip(self.recent_brier, latest, strict=True)]
 
     def _learn_strength(self, positives: list[int], draws: list[int]) -> None:
         visit = self.visit
@@ -216,6 +256,7 @@ class PassRateTracker:
         """Write the record of pass rates and, if there is one, the value network. One process at a time."""
         texts = {key: text for key, text in self.texts.items() if text is not None}
         fitted = {"levels": self.levels.state_dict(), "strength": self.strength.state_dict()}
+        fitted["brier"] = self.recent_brier
         save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts, fitted)
         if self.network is not None:
             self.network.save(os.path.join(directory, self.network.filename))
@@ -238,6 +279,7 @@ class PassRateTracker:
             if "fitted" in state:
                 self.levels.load_state_dict(state["fitted"]["levels"])
                 self.strength.load_state_dict(state["fitted"]["strength"])
+                self.recent_brier = state["fitted"].get("brier", self.recent_brier)
         if self.network is None:
             return
         path = os.path.join(directory, self.network.filename)

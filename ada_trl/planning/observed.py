@@ -59,7 +59,7 @@ def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | No
     table = _read_table(path)
     for names in COUNT_COLUMNS:
         if set(names) <= set(table.column_names):
-            return _from_counts(path, *_numbers(path, table, names))
+            return prompts_from_counts(path, *_numbers(path, table, names))
     if column not in table.column_names:
         raise ValueError(
             f"{path} has columns {', '.join(table.column_names)}, neither 'positives' and 'draws' nor {column!r}. Name "
@@ -67,11 +67,11 @@ def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | No
         )
     if "draws" in table.column_names and draws is None:
         rates, counts = _numbers(path, table, [column, "draws"])
-        return _from_counts(path, rates * counts, counts)
+        return prompts_from_counts(path, rates * counts, counts)
     (rates,) = _numbers(path, table, [column])
     _check(path, rates, np.ones_like(rates))
     if draws is not None:
-        return _from_counts(path, rates * draws, np.full_like(rates, draws))
+        return prompts_from_counts(path, rates * draws, np.full_like(rates, draws))
     values, index, counts = np.unique(rates, return_inverse=True, return_counts=True)
     return Prompts(rates, PassRateDistribution(values, counts / len(rates)), np.eye(len(values))[index])
 
@@ -147,7 +147,7 @@ def _check(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> None:
         raise ValueError(f"{path} has {example} as pass rate; it takes 0 <= positives <= draws, or rates from 0 to 1.")
 
 
-def _from_counts(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> Prompts:
+def prompts_from_counts(path: str | Path, positives: np.ndarray, draws: np.ndarray) -> Prompts:
     _check(path, positives, draws)
     seen = draws > 0
     distribution = fit_pass_rate_distribution(positives, draws)

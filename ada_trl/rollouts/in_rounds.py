@@ -23,9 +23,9 @@ class RoundSource(RolloutSource):
 
     Args:
         rows (`Sequence[dict]`):
-            The data set rows of this process's prompts.
+            The data set rows of this process's prompts, or candidates.
         owners (`Sequence[int]`):
-            By prompt of all processes, in order, whose it is.
+            By prompt or candidate of all processes, in order, whose it is.
         complete (`Callable[[list[dict], bool], Completions]`):
             Generates and scores one completion for each data set row on this process; the flag tells the first round.
     """
@@ -38,15 +38,16 @@ class RoundSource(RolloutSource):
         complete: Callable[[list[dict], bool], Completions],
         **common,
     ):
-        super().__init__(prompts=range(len(owners)), **common)
+        lanes = common.get("lanes")
+        super().__init__(prompts=range(len(owners) if lanes is None else len(lanes)), **common)
         self.complete = complete
-        own = [prompt for prompt, owner in enumerate(owners) if owner == self.process_index]
-        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows by prompt
+        own = [row for row, owner in enumerate(owners) if owner == self.process_index]
+        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows, see `row_of`
         self._owners = owners
-        self._holders = [{owner} for owner in owners]  # which processes have a prompt's data set row
+        self._holders = [{owner} for owner in owners]  # which processes have a data set row
 
     def sample(self, **loop) -> list[Pool]:
-        return eliminate(len(self.prompts), self.draw, **loop)
+        return eliminate(len(self.prompts), self.draw, pools=self.lanes, **loop)
 
     def draw(self, rows: Sequence[tuple[int, int]]) -> list[Rollout]:
         """One round: a rollout per `(prompt, draw)` row, the same list on every process."""
@@ -74,19 +75,19 @@ class RoundSource(RolloutSource):
 
     def generate(self, rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
         """One completion for each `(prompt, draw)`, on this process."""
-        return self.complete([self._data[prompt] for prompt, _ in rows], first_round)
+        return self.complete([self._data[self.row_of(*row)] for row in rows], first_round)
 
     def _bring_rows(self, rows: Sequence[tuple[int, int]], share: int) -> None:
         """Send data set rows to the processes that are about to generate for them, and have them not yet."""
         parcels: dict[int, dict[int, dict]] = defaultdict(dict)
         somebody_sends = False
-        for i, (prompt, _) in enumerate(rows):
-            process = i // share
-            if process not in self._holders[prompt]:
-                self._holders[prompt].add(process)
+        for i, asked in enumerate(rows):
+            process, row = i // share, self.row_of(*asked)
+            if process not in self._holders[row]:
+                self._holders[row].add(process)
                 somebody_sends = True
-                if self._owners[prompt] == self.process_index:
-                    parcels[process][prompt] = self._data[prompt]
+                if self._owners[row] == self.process_index:
+                    parcels[process][row] = self._data[row]
         if somebody_sends:
             for parcel in exchange(parcels, self.accelerator).values():
                 self._data |= parcel

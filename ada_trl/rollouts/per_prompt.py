@@ -39,7 +39,7 @@ class PerPromptSource(RolloutSource):
         vllm (`AdaVLLMGeneration`):
             Sends the requests.
         prompt_ids (`list[list[int]]`):
-            Token ids of this process's prompts.
+            Token ids of this process's prompts, or candidates.
         images (`list[list | None]`, *optional*):
             Images of each prompt, for vision-language models.
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
@@ -47,6 +47,8 @@ class PerPromptSource(RolloutSource):
             the first round; decodes and scores them on this process alone.
         speculate_below (`int`):
             See [`~core.eliminate_per_prompt`].
+        all_rounds_needed (`bool`, *optional*, defaults to `False`):
+            Whether a later round that fails stops the run too.
     """
 
     barrier = False  # see `eliminate_per_prompt`; set by the benchmark that measures what one costs
@@ -59,6 +61,7 @@ class PerPromptSource(RolloutSource):
         images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
         speculate_below: int,
+        all_rounds_needed: bool = False,
         **common,
     ):
         super().__init__(**common)
@@ -67,6 +70,7 @@ class PerPromptSource(RolloutSource):
         self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.speculate_below = speculate_below
+        self.all_rounds_needed = all_rounds_needed
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
         self._asked: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
@@ -80,20 +84,30 @@ class PerPromptSource(RolloutSource):
         loop |= {"samples_per_round": samples_per_round, "positive_threshold": positive_threshold}
         what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
         received = gather_results(lambda: self._sample_own(loop), self.vllm.words(what))
-        return [Pool(positive_threshold, rollouts) for process in received for rollouts in process]
+        if self.lanes is None:
+            return [Pool(positive_threshold, rollouts) for process in received for rollouts in process]
+        for i, (lane, rollouts) in enumerate(
+            zip(self.lanes, (rollouts for process in received for rollouts in process), strict=True)
+        ):
+            if i not in self.prompts:
+                for rollout in rollouts:
+                    lane.add(rollout)
+        return list(self.lanes)
 
     def _sample_own(self, loop: dict) -> list[list[Rollout]]:
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
-        client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompt_ids))
+        client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
         client.retries = client.timeouts = 0
         with self.vllm.requests() as start:
             pools = eliminate_per_prompt(
-                len(self.prompt_ids),
+                len(self.prompts),
                 self._submitter(start, sizes),
                 self._collect,
                 max_in_flight=self.vllm.max_concurrent_requests,
-                speculate_below=self.speculate_below,
+                pools=self.lanes and self.lanes[self.prompts.start : self.prompts.stop],
+                # What a lane asks next is not known before its round is over.
+                speculate_below=self.speculate_below if self.lanes is None else 0,
                 barrier=self.barrier,
                 **loop,
             )
@@ -115,10 +129,18 @@ class PerPromptSource(RolloutSource):
                 self._arrived.put((prompt, first_draw, None))
                 return
             self._submitted += 1
-            future = start(self.prompt_ids[prompt], sizes[prompt], self.images[prompt])
+            row = self._own_row(prompt, first_draw)
+            future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit
+
+    def _own_row(self, prompt: int, draw: int) -> int:
+        """Which of this process's rows prompt or lane `prompt` of this process asks."""
+        if self.lanes is None:
+            return prompt
+        first = self.prompts.start
+        return self.row_of(first + prompt, draw) - self._first[first]
 
     def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for an answer, take all that there are, score them."""
@@ -163,7 +185,7 @@ class PerPromptSource(RolloutSource):
                 f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error} The prompts that it was to "
                 "sample further keep the rollouts they have; if it does not recover, the next step stops with an error."
             )
-        if any(first == 0 for _, first in failed):
+        if self.all_rounds_needed or any(first == 0 for _, first in failed):
             raise error
         self._given_up |= {prompt for prompt, _ in failed}
         return failed
@@ -175,7 +197,7 @@ class PerPromptSource(RolloutSource):
         completion_ids = [ids for *_, group, _ in answers for ids in group]
         logprobs = [[top[0] for top in sequence] for *_, group in answers for sequence in group]
         hidden = bool(self._asked)
-        completions = self.score([prompt for prompt, _ in rows], completion_ids, logprobs, first_round)
+        completions = self.score([self._own_row(*row) for row in rows], completion_ids, logprobs, first_round)
         if hidden:
             self.stats["time/reward_hidden"] += completions.reward_seconds
         offset = self.keep(completions, first_round=first_round)

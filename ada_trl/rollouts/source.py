@@ -1,5 +1,6 @@
 """What every source of rollouts has in common: it keeps the completions and hands out the selected ones."""
 
+import itertools
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout
 from ..processes import exchange
+from ..prompts.lanes import Lane
 
 
 class Completion(NamedTuple):
@@ -94,6 +96,9 @@ class RolloutSource:
             Rewards of shape `(rows, num_reward_funcs)` to total rewards and signals.
         accelerator (`Accelerator`):
             This process and the others.
+        lanes (`Sequence[Lane]`, *optional*):
+            Of all processes, if there are several prompts to ask one after another in the place of each. `prompts` are
+            lanes then; what is given for each prompt is given for each candidate of each lane, in their order.
     """
 
     def __init__(
@@ -102,8 +107,12 @@ class RolloutSource:
         prompts: range,
         to_signal: Callable[[torch.Tensor], tuple[list[float], list[float]]],
         accelerator: Accelerator,
+        lanes: Sequence[Lane] | None = None,
     ):
         self.prompts = prompts
+        self.lanes = lanes
+        if lanes is not None:
+            self._first = list(itertools.accumulate((len(lane.candidates) for lane in lanes), initial=0))
         self.to_signal = to_signal
         self.accelerator = accelerator
         self.process_index = accelerator.process_index
@@ -112,6 +121,10 @@ class RolloutSource:
         self.stats: dict[str, float] = defaultdict(float)
         self.first_round: list[tuple[int, bool]] = []  # of this process's completions: length, truncated
         self._rows: list[Completion] = []  # what this process generated
+
+    def row_of(self, prompt: int, draw: int) -> int:
+        """Which of the rows that the source was given is asked: the prompt, or the lane's candidate of that time."""
+        return prompt if self.lanes is None else self._first[prompt] + self.lanes[prompt].asked_at(draw)
 
     def sample(self, **loop) -> list[Pool]:
         """
@@ -123,7 +136,8 @@ class RolloutSource:
                 `samples_per_round` differs by prompt, it has one entry for each of `prompts`.
 
         Returns:
-            `list[Pool]`: the pools of all processes' prompts, in order; the same on every process.
+            `list[Pool]`: the pools of all processes' prompts, in order; the same on every process. The lanes, if there
+            are lanes.
         """
         raise NotImplementedError
 

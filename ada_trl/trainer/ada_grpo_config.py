@@ -37,10 +37,15 @@ class AdaGRPOConfig(GRPOConfig):
 
         samples_per_round (`int`, *optional*):
             M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
-            `None`, twice `num_generations`, the paper's ratio.
+            `None`, twice `num_generations`, the paper's ratio. With `baseline="posterior"` it is `num_generations`.
         max_rounds (`int`, *optional*, defaults to `4`):
             N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
             `samples_per_round * max_rounds` rollouts.
+        rounds_per_step (`int`, *optional*, defaults to `1`):
+            For `"seq-pos"` and `"seq-balance"` with `baseline="posterior"`, which train on everything and draw exactly the
+            rows of the update batch: how many rounds share these rows. With 1 nothing waits, and a step costs what GRPO's
+            costs: a prompt that has not passed returns in the next step. With more, it goes on within the step, and returns
+            only if the rows are used up. Must divide the prompts of a step.
         min_positives (`int`, *optional*):
             K_pos, the positives that resolve a prompt. If `None`, 1 for `"seq-pos"` and `num_generations // 2` for
             `"seq-balance"`.
@@ -53,6 +58,16 @@ class AdaGRPOConfig(GRPOConfig):
         exit_reward (`str`, *optional*):
             Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
             diversity. If `None`, the signal is the weighted total reward.
+
+        > Parameters that control which prompts are asked
+
+        prompt_candidates (`int`, *optional*, defaults to `1`):
+            Of how many prompts of the data set one is asked: those that are expected to teach most, w(p̂) · p̂(1 − p̂); a
+            quarter is taken in the data's order, and nobody is passed over more than 8 times. 1 asks all, in the data's
+            order; so does the trainer while its estimates (see `pass_rate_estimator`) predict nothing.
+        max_replacements (`int`, *optional*, defaults to `3`):
+            For `unresolved="replace"`: how many further prompts are asked, one after another, in the place of one without
+            contrast.
 
         > Parameters that control the budgets of `"est"`: `num_generations` rollouts per prompt on average
 
@@ -71,7 +86,8 @@ class AdaGRPOConfig(GRPOConfig):
         > Parameters that control the estimates of pass rates
 
         pass_rate_estimator (`str`, *optional*):
-            What a prompt is expected to pass, for `"est"` and for `baseline="posterior"`. Possible values are:
+            What a prompt is expected to pass, for `"est"`, `baseline="posterior"` and `prompt_candidates`. Possible values
+            are:
 
                 - `"counts"`: what the prompt has shown before, discounted, on top of a Beta prior.
                 - `"value"`: a small value head on the policy's hidden state at the last prompt token, trained as it
@@ -107,12 +123,15 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"pool"`: the mean of everything that the prompt drew in this step, as in the paper. A prompt whose
                   rollouts all score the same teaches nothing.
                 - `"posterior"`: what was expected of the prompt (see `pass_rate_estimator`), joined with its other
-                  rollouts. Every rollout teaches, so that `num_generations` may be 1. For `"uniform"` and `"est"`.
+                  rollouts. Every rollout teaches, so that `num_generations` may be 1, and all of them are trained on.
         prompt_weighting (`str` or `float`, *optional*):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
             are 0.5, 0 and 1. p̂ is that of the pool; with `baseline="posterior"` what was expected before the draw. If
-            `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`.
+            `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`. With `baseline="posterior"`, `"seq-pos"` and
+            `"seq-balance"` have `"none"` too, since hard prompts draw more there already: without a weight it is the
+            gradient of Σ pass@k / k up to `max_rounds`. `"inverse_samples"` divides by the rounds that a prompt of that p̂
+            is expected to draw, for the gradient of the mean reward (`"seq-pos"` only).
         prompt_weight_floor (`float`, *optional*):
             ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
             `baseline="posterior"` 1/32.
@@ -125,7 +144,9 @@ class AdaGRPOConfig(GRPOConfig):
             What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
             condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
             `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
-            term is not rescaled where the mean is over rows).
+            term is not rescaled where the mean is over rows). `"replace"` asks another prompt in its place, up to
+            `max_replacements` times: with `"uniform"` the dynamic sampling of
+            [DAPO](https://huggingface.co/papers/2503.14476).
 
         > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
 
@@ -196,6 +217,13 @@ class AdaGRPOConfig(GRPOConfig):
         default=4,
         metadata={"help": "Rounds after which a prompt is unresolved (N)."},
     )
+    rounds_per_step: int = field(
+        default=1,
+        metadata={
+            "help": "Rounds that share the rows of a step, for `'seq-pos'` and `'seq-balance'` with "
+            "`baseline='posterior'`. With 1 a prompt that has not passed returns in the next step."
+        },
+    )
     min_positives: int | None = field(
         default=None,
         metadata={
@@ -220,6 +248,18 @@ class AdaGRPOConfig(GRPOConfig):
             "help": "Name of the reward function whose unweighted value is the signal. If `None`, the weighted total "
             "reward."
         },
+    )
+
+    # Parameters that control which prompts are asked
+    prompt_candidates: int = field(
+        default=1,
+        metadata={
+            "help": "Of how many prompts the one is asked that is expected to teach most; 1 asks all, in the data's order."
+        },
+    )
+    max_replacements: int = field(
+        default=3,
+        metadata={"help": "Prompts that are asked in the place of one without contrast, for `unresolved='replace'`."},
     )
 
     # Parameters that control the budgets of "est"
@@ -300,8 +340,8 @@ class AdaGRPOConfig(GRPOConfig):
     unresolved: str = field(
         default="keep",
         metadata={
-            "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`) or leave the loss and its "
-            "token count (`'mask'`).",
+            "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`), leave the loss and its "
+            "token count (`'mask'`), or are replaced by other prompts (`'replace'`, DAPO's dynamic sampling).",
             "choices": list(CHOICES["unresolved"]),
         },
     )
@@ -353,11 +393,15 @@ class AdaGRPOConfig(GRPOConfig):
         half = self.num_generations // 2
         if not self.samples_in_rounds:
             return ExitCondition(1, 1)
+        if self.has_fixed_budget:
+            half = 1
         if self.adaptive_sampling == "seq-pos":
             return ExitCondition(1 if self.min_positives is None else self.min_positives)
         return ExitCondition(
             half if self.min_positives is None else self.min_positives,
-            self.num_generations - half if self.min_negatives is None else self.min_negatives,
+            (half if self.has_fixed_budget else self.num_generations - half)
+            if self.min_negatives is None
+            else self.min_negatives,
         )
 
     @property
@@ -370,7 +414,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def is_plain_grpo(self) -> bool:
         """Whether nothing is changed but what is logged."""
-        return self.adaptive_sampling == "uniform" and self.baseline == "pool"
+        return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_stream
 
     @property
     def samples_in_rounds(self) -> bool:
@@ -383,9 +427,24 @@ class AdaGRPOConfig(GRPOConfig):
         return self.adaptive_sampling in ESTIMATOR_OF
 
     @property
+    def has_fixed_budget(self) -> bool:
+        """Whether rounds share the rows of the update batch, which are all trained on."""
+        return self.samples_in_rounds and self.baseline == "posterior"
+
+    @property
+    def uses_stream(self) -> bool:
+        """Whether a step asks other prompts than the next ones of the data set."""
+        return self.has_fixed_budget or self.unresolved == "replace" or self.prompt_candidates > 1
+
+    @property
+    def uses_estimates(self) -> bool:
+        """Whether it matters what a prompt is expected to pass."""
+        return self.estimates_budgets or self.baseline == "posterior" or self.prompt_candidates > 1
+
+    @property
     def needs_pass_rates(self) -> bool:
         """Whether a record of the prompts' pass rates is kept."""
-        return self.estimates_budgets or self.baseline == "posterior" or self.track_pass_rates
+        return self.uses_estimates or self.track_pass_rates
 
     @property
     def uses_value_network(self) -> bool:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,22 +17,23 @@ from ..engine.vllm import vllm_generation_with
 from ..estimation.head import prompt_features
 from ..estimation.tracker import PassRateTracker
 from ..processes import gather_results, shared
+from ..prompts.lanes import Lane, lane_done
 from ..rollouts.in_rounds import RoundSource
 from ..rollouts.per_prompt import PerPromptSource
 from ..rollouts.progress import StepProgress
 from ..rollouts.source import Batch, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
-from .engine import WithEngine
 from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
+from .streaming import Asked, FromStream
 
 
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
-class AdaGRPOTrainer(WithEngine):
+class AdaGRPOTrainer(FromStream):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
@@ -121,6 +123,8 @@ class AdaGRPOTrainer(WithEngine):
         self.adaptive_sampling = args.adaptive_sampling
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
+        if args.uses_stream:
+            self._build_queue()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
 
     # Collect, then replay through the parent
@@ -150,38 +154,48 @@ class AdaGRPOTrainer(WithEngine):
     def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
         args = self.args
-        own = self._own_prompts(inputs)
+        if args.uses_stream:
+            candidates = self._open_lanes()
+            own, owners = self._own_candidates(candidates)
+        else:
+            own, owners = self._own_prompts(inputs), self._owners(len(inputs))
         self._estimate(own)
-        source = self._build_source(own, self._owners(len(inputs)))
-        sizes = args.samples_per_round if args.samples_in_rounds else args.num_generations
-        if args.estimates_budgets:
-            budgets = self.pass_rates.budgets()
-            sizes = [budgets[prompt] for prompt in source.prompts]
+        size, lanes = args.samples_per_round if args.samples_in_rounds else args.num_generations, None
+        budgets = self.pass_rates.budgets() if args.estimates_budgets else None
+        if args.uses_stream:
+            lanes = self._queue.lanes(candidates, budgets or [size] * len(candidates))
+        source = self._build_source(own, owners, lanes)
+        sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
             self._engine_ready(),
             StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
         ):
             pools = source.sample(
-                exit_condition=args.exit_condition,
+                exit_condition=args.exit_condition if lanes is None else lane_done,
                 samples_per_round=sizes,
-                max_rounds=args.max_rounds if args.samples_in_rounds else 1,
+                max_rounds=self._rounds_of_a_step,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
+        if lanes is not None:
+            return self._plan_lanes(source, lanes, seed)
         replay = self._plan(source, pools, select_groups(pools, args, seed))
         replay.metrics |= self._learn(pools)
         return replay
 
-    def _plan(self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]]) -> Replay:
+    def _plan(
+        self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]], asked: Asked | None = None
+    ) -> Replay:
         """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        priors = None
+        priors, lanes, typical = None, asked and asked.lanes, asked and asked.typical
         if self.args.baseline == "posterior":
-            priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools)
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, self.reward_weights.tolist(), priors)
+            priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools, lanes)
+        weights = self.reward_weights.tolist()
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, weights, priors, typical)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         return replay
@@ -225,14 +239,17 @@ class AdaGRPOTrainer(WithEngine):
             batch_size=self.args.per_device_train_batch_size,
         )
 
-    def _learn(self, pools: list[Pool]) -> dict[str, float]:
-        return {} if self.pass_rates is None else self.pass_rates.observe(pools, self.state.global_step + 1)
+    def _learn(self, pools: list[Pool], typical: list[bool] | None = None) -> dict[str, float]:
+        if self.pass_rates is None:
+            return {}
+        return self.pass_rates.observe(pools, self.state.global_step + 1, typical)
 
     def _save_checkpoint(self, model, trial):
         # First, because the parent pushes the checkpoint to the hub as its last act.
         if self.pass_rates is not None and self.args.should_save:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             self.pass_rates.save(os.path.join(self._get_output_dir(trial=trial), name))
+        self._save_queue(trial)
         super()._save_checkpoint(model, trial)
 
     def _get_train_sampler(self, dataset=None):
@@ -246,18 +263,21 @@ class AdaGRPOTrainer(WithEngine):
                 next(iter(self._train_sampler), None)
         if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
+        self._load_queue(checkpoint)
 
-    def _build_source(self, own: list[dict], owners: list[int]) -> RolloutSource:
+    def _build_source(self, own: list[dict], owners: list[int], lanes: Sequence[Lane] | None = None) -> RolloutSource:
         """
         The source of rollouts.
 
         Args:
             own (`list[dict]`):
-                The data set rows of this process's prompts.
+                The data set rows of this process's prompts, or of the candidates of its lanes.
             owners (`list[int]`):
-                By prompt of all processes, in order, whose it is.
+                By prompt or candidate of all processes, in order, whose it is.
+            lanes (`Sequence[Lane]`, *optional*):
+                Of all processes.
         """
-        common = {"to_signal": self._total_and_signal, "accelerator": self.accelerator}
+        common = {"to_signal": self._total_and_signal, "accelerator": self.accelerator, "lanes": lanes}
         if not self._asks_server_per_prompt:
             return RoundSource(rows=own, owners=owners, complete=self._complete, **common)
         prompts, prompt_ids, images = [], [], None
@@ -265,9 +285,10 @@ class AdaGRPOTrainer(WithEngine):
             if own:
                 prompts = self._prepare(own)
                 prompt_ids, images, _ = self._tokenize_prompts(prompts)
-        first = sum(owner < self.accelerator.process_index for owner in owners)
+        me, of_lanes = self.accelerator.process_index, owners if lanes is None else self._owners_of_lanes()
         return PerPromptSource(
-            prompts=range(first, first + len(own)),
+            prompts=range(sum(owner < me for owner in of_lanes), sum(owner <= me for owner in of_lanes)),
+            all_rounds_needed=self.args.has_fixed_budget,
             vllm=self.vllm_generation,
             prompt_ids=prompt_ids,
             images=images,
@@ -275,6 +296,15 @@ class AdaGRPOTrainer(WithEngine):
             speculate_below=int(self.args.vllm_speculative_rounds * len(own)),
             **common,
         )
+
+    def _plan_lanes(self, source: RolloutSource, lanes: Sequence[Lane], seed: tuple[int, ...]) -> Replay:
+        """As `_plan`, of everything that the lanes have asked."""
+        asked = self._asked(lanes, seed)
+        if self.pass_rates is not None:
+            self.pass_rates.keep(asked.indices)
+        replay = self._plan(source, asked.pools, asked.groups, asked)
+        replay.metrics |= self._learn(asked.pools, asked.typical) | self._close_lanes(lanes)
+        return replay
 
     def _own_prompts(self, inputs: list[dict]) -> list[dict]:
         """The data set rows of the prompts whose first of `num_generations` equal rows is on this process."""

@@ -17,7 +17,7 @@ CHOICES = {
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior"),
     "allocation_rule": ("power", "variance", "reward_std"),
-    "unresolved": ("keep", "mask"),
+    "unresolved": ("keep", "mask", "replace"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
@@ -33,12 +33,12 @@ _POOLS = ("selection_correction", "unresolved")
 def resolve_defaults(args: GRPOConfig) -> None:
     """Give the fields of `args` that are `None` the value that follows from the others."""
     uniform, est = args.adaptive_sampling == "uniform", args.adaptive_sampling in ESTIMATOR_OF
-    if args.pass_rate_estimator is None and (est or args.baseline == "posterior"):
+    if args.pass_rate_estimator is None and args.uses_estimates:
         args.pass_rate_estimator = ESTIMATOR_OF.get(args.adaptive_sampling) or "value+counts"
     if args.prompt_weighting is None:
-        args.prompt_weighting = "none" if uniform else "inverse_sqrt"
+        args.prompt_weighting = "none" if uniform or args.has_fixed_budget else "inverse_sqrt"
     if args.samples_per_round is None and not uniform and not est:
-        args.samples_per_round = 2 * args.num_generations
+        args.samples_per_round = args.num_generations if args.has_fixed_budget else 2 * args.num_generations
     if args.value_head_learning_rate is None and args.uses_value_network:
         args.value_head_learning_rate = 0.04 if args.value_model is None else 1e-5
     if args.vllm_weight_sync_dir is None:
@@ -66,14 +66,17 @@ def check_config(args: GRPOConfig) -> None:
     _check_weight(args)
     _check_vllm(args)
     _check_estimates(args)
+    _check_stream(args)
     if args.is_plain_grpo:
         return
     if not args.uses_value_network:
         _refuse(
-            args, _VALUE_NETWORK, "pass_rate_estimator='value' or 'value+counts', for 'est' or baseline='posterior'"
+            args,
+            _VALUE_NETWORK,
+            "pass_rate_estimator='value' or 'value+counts', for 'est', baseline='posterior' or prompt_candidates",
         )
     if not args.needs_pass_rates:
-        _refuse(args, _ESTIMATES, "adaptive_sampling='est', baseline='posterior' or track_pass_rates=True")
+        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_candidates or track_pass_rates=True")
     if not args.samples_in_rounds:
         _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
     if not args.estimates_budgets:
@@ -102,7 +105,14 @@ def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
 def _check_weight(args: GRPOConfig) -> None:
     """Names stay names, numbers become floats: a command line gives strings."""
     weighting, floor = args.prompt_weighting, args.prompt_weight_floor
-    if weighting not in POWERS:
+    if weighting == "inverse_samples":
+        if not (args.has_fixed_budget and args.adaptive_sampling == "seq-pos"):
+            raise ValueError(
+                "prompt_weighting='inverse_samples' divides by the rounds that a prompt is expected to draw, for "
+                f"adaptive_sampling='seq-pos' with baseline='posterior', not {args.adaptive_sampling!r} with "
+                f"{args.baseline!r}. Use 'none', 'inverse_sqrt' or 'inverse'."
+            )
+    elif weighting not in POWERS:
         try:
             args.prompt_weighting = float(weighting)
         except (TypeError, ValueError):
@@ -110,7 +120,7 @@ def _check_weight(args: GRPOConfig) -> None:
         if not 0 <= args.prompt_weighting <= 1:
             raise ValueError(
                 f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
-                "from 0 to 1 for the weight p^(alpha - 1)."
+                "from 0 to 1 for the weight p^(alpha - 1); 'inverse_samples' is for 'seq-pos' with baseline='posterior'."
             )
     if floor is not None and not 0 < floor <= 1:
         raise ValueError(
@@ -147,12 +157,35 @@ def _check_rounds(args: GRPOConfig) -> None:
         )
 
 
-def _check_posterior(args: GRPOConfig) -> None:
-    if args.samples_in_rounds:
+def _check_stream(args: GRPOConfig) -> None:
+    """Which prompts are asked."""
+    for name, least in (("prompt_candidates", 1), ("max_replacements", 1), ("rounds_per_step", 1)):
+        if getattr(args, name) < least:
+            raise ValueError(f"{name} ({getattr(args, name)}) must be at least {least}.")
+    if args.unresolved != "replace":
+        _refuse(args, ("max_replacements",), "unresolved='replace'")
+    elif args.estimates_budgets:
         raise ValueError(
-            f"baseline='posterior' trains on everything that is drawn, but adaptive_sampling={args.adaptive_sampling!r} "
-            "selects a group of each pool. Use adaptive_sampling='uniform' or 'est', or baseline='pool'."
+            "unresolved='replace' asks another prompt for as many rollouts, but adaptive_sampling="
+            f"{args.adaptive_sampling!r} gives every prompt a number of its own. Use 'uniform', 'seq-pos' or 'seq-balance'."
         )
+    if not args.has_fixed_budget:
+        _refuse(args, ("rounds_per_step",), "'seq-pos' or 'seq-balance' with baseline='posterior'")
+        return
+    if args.samples_per_round != args.num_generations:
+        raise ValueError(
+            f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
+            "baseline='posterior', which trains on every rollout of a round. Leave samples_per_round unset."
+        )
+    prompts = args.generation_batch_size // args.num_generations
+    if prompts % args.rounds_per_step:
+        raise ValueError(
+            f"rounds_per_step ({args.rounds_per_step}) must divide the {prompts} places of a step (the "
+            f"{args.generation_batch_size} rows of a generation batch / num_generations ({args.num_generations}))."
+        )
+
+
+def _check_posterior(args: GRPOConfig) -> None:
     _refuse(args, _POOLS, "baseline='pool', which selects groups and knows prompts without contrast")
     if args.scale_rewards == "group":
         raise ValueError(
@@ -191,11 +224,11 @@ def _check_estimates(args: GRPOConfig) -> None:
             f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "
             f"{args.pass_rate_estimator!r}. Use adaptive_sampling='est', or leave pass_rate_estimator unset."
         )
-    if args.pass_rate_estimator is not None and not (args.estimates_budgets or args.baseline == "posterior"):
+    if args.pass_rate_estimator is not None and not args.uses_estimates:
         raise ValueError(
             f"pass_rate_estimator ({args.pass_rate_estimator!r}) has no effect with "
             f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}. It is for "
-            "adaptive_sampling='est' or baseline='posterior'; leave it unset otherwise."
+            "adaptive_sampling='est', baseline='posterior' or prompt_candidates; leave it unset otherwise."
         )
     if not 0 < args.ema_decay <= 1:
         raise ValueError(f"ema_decay ({args.ema_decay}) must be above 0 and at most 1. Use 1 to never forget.")

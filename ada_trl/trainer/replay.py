@@ -12,6 +12,7 @@ from ..core import (
     Pool,
     Prior,
     Rollout,
+    expected_rounds,
     explained_variance,
     group_advantages,
     mean_and_std,
@@ -22,6 +23,7 @@ from ..core import (
     sampling_metrics,
     select_group,
 )
+from ..core.advantages import PromptWeighting
 from ..core.pool import sample_std
 from ..rollouts.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
@@ -41,7 +43,7 @@ class Replay:
     advantages: list[list[float]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
     without_contrast: list[bool]  # per prompt: all advantages are 0
-    first_round: list[list[Rollout]]  # per prompt
+    first_round: list[list[Rollout]]  # per prompt that stands for the data set
     metrics: dict[str, float]
     # Of this process, see `take`:
     local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
@@ -72,26 +74,35 @@ class Replay:
 
 
 def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
-    """The rollouts that are trained on: all of them if there is one round, else `num_generations` of each pool."""
-    if not args.samples_in_rounds:
+    """The rollouts that are trained on: all of them, or `num_generations` of each pool."""
+    if not args.samples_in_rounds or args.has_fixed_budget:
         return [sorted(pool.rollouts, key=lambda rollout: rollout.draw) for pool in pools]
     return [select_group(pool, args.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
 
 
-def informed(priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool]) -> list[Prior]:
+def informed(
+    priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool], lanes: Sequence[int] | None = None
+) -> list[Prior]:
     """
     Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
-    other copies of the same prompt, which `keys` tell. All are sampled independently of each other, so a rollout has no
-    influence on what the others tell about it.
+    other copies of the same prompt, which `keys` tell. Those of other lanes are sampled independently of the prompt, so a
+    rollout has no influence on what they tell about it. If `lanes` is `None`, each prompt has one of its own.
     """
-    priors = recentred(priors, pools)
+    priors, lanes = recentred(priors, pools, lanes), range(len(pools)) if lanes is None else lanes
     by_key: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         by_key.setdefault(key, []).append(i)
     return [
-        prior.updated([reward for j in by_key[key] if j != i for reward in pools[j].scored_rewards])
-        for i, (prior, key) in enumerate(zip(priors, keys, strict=True))
+        prior.updated([r for j in by_key[key] if lanes[j] != lane for r in pools[j].scored_rewards])
+        for prior, key, lane in zip(priors, keys, lanes, strict=True)
     ]
+
+
+def prompt_weighting(args: AdaGRPOConfig) -> PromptWeighting:
+    """The weight of a prompt, in the words of the core."""
+    if args.prompt_weighting != "inverse_samples":
+        return args.prompt_weighting
+    return lambda pass_rate: 1 / expected_rounds(pass_rate, args.samples_per_round, args.max_rounds)
 
 
 def pool_advantages(
@@ -130,14 +141,14 @@ def compared_with_priors(
     pools: Sequence[Pool], priors: Sequence[Prior], args: AdaGRPOConfig
 ) -> tuple[list[list[float]], dict[str, float]]:
     """
-    [`~core.posterior_advantages`] of everything that was drawn in one round, and how good the baseline was: the share of
+    [`~core.posterior_advantages`] of everything that was drawn, and how good the baseline was: the share of
     the variance of the rewards that it explains, beside that of the leave-one-out mean of the same rollouts (of prompts
     with more than one), and what it was worth in rollouts.
     """
     ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in pools]
-    size = max(map(len, pools))
+    size = args.samples_per_round if args.samples_in_rounds else max(map(len, pools))
     std = sample_std([r for pool in pools for r in pool.scored_rewards]) if args.scale_rewards == "batch" else None
-    options = {"weighting": args.prompt_weighting, "weight_floor": args.prompt_weight_floor, "std": std}
+    options = {"weighting": prompt_weighting(args), "weight_floor": args.prompt_weight_floor, "std": std}
     advantages, posterior, leave_one_out = [], [], []
     for pool, prior in zip(ordered, priors, strict=True):
         advantages.append(posterior_advantages(pool, prior, samples_per_round=size, **options))
@@ -159,11 +170,13 @@ def plan_update(
     device: torch.device,
     reward_weights: Sequence[float],
     priors: Sequence[Prior] | None = None,
+    typical: Sequence[bool] | None = None,
 ) -> Replay:
     """
     Advantages and metrics of the selected groups. What is drawn in one round is all of it the first one. `priors` are
-    those of `baseline="posterior"`, one per pool.
+    those of `baseline="posterior"`, one per pool; `typical` tells which prompts stand for the data set (by default, all).
     """
+    typical = typical if typical is not None and any(typical) else [True] * len(pools)
     first_round = args.samples_per_round if args.samples_in_rounds else max(map(len, pools))
     baseline_metrics = {}
     if priors is None:
@@ -178,8 +191,9 @@ def plan_update(
         samples_per_round=first_round,
         max_rounds=args.max_rounds if args.samples_in_rounds else 1,
         num_generations=args.num_generations,
-        weighting=args.prompt_weighting,
+        weighting=prompt_weighting(args),
         weight_floor=args.prompt_weight_floor,
+        typical=typical,
     )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(
@@ -188,7 +202,11 @@ def plan_update(
         advantages=advantages,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
         without_contrast=[not any(values) for values in advantages],
-        first_round=[[r for r in pool.rollouts if r.draw < first_round] for pool in pools],
+        first_round=[
+            [r for r in pool.rollouts if r.draw < first_round]
+            for pool, is_typical in zip(pools, typical, strict=True)
+            if is_typical
+        ],
         metrics=metrics | baseline_metrics,
     )
 

@@ -1,10 +1,11 @@
 """
 What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
 
-Every method draws about 128 rollouts per step; those that need fewer per prompt see more prompts. Every method gets the
-best of three learning rates, chosen on a seed that is not reported. `python -m benchmarks.learning.equal_tokens` writes one
-file per run to `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on
-with the runs that are missing. `--table` adds them to the results in the repository, which count as done from then on.
+Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
+prompt see more prompts. Every method gets the best of three learning rates, chosen on a seed that is not reported. `python -m
+benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that choose the
+rates; stopped and started again, it goes on with the runs that are missing. `--table` adds them to the results in the repository,
+which count as done from then on.
 """
 
 import argparse
@@ -17,17 +18,23 @@ from typing import NamedTuple
 
 from ada_trl.files import atomic_write
 from recipes.arithmetic.task import prepare
+from recipes.sorting.task import prepare as prepare_sorting
 
 from ..common import ROOT, fill, load_rows, markdown, save_rows
 from . import prompt_sets
-from .dapo import dapo_arguments
-from .run import STEPS, run_missing, train_once
+from .run import ADDITION, run_missing, train_once
+from .sorting import SORTING, SORTING_GRADED
 
 
 ROLLOUTS_PER_STEP = 128
-RATES = (1e-4, 2e-4, 4e-4)
 TUNING_SEED = 0
-SETS = ("easy", "hard", "large")
+SETS = {
+    "easy": ADDITION,
+    "hard": ADDITION,
+    "large": ADDITION,
+    "sorting": SORTING,
+    "sorting-graded": SORTING_GRADED,
+}
 
 
 class Method(NamedTuple):
@@ -48,6 +55,12 @@ def _posterior(n: int, **options) -> Method:
     return Method(options, ROLLOUTS_PER_STEP // n)
 
 
+def _rounds(per_step: int, **options) -> Method:
+    """Until the first positive, at most 8 rollouts."""
+    options = {"adaptive_sampling": "seq-pos", "max_rounds": 8, "rounds_per_step": per_step} | options
+    return _posterior(1, **options)
+
+
 def _seq_balance(**options) -> Method:
     """About 14 rollouts per prompt on both sets."""
     options = {
@@ -63,14 +76,19 @@ METHODS = {
     "GRPO n=2": _grpo(2),
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
-    # 14 prompts survive of about 32 that are asked.
-    "DAPO n=4": Method(dapo_arguments(4) | {"max_rounds": 8}, 14),
+    "GRPO n=16": _grpo(16),
+    # 14 prompts have contrast of about 32 that are asked.
+    "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
     "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
     "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Rounds across steps": _rounds(1),
+    "Rounds within a step": _rounds(4),
+    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples"),
+    "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
@@ -93,13 +111,13 @@ class Run(NamedTuple):
 
 
 def tuning(methods: list[str], sets: list[str]) -> list[Run]:
-    return [Run(m, name, TUNING_SEED, rate) for name in sets for rate in RATES for m in methods]
+    return [Run(m, name, TUNING_SEED, rate) for name in sets for rate in SETS[name].rates for m in methods]
 
 
 def best_rate(method: str, prompt_set: str, rows: list[dict]) -> float:
     """The rate with the highest final accuracy on the tuning seed."""
     tuned = {row["rate"]: row["accuracy"] for row in finals(rows, method, prompt_set) if row["seed"] == TUNING_SEED}
-    return max(RATES, key=tuned.__getitem__)
+    return max(SETS[prompt_set].rates, key=tuned.__getitem__)
 
 
 def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
@@ -112,10 +130,13 @@ def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
     return list(last.values())
 
 
-def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
-    method = METHODS[run.method]
+def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: int | None, eval_every: int) -> Run:
+    method, task = METHODS[run.method], SETS[run.prompt_set]
     options = method.options | {"learning_rate": run.rate}
-    record = run._asdict() | train_once(run, options, method.prompts_per_step, task_dir, steps, eval_every)
+    prompts = method.prompts_per_step * task.rollouts_per_step // ROLLOUTS_PER_STEP
+    record = run._asdict() | train_once(
+        run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task
+    )
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run
@@ -142,23 +163,39 @@ def results(runs_dir: Path) -> list[dict]:
 
 def table(rows: list[dict], prompt_set: str) -> str:
     """The rates that were tried on the tuning seed, and what the best of them gives on the others."""
-    lines = []
+    lines, rates = [], SETS[prompt_set].rates
     for method in METHODS:
         runs = finals(rows, method, prompt_set)
         tuned = {row["rate"]: row["accuracy"] for row in runs if row["seed"] == TUNING_SEED}
-        if len(tuned) < len(RATES):
+        if len(tuned) < len(rates):
             continue
         best = best_rate(method, prompt_set, rows)
         reported = [row for row in runs if row["seed"] != TUNING_SEED and row["rate"] == best]
-        line = {"Method": method} | {f"{rate:g}": f"{tuned[rate]:.3f}" for rate in RATES}
+        line = {"Method": method} | {f"{rate:g}": f"{tuned[rate]:.3f}" for rate in rates}
         line["Seeds"] = str(len(reported))
         for name in ("accuracy", "pass@8"):
             line[name] = f"{mean(row[name] for row in reported):.3f}" if reported else ""
         line["1k tokens"] = f"{mean(row['generated_tokens'] for row in runs) / 1e3:.0f}"
         line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in runs):.0f}"
         lines.append(line)
+    if not lines:
+        return "No method has been tried at every rate yet."
     columns = {name: lambda row, name=name: row[name] for name in lines[0]}
     return markdown(lines, columns)
+
+
+def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:
+    """Make base models and prompts that are not there yet."""
+    if any(name.startswith("sorting") for name in sets):
+        prepare_sorting(sorting_dir)
+    if all(name.startswith("sorting") for name in sets):
+        return
+    prepare(task_dir)
+    data = task_dir / "learning"
+    if not (data / "hard_train.jsonl").exists():  # written last
+        prompt_sets.build(task_dir / "base", data)
+    if "large" in sets and not (data / "large_train.jsonl").exists():
+        prompt_sets.build_large(task_dir / "base", data)
 
 
 def main() -> None:
@@ -166,10 +203,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help="By default 100, of sorting 60.")
     parser.add_argument("--eval_every", type=int, default=20, help="Steps between evaluations.")
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
+    parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Those of sorting.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
     parser.add_argument(
         "--table", action="store_true", help="Only store the runs there are and fill docs/baseline.md."
@@ -182,14 +220,10 @@ def main() -> None:
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    prepare(args.task_dir)
-    data = args.task_dir / "learning"
-    if not (data / "hard_train.jsonl").exists():  # written last
-        prompt_sets.build(args.task_dir / "base", data)
-    if "large" in args.sets and not (data / "large_train.jsonl").exists():
-        prompt_sets.build_large(args.task_dir / "base", data)
+    prepare_sets(args.sets, args.task_dir, args.sorting_dir)
+    task_dirs = {name: args.sorting_dir if name.startswith("sorting") else args.task_dir for name in SETS}
     work = functools.partial(
-        train_and_save, runs_dir=args.output_dir, task_dir=args.task_dir, steps=args.steps, eval_every=args.eval_every
+        train_and_save, runs_dir=args.output_dir, task_dirs=task_dirs, steps=args.steps, eval_every=args.eval_every
     )
     in_repository = {Run(*(row[name] for name in Run._fields)) for row in load_rows("equal_tokens")}
 

@@ -54,7 +54,11 @@ def pass_at_k(rates: np.ndarray, k: int) -> float:
 
 @torch.no_grad()
 def sampled_entropy(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], seed: int = 0
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    max_new_tokens: int = MAX_ANSWER_TOKENS,
+    seed: int = 0,
 ) -> float:
     """Entropy of the policy in nats, mean over the tokens of one sampled completion per prompt."""
     inputs = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
@@ -67,7 +71,7 @@ def sampled_entropy(
             **inputs,
             do_sample=True,
             top_k=0,
-            max_new_tokens=MAX_ANSWER_TOKENS,
+            max_new_tokens=max_new_tokens,
             output_logits=True,
             return_dict_in_generate=True,
         )
@@ -76,6 +80,13 @@ def sampled_entropy(
     ended = output.sequences[:, inputs["input_ids"].size(1) :] == tokenizer.eos_token_id
     is_token = ended.cumsum(1) - ended.long() == 0  # up to and with the end-of-sequence token
     return float(entropies[is_token].mean())
+
+
+def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> dict:
+    """Accuracy and pass@k, exact; entropy on one sample per prompt."""
+    rates = pass_rates(model, tokenizer, rows)
+    evaluation = {"accuracy": float(rates.mean())} | {f"pass@{k}": pass_at_k(rates, k) for k in PASS_AT}
+    return evaluation | {"entropy": sampled_entropy(model, tokenizer, rows["prompt"])}
 
 
 def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_000) -> None:
@@ -131,6 +142,13 @@ def write(path: Path, rows: Dataset) -> None:
 
 def read(path: Path) -> Dataset:
     return Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def read_set(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset, Dataset]:
+    """Training and test prompts of a set, and those without selection."""
+    files = (f"{prompt_set}_train.jsonl", f"{prompt_set}_test.jsonl", "spread_test.jsonl")
+    train, test, spread = (read(task_dir / "learning" / name) for name in files)
+    return train, test, spread
 
 
 def load(base: Path):

@@ -13,12 +13,14 @@ import logging
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -26,7 +28,6 @@ from ada_trl.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, prepare
 
 from . import prompt_sets
-from .dapo import DapoTrainer, dapo_arguments
 
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,23 @@ COMMON = {
 }
 
 
+class Task(NamedTuple):
+    """What is learnt, from the base model in the folder `base` of the task's directory."""
+
+    reward: Callable
+    options: dict  # on top of COMMON
+    rollouts_per_step: int
+    steps: int
+    rates: tuple[float, ...]  # learning rates to choose from
+    read: Callable[[Path, str], tuple[Dataset, Dataset, Dataset | None]]  # training, test and unselected prompts
+    evaluate: Callable[..., dict]  # of model, tokenizer and test prompts
+
+
+ADDITION = Task(
+    exact_match, {}, 128, STEPS, rates=(1e-4, 2e-4, 4e-4), read=prompt_sets.read_set, evaluate=prompt_sets.evaluate
+)
+
+
 def _grpo(n: int) -> dict:
     return {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}
 
@@ -68,7 +86,7 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
-    "DAPO n=4": dapo_arguments(4) | {"max_rounds": 8},
+    "DAPO n=4": _grpo(4) | {"unresolved": "replace", "max_replacements": 7},
     "Seq-pos": _seq("seq-pos"),
     "Seq-balance": _seq("seq-balance"),
     "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),
@@ -100,10 +118,11 @@ def grid(methods: list[str], sets: list[str], seeds: list[int]) -> list[Run]:
 
 
 class Recorder(TrainerCallback):
-    """Evaluates exactly, and measures what a step takes without that."""
+    """Evaluates, and measures what a step takes without that."""
 
-    def __init__(self, model, tokenizer, test, spread, every: int):
+    def __init__(self, model, tokenizer, test, spread, every: int, evaluate: Callable[..., dict]):
         self.model, self.tokenizer, self.test, self.spread, self.every = model, tokenizer, test, spread, every
+        self.measure = evaluate
         self.evaluations: list[dict] = []
         self.seconds: list[dict] = []
 
@@ -121,11 +140,8 @@ class Recorder(TrainerCallback):
             self.evaluate(state.global_step, last)
 
     def evaluate(self, step: int, last: bool) -> None:
-        rates = prompt_sets.pass_rates(self.model, self.tokenizer, self.test)
-        evaluation = {"step": step, "accuracy": float(rates.mean())}
-        evaluation |= {f"pass@{k}": prompt_sets.pass_at_k(rates, k) for k in prompt_sets.PASS_AT}
-        evaluation["entropy"] = prompt_sets.sampled_entropy(self.model, self.tokenizer, self.test["prompt"])
-        if step == 0 or last:
+        evaluation = {"step": step} | self.measure(self.model, self.tokenizer, self.test)
+        if self.spread is not None and (step == 0 or last):
             evaluation["by_difficulty"] = self.by_difficulty()
         self.evaluations.append(evaluation)
 
@@ -144,13 +160,14 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
     names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
     names += ["baseline/explained", "baseline/explained_leave_one_out", "baseline/prior_strength"]
+    names += ["stream/new", "stream/cut_off", "stream/replaced", "stream/passed_over", "stream/pass_rate"]
     names += [f"active_prompts/round_{k}" for k in range(1, 5)]
     return {
         "step": logs["step"],
         "reward": logs["reward"],
         "entropy": logs["entropy"],
         "grad_norm": logs["grad_norm"],
-        "rollouts": round(ada["samples_per_prompt/mean"] * prompts_per_step),
+        "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("stream/asked", prompts_per_step)),
         "rounds": ada["rounds/mean"],
         "generated_tokens": round(ada["tokens/generated"]),
         "trained_tokens": round(ada["tokens/generated"] - ada["tokens/discarded"]),
@@ -164,19 +181,15 @@ def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
     return {**run._asdict(), **train_once(run, METHODS[run.method], PROMPTS_PER_STEP, task_dir, steps, eval_every)}
 
 
-def train_once(run, options: dict, prompts_per_step: int, task_dir: Path, steps: int, eval_every: int) -> dict:
+def train_once(
+    run, options: dict, prompts_per_step: int, task_dir: Path, steps: int, eval_every: int, task: Task = ADDITION
+) -> dict:
     """Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations."""
     torch.set_num_threads(1)
-    options = COMMON | options
+    options = COMMON | task.options | options
     model, tokenizer = prompt_sets.load(task_dir / "base")
-    data = task_dir / "learning"
-    recorder = Recorder(
-        model,
-        tokenizer,
-        prompt_sets.read(data / f"{run.prompt_set}_test.jsonl"),
-        prompt_sets.read(data / "spread_test.jsonl"),
-        eval_every,
-    )
+    train_rows, test, spread = task.read(task_dir, run.prompt_set)
+    recorder = Recorder(model, tokenizer, test, spread, eval_every, task.evaluate)
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
@@ -185,12 +198,11 @@ def train_once(run, options: dict, prompts_per_step: int, task_dir: Path, steps:
             seed=run.seed,
             **options,
         )
-        trainer_class = DapoTrainer if run.method.startswith("DAPO") else AdaGRPOTrainer
-        trainer = trainer_class(
+        trainer = AdaGRPOTrainer(
             model,
-            exact_match,
+            task.reward,
             args,
-            prompt_sets.read(data / f"{run.prompt_set}_train.jsonl"),
+            train_rows,
             processing_class=tokenizer,
             callbacks=[recorder],
         )

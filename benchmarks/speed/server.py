@@ -8,7 +8,13 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 - Seq-balance, no barrier and no rounds ahead of time (`vllm_speculative_rounds=0`),
 - Seq-balance with a barrier per round ([`BarrierTrainer`]),
 - GRPO with n = 4, and
-- GRPO with the n that draws as many rollouts as Seq-balance did.
+- GRPO with the n that draws as many rollouts as Seq-balance did,
+
+or, with `--stream`, at GRPO's rows, with prompts from the stream:
+
+- GRPO with n = 4,
+- refill, without and with a barrier per round,
+- rounds across steps, four rollouts per prompt and one.
 
 It ends with a simulation of the other extreme, a server with capacity to spare, where a decoding step takes the same
 time whatever the batch, as on a GPU that is not full: this machine's server is bound by throughput instead.
@@ -32,6 +38,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition, Rollout, eliminate_per_prompt
+from ada_trl.prompts.lanes import Candidate, Lane, lane_done
 from ada_trl.rollouts.source import RolloutSource
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
@@ -73,8 +80,8 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
 class BarrierTrainer(AdaGRPOTrainer):
     """Completes each round for all of a process's prompts before the next begins, for comparison."""
 
-    def _build_source(self, own: list[dict], owners: list[int]) -> RolloutSource:
-        source = super()._build_source(own, owners)
+    def _build_source(self, own: list[dict], owners: list[int], lanes=None) -> RolloutSource:
+        source = super()._build_source(own, owners, lanes)
         source.barrier = True
         return source
 
@@ -133,6 +140,46 @@ def report(name: str, logs: list[dict]) -> str:
     return line
 
 
+def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
+    grpo = {"adaptive_sampling": "uniform"}
+    refill = grpo | {"unresolved": "replace", "max_replacements": 7}
+    across = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
+    settings = {  # rollouts per prompt, class, options
+        "GRPO n=4": (4, AdaGRPOTrainer, grpo),
+        "Refill": (4, AdaGRPOTrainer, refill),
+        "Refill, barrier per round": (4, BarrierTrainer, refill),
+        "Rounds across steps, n=4": (4, AdaGRPOTrainer, across),
+        "Rounds across steps, n=1": (1, AdaGRPOTrainer, across),
+    }
+    runs: dict[str, list[list[dict]]] = {name: [] for name in settings}
+    for seed in range(repeats):
+        for name, (n, trainer_class, options) in settings.items():
+            runs[name].append(train(url, model, prompts * 4 // n, n, steps, seed, trainer_class, **options))
+    print(f"\n{repeats} interleaved repeats of {steps - 1} steps of {prompts * 4} rows, seconds")
+    for name, logs in runs.items():
+        print(report(name, [step for run in logs for step in run]))
+    print_ratios(
+        runs,
+        (
+            ("Refill", "Refill, barrier per round"),
+            ("Rounds across steps, n=4", "GRPO n=4"),
+            ("Rounds across steps, n=1", "GRPO n=4"),
+        ),
+    )
+
+
+def print_ratios(runs: dict[str, list[list[dict]]], pairs) -> None:
+    """Of mean step times, and in brackets of the single repeats."""
+
+    def seconds(run: list[dict]) -> float:
+        return mean(step["step_time"] for step in run)
+
+    for one, other in pairs:
+        ratio = mean(map(seconds, runs[one])) / mean(map(seconds, runs[other]))
+        single = [seconds(a) / seconds(b) for a, b in zip(runs[one], runs[other], strict=True)]
+        print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
+
+
 def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     per_prompt, patient, barrier, grpo, same = (
         "Seq-balance",
@@ -153,31 +200,23 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
     for name, logs in runs.items():
         print(report(name, [step for run in logs for step in run]))
 
-    def seconds(run: list[dict]) -> float:
-        return mean(step["step_time"] for step in run)
-
-    for one, other in (
-        (per_prompt, barrier),
-        (patient, barrier),
-        (per_prompt, grpo),
-        (per_prompt, same),
-        (barrier, same),
-    ):
-        ratio = mean(map(seconds, runs[one])) / mean(map(seconds, runs[other]))
-        single = [seconds(a) / seconds(b) for a, b in zip(runs[one], runs[other], strict=True)]
-        print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
+    pairs = ((per_prompt, barrier), (patient, barrier), (per_prompt, grpo), (per_prompt, same), (barrier, same))
+    print_ratios(runs, pairs)
 
 
-def simulated_seconds(num_prompts: int, seed: int, **options) -> tuple[float, float]:
+def simulated_seconds(num_prompts: int, seed: int, refill: bool = False, **options) -> tuple[float, float]:
     """
-    Decoding steps until all prompts are done on a server with capacity to spare, and tokens generated. Lengths are lognormal (median 26, σ = 1.2), cut at 300 as above; pass rates are uniform.
+    Decoding steps until all prompts are done on a server with capacity to spare, and tokens generated: of Seq-balance with 8
+    rollouts per round, or of `refill` with 4 and up to 7 replacements. Lengths are lognormal (median 26, σ = 1.2), cut at 300
+    as above; pass rates are uniform.
     """
     rng = np.random.default_rng(seed)
-    pass_rates = rng.random(num_prompts)
+    size = 4 if refill else 8
+    pass_rates = rng.random((num_prompts, 8))  # of a prompt, and of those in its place
     now, tokens, under_way = 0.0, 0.0, []
 
     def submit(prompt: int, first_draw: int) -> None:
-        drawn = np.minimum(26 * np.exp(1.2 * rng.standard_normal(8)), MAX_TOKENS)
+        drawn = np.minimum(26 * np.exp(1.2 * rng.standard_normal(size)), MAX_TOKENS)
         heapq.heappush(under_way, (now + drawn.max(), prompt, first_draw))
         nonlocal tokens
         tokens += drawn.sum()
@@ -185,11 +224,19 @@ def simulated_seconds(num_prompts: int, seed: int, **options) -> tuple[float, fl
     def collect() -> list[tuple[int, list[Rollout]]]:
         nonlocal now
         now, prompt, first_draw = heapq.heappop(under_way)
-        rewards = (rng.random(8) < pass_rates[prompt]).astype(float).tolist()
+        p = pass_rates[prompt, first_draw // size if refill else 0]
+        rewards = (rng.random(size) < p).astype(float).tolist()
         return [(prompt, first_draw, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
 
-    loop = {"samples_per_round": 8, "max_rounds": 4, "positive_threshold": 0.7, "max_in_flight": num_prompts}
-    eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), **loop, **options)
+    loop = {"samples_per_round": size, "positive_threshold": 0.7, "max_in_flight": num_prompts, **options}
+    if refill:
+        replace = {"exit_condition": ExitCondition(1, 1), "samples_per_round": size, "max_rounds": 1}
+        loop["pools"] = [
+            Lane(0.7, [Candidate(i) for i in range(8)], fixed_budget=False, **replace) for _ in range(num_prompts)
+        ]
+        eliminate_per_prompt(num_prompts, submit, collect, lane_done, max_rounds=8, **loop)
+    else:
+        eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)
     return now, tokens
 
 
@@ -200,6 +247,8 @@ def simulate(repeats: int = 200) -> None:
             "barrier": {"barrier": True},
             "none": {},
             "rounds ahead of time": {"speculate_below": num_prompts // 4},
+            "refill, barrier": {"refill": True, "barrier": True},
+            "refill": {"refill": True},
         }
         results = {
             kind: np.mean([simulated_seconds(num_prompts, seed, **options) for seed in range(repeats)], axis=0)
@@ -208,7 +257,9 @@ def simulate(repeats: int = 200) -> None:
         ratios = [
             f"{kind}: time {t:.2f} tokens {k:.2f}"
             for kind, (t, k) in (
-                (kind, value / results["barrier"]) for kind, value in results.items() if kind != "barrier"
+                (kind, value / results["refill, barrier" if "refill" in kind else "barrier"])
+                for kind, value in results.items()
+                if "barrier" not in kind
             )
         ]
         print(f"  {num_prompts:4d} prompts   {'   '.join(ratios)}")
@@ -221,6 +272,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--reward_ms", type=float, default=1.0)
+    parser.add_argument("--stream", action="store_true", help="Compare what takes its prompts from the stream.")
     parser.add_argument("--log", type=Path, default=None, help="File for the server's output.")
     args = parser.parse_args()
     REWARD_SECONDS = args.reward_ms / 1000
@@ -233,7 +285,8 @@ def main() -> None:
         with running_server(
             Path(directory) / "model", port, args.log or Path(directory) / "log", max_model_len=512
         ) as url:
-            compare(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)
+            work = compare_stream if args.stream else compare
+            work(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)
     simulate()
 
 

@@ -29,6 +29,7 @@ LABELS = {
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
     "posterior": "Posterior",
+    "rounds": "Rounds across steps, 1 rollout each",
 }
 
 

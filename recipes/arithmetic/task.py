@@ -9,6 +9,7 @@ configurations in this folder start from. `ada-trl train` does the same by itsel
 import argparse
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,9 +28,9 @@ MAX_ANSWER_TOKENS = MAX_DIGITS + 2  # one carry and the end-of-sequence token
 LEARNING_RATE = 2e-3  # of the pretraining
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """A character tokenizer: one token per digit and sign, built on the spot."""
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -37,7 +38,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, hidden_size: int = 128, num_layers: int = 4, seed: int = 0
+    tokenizer: PreTrainedTokenizerFast,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    seed: int = 0,
+    max_position_embeddings: int = 64,
 ) -> Qwen2ForCausalLM:
     """A randomly initialised Qwen2 (858 thousand parameters with the default sizes)."""
     set_seed(seed)
@@ -49,7 +54,7 @@ def build_model(
             num_hidden_layers=num_layers,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=64,
+            max_position_embeddings=max_position_embeddings,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -88,13 +93,39 @@ def pretrain(
     """
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)  # warm-up
     rows, held_out = problems(12_000, seed=seed + 1), problems(256, seed=seed + 2)
-    batches = DataLoader(
+    imitate(
+        model,
+        tokenizer,
         list(zip(rows["prompt"], rows["answer"], strict=True)),
+        lambda: sampled_accuracy(model, tokenizer, held_out),
+        steps,
+        target=target,
+        check_every=check_every,
         batch_size=batch_size,
-        sampler=RandomSampler(rows, replacement=True, num_samples=steps * batch_size),
+    )
+    save(model, tokenizer, output_dir)
+
+
+def imitate(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    pairs: list[tuple[str, str]],
+    accuracy: Callable[[], float],
+    steps: int,
+    *,
+    target: float,
+    check_every: int = 50,
+    batch_size: int = 64,
+    learning_rate: float = LEARNING_RATE,
+) -> None:
+    """Supervised learning of prompts and completions, until a check of `accuracy` gives `target` or for `steps` steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)  # warm-up
+    batches = DataLoader(
+        pairs,
+        batch_size=batch_size,
+        sampler=RandomSampler(pairs, replacement=True, num_samples=steps * batch_size),
         collate_fn=lambda pairs: collate(tokenizer, pairs),
     )
     progress = tqdm(batches, desc="Pretraining the base model", unit="step")
@@ -105,12 +136,16 @@ def pretrain(
         schedule.step()
         optimizer.zero_grad()
         if step % check_every == 0:
-            accuracy = sampled_accuracy(model, tokenizer, held_out)
-            progress.set_postfix(accuracy=f"{accuracy:.2f}", target=target)
-            if accuracy >= target:
+            reached = accuracy()
+            progress.set_postfix(accuracy=f"{reached:.2f}", target=target)
+            if reached >= target:
                 break
     progress.close()
-    unfinished = output_dir.with_name(f".{output_dir.name}.unfinished")  # so that what is there is always whole
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output_dir: Path) -> None:
+    """What is in `output_dir` is always a whole model."""
+    unfinished = output_dir.with_name(f".{output_dir.name}.unfinished")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     os.replace(unfinished, output_dir)

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.cli import start
 from ada_trl.engine.client import VLLMServerError
 from ada_trl.engine.vllm import AdaVLLMGeneration
 from ada_trl.engine.weight_sync import WeightSync
@@ -229,3 +230,22 @@ def test_recipes_train(recipe, server, task_dir, tmp_path):
     assert len(differences) == 2 and max(differences) < 1e-4
     assert [logs["step"] for logs in history if "eval_reward" in logs] == [0, 2]
     assert (tmp_path / ("adapter_model.safetensors" if recipe == "vllm-lora" else "model.safetensors")).exists()
+
+
+@pytest.mark.parametrize("sync", ["disk", "lora"])
+def test_check_proves_the_weights_and_leaves_nothing(sync, server, task_dir, tmp_path, capsys):
+    words = {
+        "model_name_or_path": task_dir / "base",
+        "dataset_name": task_dir / "data",
+        "output_dir": tmp_path / "run",
+    }
+    words |= {"reward_funcs": "recipes.arithmetic.task.exact_match", "use_vllm": True, "vllm_mode": "server"}
+    words |= {"vllm_server_base_url": server, "vllm_weight_sync": sync, "learning_rate": 0.01, "use_cpu": True}
+    words |= {"bf16": "false", "gradient_checkpointing": "false", "max_completion_length": 6}
+    lora = ["--use_peft", f"--lora_r={RANK}", "--lora_target_modules=all-linear"] * (sync == "lora")
+    start("check", [f"--{name}={value}" for name, value in words.items()] + lora)
+    printed = capsys.readouterr().out
+    assert f"sent by {sync!r}" in printed and "weights after the step" in printed
+    assert list(tmp_path.iterdir()) == [] and our_threads() == []
+    models = requests.get(f"{server}/v1/models", timeout=10).json()["data"]
+    assert [model["id"] for model in models] == [str(task_dir / "base")]

@@ -1,0 +1,130 @@
+"""A lane asks one prompt after another, at its own pace."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..core import ExitCondition, Pool, Rollout
+
+
+class Candidate(NamedTuple):
+    """
+    A prompt that a lane may ask, with what earlier steps have drawn of it.
+
+    Args:
+        position (`int`):
+            Of its row, in the stream.
+        rounds (`int`, *optional*, defaults to `0`), positives (`int`, *optional*, defaults to `0`), negatives (`int`, *optional*, defaults to `0`):
+            Drawn before.
+        in_order (`bool`, *optional*, defaults to `True`):
+            Whether it is asked because its turn has come in the data's order, so that it stands for the data set.
+    """
+
+    position: int
+    rounds: int = 0
+    positives: int = 0
+    negatives: int = 0
+    in_order: bool = True
+
+
+class Lane(Pool):
+    """
+    Everything that one place of the batch draws in a step, of one prompt after another. Lanes know nothing of each other:
+    what one draws depends on its own past only, so a step gives the same rollouts whether its lanes wait for each other
+    (rounds) or not (a server), on however many processes.
+
+    A prompt leaves after the round that meets its exit condition, or after its last round. The next candidate follows
+
+    - in a lane with a fixed budget, always: every rollout is trained on, and the budget ends the lane, not the prompt. A
+      prompt that has not left by then can go on in the next step.
+    - otherwise, only if all signals of the prompt that leaves are equal: it is replaced, as in the dynamic sampling of
+      [DAPO](https://huggingface.co/papers/2503.14476).
+
+    Args:
+        positive_threshold (`float`):
+            See [`~core.Pool`].
+        candidates (`Sequence[Candidate]`):
+            At least one; with a fixed budget one per round.
+        exit_condition ([`~core.ExitCondition`]):
+            When a prompt has drawn enough, over all steps.
+        samples_per_round (`int`):
+            Rollouts of a round.
+        max_rounds (`int`):
+            Of a prompt, over all steps.
+        fixed_budget (`bool`):
+            See above.
+    """
+
+    def __init__(
+        self,
+        positive_threshold: float,
+        candidates: Sequence[Candidate],
+        *,
+        exit_condition: ExitCondition,
+        samples_per_round: int,
+        max_rounds: int,
+        fixed_budget: bool,
+    ):
+        super().__init__(positive_threshold)
+        self.candidates = candidates
+        self.pools = [Pool(positive_threshold) for _ in candidates]  # of this step
+        self.current = 0  # which candidate is asked
+        self.done = False
+        self._asked: list[int] = [0]  # by round of the lane, which candidate
+        self._exit_condition, self._max_rounds = exit_condition, max_rounds
+        self._samples_per_round, self._fixed_budget = samples_per_round, fixed_budget
+
+    def asked_at(self, draw: int) -> int:
+        """Which of the candidates draw `draw` of the lane belongs to; known once the round before is over."""
+        return self._asked[draw // self._samples_per_round]
+
+    @property
+    def asked(self) -> range:
+        """The candidates that have drawn something in this step."""
+        return range(sum(1 for pool in self.pools if len(pool)))
+
+    def history(self, index: int) -> Candidate:
+        """A candidate with what it has drawn until now."""
+        candidate, pool = self.candidates[index], self.pools[index]
+        return candidate._replace(
+            rounds=candidate.rounds + len(pool) // self._samples_per_round,
+            positives=candidate.positives + pool.positives,
+            negatives=candidate.negatives + pool.negatives,
+        )
+
+    def resolved(self, index: int) -> bool:
+        """Whether a candidate has met its exit condition, over all steps."""
+        known, needed = self.history(index), self._exit_condition
+        return known.positives >= needed.min_positives and known.negatives >= needed.min_negatives
+
+    def is_silent(self, index: int) -> bool:
+        """Whether all signals of a candidate are equal, so that shaping terms beside them cannot fake a contrast."""
+        pool = self.pools[index]
+        return len({rollout.signal for rollout in pool.rollouts if pool.is_scored(rollout)}) <= 1
+
+    @property
+    def unfinished(self) -> Candidate | None:
+        """The prompt that was asked last, if it has to go on."""
+        last = self.asked[-1]
+        over = self.resolved(last) or self.history(last).rounds >= self._max_rounds
+        return None if over else self.history(last)._replace(in_order=False)
+
+    def add(self, rollout: Rollout) -> None:
+        super().add(rollout)
+        pool = self.pools[self.current]
+        pool.add(rollout._replace(draw=len(pool)))
+        if not len(self) % self._samples_per_round:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        if self.unfinished is None:
+            goes_on = self._fixed_budget or self.is_silent(self.current)
+            if not goes_on or self.current + 1 == len(self.candidates):
+                self.done = True
+                return
+            self.current += 1
+        self._asked.append(self.current)
+
+
+def lane_done(lane: Lane) -> bool:
+    """The exit condition of a loop over lanes."""
+    return lane.done

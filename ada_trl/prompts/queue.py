@@ -1,0 +1,205 @@
+"""What each lane of a step asks: prompts that go on, and new ones of the stream, in its order or chosen by expected gain."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..core import ExitCondition
+from ..notices import get_logger
+from .lanes import Candidate, Lane
+from .stream import PromptStream
+
+
+logger = get_logger(__name__)
+
+RETURNING_SHARE = 0.75  # of the lanes, at most, for prompts that go on: a hard set cannot fill the batch
+EXPLORING_SHARE = 0.25  # of the new prompts, at least, in the data's order
+MAX_PASSED_OVER = 8  # times, then a prompt is asked
+
+
+class Beliefs(NamedTuple):
+    """
+    What is expected of candidates.
+
+    Args:
+        keys (`list[str]`):
+            What tells each prompt from others, across epochs.
+        gains (`list[float]`, *optional*):
+            Expected gain of asking each; `None` while that is not known better than by a guess.
+        pass_rate (`float`):
+            Mean over the candidates.
+    """
+
+    keys: list[str]
+    gains: list[float] | None
+    pass_rate: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """
+    How the lanes of a step work.
+
+    Args:
+        lanes (`int`):
+            How many there are.
+        candidates_per_lane (`int`):
+            Prompts that a lane may ask one after another.
+        exit_condition ([`~core.ExitCondition`]), max_rounds (`int`), fixed_budget (`bool`), positive_threshold (`float`):
+            See [`Lane`].
+        choices_per_prompt (`int`):
+            Of how many new prompts one is chosen; 1 takes all, in the data's order.
+    """
+
+    lanes: int
+    candidates_per_lane: int
+    exit_condition: ExitCondition
+    max_rounds: int
+    fixed_budget: bool
+    positive_threshold: float
+    choices_per_prompt: int = 1
+
+
+class PromptQueue:
+    """
+    Hands out the prompts of each step, `open`, and takes back what goes on or was not needed, `close`. All processes do
+    both with the same arguments, so they agree.
+    """
+
+    def __init__(self, stream: PromptStream, schedule: Schedule):
+        self.stream, self.schedule = stream, schedule
+        self.returning: list[Candidate] = []
+        self.chosen: list[int] = []  # positions that were chosen, and not needed yet
+        self.passed_over: dict[str, int] = {}  # by key, how often since it was last asked
+        self.metrics: dict[str, float] = {}  # of the step under way
+        self._before: dict[str, Any] = {}
+        self._seen_useless = 0  # steps without beliefs
+        self._new: list[Candidate] = []  # that this step may ask
+
+    def open(self, beliefs: Callable[[list[int]], Beliefs] | None = None) -> list[list[Candidate]]:
+        """
+        The candidates of each lane: first the prompts that go on, one per lane, then new ones, round by round.
+
+        Args:
+            beliefs (`Callable[[list[int]], Beliefs]`, *optional*):
+                Of positions in the stream. Called once if there is a choice.
+        """
+        self._before, self.metrics = self._state(), {}
+        schedule, returning = self.schedule, self.returning
+        lanes: list[list[Candidate]] = [[candidate] for candidate in returning]
+        lanes += [[] for _ in range(schedule.lanes - len(lanes))]
+        number = schedule.lanes * schedule.candidates_per_lane - len(returning)
+        new = self._new = self._choose(number, {candidate.position for candidate in returning}, beliefs)
+        waiting = iter(new)
+        for size in range(schedule.candidates_per_lane):
+            for lane in lanes:
+                if len(lane) == size and (candidate := next(waiting, None)) is not None:
+                    lane.append(candidate)
+        if any(not lane for lane in lanes):
+            raise ValueError(
+                f"A step asks {schedule.lanes} different prompts, but the training data set has only "
+                f"{len(new) + len(returning)}. Use a smaller batch or a larger data set."
+            )
+        return lanes
+
+    def lanes(self, candidates: Sequence[Sequence[Candidate]], sizes: Sequence[int]) -> list[Lane]:
+        """One lane per entry, which draws `sizes` rollouts per round."""
+        s = self.schedule
+        return [
+            Lane(
+                s.positive_threshold,
+                of_lane,
+                exit_condition=s.exit_condition,
+                samples_per_round=size,
+                max_rounds=s.max_rounds,
+                fixed_budget=s.fixed_budget,
+            )
+            for of_lane, size in zip(candidates, sizes, strict=True)
+        ]
+
+    def close(self, lanes: Sequence[Lane]) -> dict[str, float]:
+        """What goes on, what was not needed, and what is logged of it."""
+        asked = [lane.candidates[i] for lane in lanes for i in lane.asked]
+        used = {candidate.position for candidate in asked}
+        unused = [candidate for candidate in self._new if candidate.position not in used]
+        self.stream.put_back([candidate.position for candidate in unused if candidate.in_order])
+        self.chosen = [candidate.position for candidate in unused if not candidate.in_order] + self.chosen
+        going_on = [lane.unfinished for lane in lanes] if self.schedule.fixed_budget else []
+        going_on = sorted((c for c in going_on if c is not None), key=lambda candidate: candidate.rounds)
+        self.returning = going_on[: int(RETURNING_SHARE * self.schedule.lanes)]
+        self.stream.forget({candidate.position for candidate in self.returning} | {*self.chosen})
+        new = sum(not candidate.rounds for candidate in asked)
+        return self.metrics | {
+            "stream/new": new / len(asked),
+            "stream/returned": 1 - new / len(asked),
+            "stream/cut_off": float(len(going_on) - len(self.returning)),
+            "stream/replaced": 0.0 if self.schedule.fixed_budget else float(len(asked) - len(lanes)),
+            "stream/queue": float(len(self.returning) + len(self.chosen) + self.stream.put_back_rows),
+            "stream/epoch": self.stream.epoch,
+        }
+
+    def _choose(
+        self, number: int, exclude: set[int], beliefs: Callable[[list[int]], Beliefs] | None
+    ) -> list[Candidate]:
+        """`number` new prompts, those first that were chosen before."""
+        factor = self.schedule.choices_per_prompt
+        if factor == 1 or beliefs is None:
+            return [Candidate(position) for position in self.stream.take(number, exclude)]
+        taken = [position for position in self.chosen if position not in exclude][:number]
+        self.chosen = [position for position in self.chosen if position not in taken]
+        chosen = [Candidate(position, in_order=False) for position in taken]
+        number -= len(chosen)
+        if not number:
+            return chosen
+        positions = self.stream.take(factor * number, exclude | {candidate.position for candidate in chosen})
+        keys, gains, pass_rate = beliefs(positions)
+        self.metrics = {"stream/pass_rate": pass_rate, "stream/passed_over": 0.0}
+        self.metrics["stream/most_passed_over"] = float(max(self.passed_over.values(), default=0))
+        if gains is None:
+            self._say_that_nothing_is_known()
+            self.stream.put_back(positions[number:])
+            return chosen + [Candidate(position) for position in positions[:number]]
+        return chosen + self._best(positions, keys, gains, number)
+
+    def _best(self, positions: list[int], keys: list[str], gains: list[float], number: int) -> list[Candidate]:
+        """A share in the data's order, what has been passed over too often, and then what is expected to teach most."""
+        every = range(len(positions))
+        due = [i for i in every if self.passed_over.get(keys[i], 0) >= MAX_PASSED_OVER]
+        exploring = [i for i in every if i not in due][: math.ceil(EXPLORING_SHARE * number)]
+        first = (due + exploring)[:number]
+        rest = sorted((i for i in every if i not in first), key=lambda i: (-gains[i], i))
+        chosen = sorted(first + rest[: number - len(first)])
+        for i in every:
+            if i in chosen:
+                self.passed_over.pop(keys[i], None)
+            else:
+                self.passed_over[keys[i]] = self.passed_over.get(keys[i], 0) + 1
+        self.metrics |= {
+            "stream/passed_over": float(len(positions) - len(chosen)),
+            "stream/most_passed_over": float(max(self.passed_over.values(), default=0)),
+        }
+        return [Candidate(positions[i], in_order=i in exploring) for i in chosen]
+
+    def _say_that_nothing_is_known(self) -> None:
+        self._seen_useless += 1
+        if self._seen_useless == 20:
+            logger.warning(
+                f"prompt_candidates={self.schedule.choices_per_prompt} has asked prompts in the data's order for 20 steps: "
+                "the estimated pass rates tell the prompts of a batch no better apart than its mean does. It chooses as soon "
+                "as they do."
+            )
+
+    def _state(self) -> dict[str, Any]:
+        returning = [candidate._asdict() for candidate in self.returning]
+        state = {"stream": self.stream.state_dict(), "returning": returning, "chosen": list(self.chosen)}
+        return state | {"passed_over": dict(self.passed_over)}
+
+    def state_dict(self, *, before_last_step: bool) -> dict[str, Any]:
+        """For `load_state_dict`; of the time before the last `open` if its rollouts are still being trained on."""
+        return self._before if before_last_step else self._state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stream.load_state_dict(state["stream"])
+        self.returning = [Candidate(**candidate) for candidate in state["returning"]]
+        self.chosen, self.passed_over = list(state["chosen"]), dict(state["passed_over"])

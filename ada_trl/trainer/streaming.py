@@ -1,0 +1,198 @@
+"""Prompts from a stream of the data set, for the modes in which a step asks other ones than the loader's next."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets import Dataset, IterableDataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..core import Pool, Rollout, prompt_weight
+from ..files import atomic_write
+from ..notices import get_logger
+from ..prompts.lanes import Candidate, Lane
+from ..prompts.queue import Beliefs, PromptQueue, Schedule
+from ..prompts.stream import PromptStream
+from .engine import WithEngine
+from .replay import prompt_weighting, select_groups
+
+
+logger = get_logger(__name__)
+
+QUEUE_FILE = "ada_prompt_queue.json"
+
+
+@dataclass
+class Asked:
+    """
+    The prompts that the lanes of a step have asked; one entry each, lane by lane.
+
+    Args:
+        pools (`list[Pool]`):
+            What each has drawn in this step.
+        groups (`list[list[Rollout]]`):
+            What is trained on; nothing of a prompt that was replaced.
+        lanes (`list[int]`):
+            Whose lane it was.
+        indices (`list[int]`):
+            Its position among the candidates of all lanes.
+        typical (`list[bool]`):
+            Whether it stands for the data set: asked for the first time, in the data's order, and not in the place of
+            another one.
+    """
+
+    pools: list[Pool]
+    groups: list[list[Rollout]]
+    lanes: list[int]
+    indices: list[int]
+    typical: list[bool]
+
+
+class FromStream(WithEngine):
+    """
+    Takes the prompts of a step from a [`PromptQueue`]. The parent's loader only counts steps then: it has as many as for
+    [`~trl.GRPOTrainer`], and reads no data.
+    """
+
+    _queue: PromptQueue | None = None
+
+    def _build_queue(self) -> None:
+        args = self.args
+        stream = PromptStream(self.train_dataset, shuffle=self.shuffle_dataset, seed=args.seed)
+        lanes = self._prompts_per_step // args.rounds_per_step
+        per_lane = args.rounds_per_step if args.has_fixed_budget else 1
+        if args.unresolved == "replace":
+            per_lane = 1 + args.max_replacements
+        schedule = Schedule(
+            lanes=lanes,
+            candidates_per_lane=per_lane,
+            exit_condition=args.exit_condition,
+            max_rounds=args.max_rounds if args.samples_in_rounds else 1,
+            fixed_budget=args.has_fixed_budget,
+            positive_threshold=args.positive_threshold,
+            choices_per_prompt=args.prompt_candidates,
+        )
+        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < self._prompts_per_step:
+            raise ValueError(
+                f"A step asks {self._prompts_per_step} different prompts (generation_batch_size "
+                f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training data set has "
+                f"only {len(self.train_dataset)}. Use a smaller batch or a larger data set."
+            )
+        self._queue = PromptQueue(stream, schedule)
+
+    @property
+    def _prompts_per_step(self) -> int:
+        return self.args.generation_batch_size // self.args.num_generations
+
+    @property
+    def _rounds_of_a_step(self) -> int:
+        """The most rounds that a prompt, or a lane, draws in one step."""
+        args = self.args
+        if args.has_fixed_budget:
+            return args.rounds_per_step
+        rounds = args.max_rounds if args.samples_in_rounds else 1
+        return rounds * (1 + args.max_replacements) if args.unresolved == "replace" else rounds
+
+    def get_train_dataloader(self):
+        if self._queue is None:
+            return super().get_train_dataloader()
+        if isinstance(self.train_dataset, IterableDataset):
+            micro_steps = self.args.max_steps * self.args.gradient_accumulation_steps
+            rows = self._prompts_per_step * -(-micro_steps // (self.args.steps_per_generation * self.num_iterations))
+        else:
+            rows = len(self.train_dataset)
+        with self._having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
+            return super().get_train_dataloader()
+
+    # A step
+
+    def _open_lanes(self) -> list[list[Candidate]]:
+        return self._queue.open(self._beliefs if self.args.prompt_candidates > 1 else None)
+
+    def _beliefs(self, positions: list[int]) -> Beliefs:
+        """What is expected of the rows at `positions`. Collective."""
+        share = -(-len(positions) // self.accelerator.num_processes)
+        start = self.accelerator.process_index * share
+        self._estimate([self._queue.stream.row(position) for position in positions[start : start + share]])
+        rates, weighting = self.pass_rates.shared_estimates(), prompt_weighting(self.args)
+        gains = [
+            prompt_weight(p, self.args.max_samples, weighting, floor=self.args.prompt_weight_floor) * p * (1 - p)
+            for p in rates
+        ]
+        known = self.pass_rates.predicts
+        return Beliefs(self.pass_rates.visit.keys, gains if known else None, sum(rates) / len(rates))
+
+    def _own_candidates(self, lanes: Sequence[Sequence[Candidate]]) -> tuple[list[dict], list[int]]:
+        """The data set rows of this process's candidates, and by candidate of all processes, whose it is."""
+        by_lane = self._owners_of_lanes()
+        owners = [owner for owner, candidates in zip(by_lane, lanes, strict=True) for _ in candidates]
+        mine = [
+            candidate.position
+            for owner, candidates in zip(by_lane, lanes, strict=True)
+            if owner == self.accelerator.process_index
+            for candidate in candidates
+        ]
+        return [self._queue.stream.row(position) for position in mine], owners
+
+    def _owners_of_lanes(self) -> list[int]:
+        number = self._queue.schedule.lanes
+        return [lane * self.accelerator.num_processes // number for lane in range(number)]
+
+    def _asked(self, lanes: Sequence[Lane], seed: tuple[int, ...]) -> Asked:
+        args, before = self.args, 0
+        asked = Asked([], [], [], [], [])
+        for number, lane in enumerate(lanes):
+            pools = [lane.pools[i] for i in lane.asked]
+            groups = select_groups(pools, args, (*seed, number))
+            if not args.has_fixed_budget:  # the last one that was asked is trained on
+                groups = [[] for _ in groups[:-1]] + groups[-1:]
+            asked.pools += pools
+            asked.groups += groups
+            asked.lanes += [number] * len(pools)
+            asked.indices += [before + i for i in lane.asked]
+            candidates = [lane.candidates[i] for i in lane.asked]
+            asked.typical += [
+                candidate.in_order and not candidate.rounds and (args.has_fixed_budget or not i)
+                for i, candidate in enumerate(candidates)
+            ]
+            before += len(lane.candidates)
+        return asked
+
+    def _close_lanes(self, lanes: Sequence[Lane]) -> dict[str, float]:
+        asked = [(lane, i) for lane in lanes for i in lane.asked]
+        metrics = {"stream/asked": float(len(asked))} | self._queue.close(lanes)
+        if self.args.has_fixed_budget:  # with what earlier steps have drawn
+            metrics["resolved"] = sum(lane.resolved(i) for lane, i in asked) / len(asked)
+        return {f"{name}": value for name, value in metrics.items()}
+
+    # Checkpoints
+
+    def _save_queue(self, trial) -> None:
+        if self._queue is None or not self.args.should_save:
+            return
+        # A generation that is still being trained on is made again after a resume.
+        under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        directory = os.path.join(self._get_output_dir(trial=trial), name)
+        os.makedirs(directory, exist_ok=True)
+        with atomic_write(os.path.join(directory, QUEUE_FILE)) as temporary:
+            temporary.write_text(json.dumps(self._queue.state_dict(before_last_step=under_way)))
+
+    def _load_queue(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self._queue is None:
+            return
+        path = os.path.join(checkpoint, QUEUE_FILE)
+        try:
+            with open(path) as file:
+                state = json.load(file)
+        except FileNotFoundError:
+            logger.warning(
+                f"{path} does not exist, so the data set is asked from its start again. That is right for a checkpoint of a "
+                "run that took its prompts from the loader; otherwise restore the file."
+            )
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not valid JSON ({error}). Restore it, or delete it to start anew.") from error
+        else:
+            self._build_queue()
+            self._queue.load_state_dict(state)

@@ -1,0 +1,93 @@
+"""`ada-trl check` against a scripted server: its flags, its weights, and nothing left on it."""
+
+import json
+import re
+
+import pytest
+from aiohttp import web
+from transformers import AutoTokenizer
+
+from ada_trl.cli import start
+
+from ..helpers import tiny_model, tiny_tokenizer
+from .fake import FakeServer, half_right
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("check")
+    tiny_model().save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    (folder / "sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+1="}) + "\n" for a in range(8)))
+    return folder
+
+
+def serving(task, behave=half_right, **options):
+    """A server that was started from the same files as the run, unless `model` says otherwise."""
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    return FakeServer(behave, **{"model": tiny_model(), "tokenizer": tokenizer} | options)
+
+
+def words(task, server, *more):
+    options = {"model_name_or_path": task / "model", "dataset_name": task / "sums.jsonl"}
+    options |= {"reward_funcs": "tests.server.fake.reward", "output_dir": task / "run", "learning_rate": 0.01}
+    options |= {"per_device_train_batch_size": 16, "max_completion_length": 4, "use_cpu": True, "bf16": "false"}
+    options |= {"gradient_checkpointing": "false", "dataloader_pin_memory": "false", "use_vllm": True}
+    options |= {"vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_request_timeout": 3}
+    options |= {"vllm_server_timeout": 0}
+    return [f"--{name}={value}" for name, value in options.items()] + list(more)
+
+
+LORA = ["--vllm_weight_sync=lora", "--use_peft", "--lora_target_modules=all-linear"]
+
+
+@pytest.mark.parametrize("sync", [["--vllm_weight_sync=disk"], LORA], ids=["disk", "lora"])
+@pytest.mark.parametrize("mode", ["seq-balance", "uniform"])
+def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
+    before, received = sorted(task.rglob("*")), []
+    with serving(task) as server:
+        for name in ("load", "load_adapter"):
+            receive = getattr(server, name)
+            setattr(server, name, lambda *what, receive=receive: (received.append(what), receive(*what)))
+        start("check", words(task, server, *sync, f"--adaptive_sampling={mode}"))
+        assert len(server.completions) and server.proofs >= 2
+        assert len(received) == 2, "the first weights, and those of the step"
+        assert set(server.served) == {"base"}, "no adapter stays"
+    printed = capsys.readouterr().out
+    lines = {line.split(" | ")[0].strip("| "): line for line in printed.splitlines()}
+    for name in ("vLLM server", "weights after the step"):
+        assert f"sent by '{sync[0].split('=')[1]}'" in lines[name] and "differ by 0.0000" in lines[name]
+    assert "0.50 of 32 rollouts" in lines["pass rate"]
+    assert float(re.search(r"gradient norm ([\d.e+-]+)", lines["optimizer step"])[1]) > 1e-3
+    assert sorted(task.rglob("*")) == before
+
+
+def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
+    """The server says yes to everything and keeps what it was started from."""
+    with serving(task, model=tiny_model(seed=1)) as server:
+        server.load = lambda path: None
+        before = sorted(task.rglob("*"))
+        with pytest.raises(SystemExit) as ended:
+            start("check", words(task, server, "--vllm_weight_sync=disk"))
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "does not generate from the weights that are trained" in printed.err
+    assert "**failed** in sampling and scoring" in printed.out
+    assert sorted(task.rglob("*")) == before
+
+
+def test_a_flag_that_is_missing_is_named(task, capsys):
+    with serving(task, info={"vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": False}}) as server:
+        with pytest.raises(SystemExit) as ended:
+            start("check", words(task, server, *LORA))
+    assert ended.value.code == 2 and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in capsys.readouterr().err
+
+
+def test_no_server_fails_the_check(task, capsys):
+    async def refuse(call):
+        return web.json_response({"error": {"message": "engine dead"}}, status=500)
+
+    with serving(task, refuse) as server:
+        with pytest.raises(SystemExit) as ended:
+            start("check", words(task, server, "--vllm_weight_sync=disk"))
+    assert ended.value.code == 2 and "engine dead" in capsys.readouterr().err
