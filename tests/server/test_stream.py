@@ -20,12 +20,9 @@ ACROSS = {
     "pass_rate_estimator": "counts",
 }
 WITHIN = ACROSS | {"rounds_per_step": 2}
-MODES = {
-    "refill": REFILL,
+MODES = {  # others: test_processes.py beside this folder, whose processes start faster
     "refill in rounds": {"unresolved": "replace", "samples_per_round": 4, "max_rounds": 2},
-    "across steps": ACROSS,
     "within a step": WITHIN,
-    "selection": {"adaptive_sampling": "uniform", "prompt_candidates": 2, "num_generations": 4},
 }
 
 
