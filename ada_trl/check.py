@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .cli import start
 from .cli.errors import UserError, explained, one_line
+from .measurement.preflight import Finding, Sample, counts, difficulty, expected, forecast, generation, rewards
 from .measurement.tables import markdown_table
 
 
@@ -32,42 +33,6 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 PROMPTS, DRAWS = 8, 8  # sampled on each process
 MAX_ROWS = 1000  # of the data set, among which the longest prompt is looked for
-MANY_TRUNCATED = 0.1
-
-
-class Finding(NamedTuple):
-    """
-    A line of the report: what was checked, what was found, what to do about it, if anything, and whether nothing could be
-    learnt that way.
-    """
-
-    checked: str
-    found: str
-    advice: str = ""
-    is_fatal: bool = False
-
-
-class Sample(NamedTuple):
-    """
-    What the prompts of all processes drew.
-
-    Args:
-        rewards (`np.ndarray`):
-            Of each reward function, `(prompts, draws, num_reward_funcs)`.
-        signals (`np.ndarray`):
-            What decides between positive and negative, `(prompts, draws)`.
-        lengths, truncated (`np.ndarray`):
-            Generated tokens, and whether the cap ended them, `(prompts * draws,)`.
-        seconds, reward_seconds (`float`):
-            Of generation and scoring together, and of scoring, on the slowest process.
-    """
-
-    rewards: np.ndarray
-    signals: np.ndarray
-    lengths: np.ndarray
-    truncated: np.ndarray
-    seconds: float
-    reward_seconds: float
 
 
 class Preflight:
@@ -84,6 +49,7 @@ class Preflight:
         self.findings: list[Finding] = []
         self.doing = "setting up"
         self.sample: Sample | None = None
+        self._own: list[dict] = []  # rows of this process
         self._updating_since = math.nan
 
     def run(self) -> None:
@@ -117,16 +83,29 @@ class Preflight:
 
     def _look_at_rollouts(self, inputs: list[dict]) -> None:
         trainer = self.trainer
-        own = trainer._own_prompts(inputs)
+        own = self._own = self._rows_of(inputs)
         self.doing = "estimating pass rates"
         trainer._estimate(own)
         self.doing = "sampling and scoring"
-        self.sample = self._draw(own[:PROMPTS] or inputs[:1])
+        self.sample = self._draw(own[:PROMPTS])
         if trainer._syncs_with_server:
             self.findings.append(self._weights("vLLM server"))
         args, sample = trainer.args, self.sample
-        self.findings += [*_generation(args, sample), *_rewards(args, sample, trainer.reward_func_names)]
-        self.findings += _difficulty(args, sample)
+        self.findings += [*generation(args, sample), *rewards(args, sample, trainer.reward_func_names)]
+        self.findings += difficulty(args, sample)
+        positives, draws = counts(args, sample)
+        if 0 < positives.sum() < draws.sum():
+            self.findings.append(_planned(args, positives, draws))
+
+    def _rows_of(self, inputs: list[dict]) -> list[dict]:
+        """Rows of the data set, this process's share of what a step asks; of a stream the first ones, at least one."""
+        trainer = self.trainer
+        if trainer._queue is None:
+            return trainer._own_prompts(inputs) or inputs[:1]
+        number = max(trainer._prompts_per_step // trainer.accelerator.num_processes, 1)
+        start = trainer.accelerator.process_index * number
+        rows = list(islice(iter(trainer.train_dataset), start, start + number))
+        return rows or list(islice(iter(trainer.train_dataset), 1))
 
     def _draw(self, rows: list[dict]) -> Sample:
         """A few rollouts of each prompt, by the way of generating that the run has. Collective."""
@@ -173,7 +152,7 @@ class Preflight:
         trainer, args = self.trainer, self.trainer.args
         if trainer._is_vlm or trainer.tools or trainer.environment_factories is not None:
             return None
-        prompt_ids, row = self._longest_prompt(inputs)
+        prompt_ids, row = self._longest_prompt()
         completion_ids = self._full_length(prompt_ids)
         text = trainer._tokenizer.decode(completion_ids)
         completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
@@ -193,8 +172,8 @@ class Preflight:
 
     _shape = "rows as they were drawn"
 
-    def _longest_prompt(self, inputs: list[dict]) -> tuple[list[int], dict]:
-        rows = [*islice(iter(self.trainer.train_dataset), MAX_ROWS), *inputs]
+    def _longest_prompt(self) -> tuple[list[int], dict]:
+        rows = [*islice(iter(self.trainer.train_dataset), MAX_ROWS), *self._own]
         ids = self.trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
         longest = max(range(len(ids)), key=lambda i: len(ids[i]))
         return list(ids[longest]), rows[longest]
@@ -213,7 +192,7 @@ class Preflight:
         found = f"{self._shape}: {seconds:.1f} s, gradient norm {float(norm):.3g}"
         self.findings.append(Finding("optimizer step", found, advice, not finite))
         self.findings.append(_peak_memory(trainer))
-        self.findings.append(_forecast(trainer, sample, seconds))
+        self.findings.append(forecast(trainer.args, sample, seconds))
 
     def _memory_advice(self, error: BaseException) -> str:
         return (
@@ -224,72 +203,13 @@ class Preflight:
         )
 
 
-# What a sample says
-
-
-def _generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
-    per_token = sample.seconds / max(sample.lengths.sum(), 1)
-    yield Finding(
-        "generation",
-        f"{sample.lengths.size} completions of {sample.lengths.mean():.0f} tokens (longest {sample.lengths.max()}) in "
-        f"{sample.seconds:.1f} s, {1 / max(per_token, 1e-9):.0f} tokens/s; reward functions {sample.reward_seconds:.1f} s",
-        "Reward functions take most of the time."
-        if sample.reward_seconds > sample.seconds / 2 and sample.seconds > 1
-        else "",
-    )
-    share = sample.truncated.mean()
-    advice = f"Raise max_completion_length ({args.max_completion_length}): what has no end has no answer."
-    yield Finding("cut off", f"{share:.0%} of the completions", advice if share > MANY_TRUNCATED else "")
-
-
-def _rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator[Finding]:
-    for name, values in zip(names, np.moveaxis(sample.rewards, -1, 0), strict=True):
-        scored = values[~np.isnan(values)]
-        if not scored.size:
-            yield Finding(f"reward {name}", "no completion scored", "It returns None or NaN; look at its columns.")
-            continue
-        advice = "It is the same for all: nothing to learn from it here." if np.ptp(scored) == 0 else ""
-        missing = f"; {1 - scored.size / values.size:.0%} not scored" if scored.size < values.size else ""
-        yield Finding(
-            f"reward {name}", f"{scored.min():.3g} to {scored.max():.3g}, mean {scored.mean():.3g}{missing}", advice
-        )
-    if len(names) > 1 and args.exit_reward is None and not args.is_plain_grpo:
-        yield Finding(
-            "signal", f"the weighted total of {' and '.join(names)}", "Name the one that decides: exit_reward."
-        )
-
-
-def _difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
-    scored = ~np.isnan(sample.signals)
-    positives = (np.where(scored, sample.signals, -np.inf) > args.positive_threshold).sum(axis=1)
-    draws = scored.sum(axis=1)
-    if not draws.any():
-        yield Finding("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
-        return
-    signals = sample.signals[scored]
-    crossing = signals.min() <= args.positive_threshold < signals.max()
-    advice = ""
-    if not crossing and np.ptp(signals) > 0:
-        advice = (
-            f"The signal ranges from {signals.min():.3g} to {signals.max():.3g} and never crosses positive_threshold "
-            f"({args.positive_threshold:g}): set it between, or see whether the prompts are of the right difficulty."
-        )
-    elif not crossing:
-        advice = f"All of them {'pass: harder' if positives.any() else 'fail: easier'} prompts, or other rewards."
-    per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], draws[:16], strict=True))
-    found = f"{positives.sum() / draws.sum():.2f} of {draws.sum()} rollouts; by prompt {per_prompt}"
-    yield Finding("pass rate", found, advice)
-    if 0 < positives.sum() < draws.sum():
-        yield _planned(args, positives, draws)
-
-
 def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) -> Finding:
     """What `ada-trl plan` makes of so few prompts: the share with a gradient and the rollouts, now and at its best."""
     from .plan import describe, least_noise, recommend, settings
     from .planning.observed import prompts_from_counts
 
     prompts = prompts_from_counts("the sample", positives.astype(float), draws.astype(float))
-    lost, rollouts = _expected(args, prompts.distribution)
+    lost, rollouts = expected(args, prompts.distribution)
     size = max(args.num_generations, 2)
     found = settings(prompts, num_generations=size, budget=max(rollouts, size), max_samples=max(32, size))
     budget = max(rollouts, size)
@@ -301,41 +221,6 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
         "plan",
         f"{1 - lost:.0%} of the prompts would have a gradient, for {rollouts:.1f} rollouts each",
         f"{advice} From {len(draws)} prompts only: `ada-trl plan` takes a record.",
-    )
-
-
-def _expected(args: "AdaGRPOConfig", distribution) -> tuple[float, float]:
-    """Share of the prompts without a gradient and rollouts per prompt, of the run's own settings."""
-    from .planning.outcomes import sequential_outcome, single_round_outcome
-
-    rates, weights = distribution
-    if args.samples_in_rounds:
-        sampling = {"samples_per_round": args.samples_per_round, "max_rounds": args.max_rounds}
-        outcome = sequential_outcome(rates, args.exit_condition, **sampling)
-    else:  # Est hands out as many on average
-        outcome = single_round_outcome(rates, args.num_generations)
-    lost = 0.0 if args.baseline == "posterior" else float(weights @ outcome.zero_signal)
-    return lost, float(weights @ outcome.rollouts)
-
-
-def _forecast(trainer: "AdaGRPOTrainer", sample: Sample, update_seconds: float) -> Finding:
-    """Of one generation and the update on it. The sample is smaller than a step, so generation is at most that slow."""
-    from .planning.difficulty import fit_pass_rate_distribution
-
-    args = trainer.args
-    scored = ~np.isnan(sample.signals)
-    positives = (np.where(scored, sample.signals, -np.inf) > args.positive_threshold).sum(axis=1)
-    rollouts = float(args.num_generations)
-    if scored.any():
-        _, rollouts = _expected(args, fit_pass_rate_distribution(positives, scored.sum(axis=1)))
-    prompts = args.generation_batch_size // args.num_generations
-    drawn = prompts * rollouts
-    per_process = drawn / trainer.accelerator.num_processes
-    seconds = sample.seconds * per_process / (sample.lengths.size / trainer.accelerator.num_processes)
-    return Finding(
-        "forecast",
-        f"a step of {prompts} prompts: {drawn:.0f} rollouts, {drawn * sample.lengths.mean():.0f} tokens, at most "
-        f"{seconds:.1f} s of sampling and {update_seconds:.1f} s of update",
     )
 
 

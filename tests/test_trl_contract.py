@@ -86,6 +86,7 @@ METHODS = {  # overridden or called, with their parameters
     },
 }
 TRAINER_STATE = [
+    "_is_vlm",
     "_logs",
     "_metrics",
     "_multi_environment",
