@@ -168,21 +168,11 @@ def check_model(
         [`VLLMServerError`]: if sizes or tokens differ.
     """
     name = server_config["model_config"].get("model")
-    try:
-        served = AutoConfig.from_pretrained(name, local_files_only=True).get_text_config()
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # it is on the server only, or of a class that is not ours to load
-        served = None
-    sizes = [(size, getattr(served, size, None), getattr(config, size, None)) for size in SIZES]
-    different = [
-        f"{size} {theirs}, not {ours}" for size, theirs, ours in sizes if None not in (theirs, ours) and theirs != ours
-    ]
+    different = _other_sizes(name, config)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     ours, theirs = tokenizer(TEXT, add_special_tokens=False)["input_ids"], _tokens_there(client)
+    special = set(tokenizer.all_special_ids)  # one of them may stand for what is not in the vocabulary, or nothing
+    ours, theirs = ([token for token in ids if token not in special] if ids else ids for ids in (ours, theirs))
     if not different and theirs not in (None, ours):
         different = [f"other tokens for {TEXT[:27]!r}, {quote(theirs[:8])}, not {quote(ours[:8])}"]
     if different:
@@ -190,6 +180,18 @@ def check_model(
             f"The vLLM server at {client.base_url} serves another model ({name!r}) than the one that is trained: it has "
             f"{' and '.join(different)}. Start it from the model that is trained, or correct vllm_server_base_url."
         )
+
+
+def _other_sizes(name: str | None, config: PretrainedConfig) -> list[str]:
+    """What differs in the server's model, if that can be read here."""
+    try:
+        served = AutoConfig.from_pretrained(name, local_files_only=True).get_text_config()
+    except (OSError, ValueError, KeyError, TypeError):  # it is on the server only, or of an unknown class
+        return []
+    sizes = [(size, getattr(served, size, None), getattr(config, size, None)) for size in SIZES]
+    return [
+        f"{size} {theirs}, not {ours}" for size, theirs, ours in sizes if None not in (theirs, ours) and theirs != ours
+    ]
 
 
 def _tokens_there(client: DeadlineClient) -> list[int] | None:

@@ -18,6 +18,11 @@ from ..helpers import QUICK, free_port, prompt_dataset, tiny_model, tiny_tokeniz
 from .fake import reward
 
 
+UNIFORM = {
+    "adaptive_sampling": "uniform",
+    "samples_per_round": None,
+    "max_rounds": 4,
+}  # rounds: those of `build` undone
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -102,6 +107,10 @@ def wait_until(condition, process, seconds=200):
 
 def our_threads():
     return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
+
+
+async def page(*_):
+    return web.Response(text="<html><body>Sign in</body></html>", content_type="text/html")
 
 
 async def stall(call):
