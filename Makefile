@@ -45,7 +45,7 @@ test-slow: .venv/installed
 test-all: test test-slow
 
 test-vllm: .venv-vllm/installed
-	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/server
+	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) tests/server
 
 lint: .venv/installed
 	$(BIN)/ruff check .
