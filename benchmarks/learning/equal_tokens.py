@@ -20,7 +20,7 @@ from ada_trl.files import atomic_write
 from recipes.arithmetic.task import prepare
 from recipes.sorting.task import prepare as prepare_sorting
 
-from ..common import ROOT, fill, load_rows, markdown, save_rows
+from ..common import ROOT, fill, interval, load_rows, markdown, save_rows
 from . import prompt_sets
 from .run import ADDITION, run_missing, train_once
 from .sorting import SORTING, SORTING_GRADED
@@ -28,6 +28,7 @@ from .sorting import SORTING, SORTING_GRADED
 
 ROLLOUTS_PER_STEP = 128
 TUNING_SEED = 0
+REFERENCE = "GRPO n=4"
 SETS = {
     "easy": ADDITION,
     "hard": ADDITION,
@@ -161,9 +162,22 @@ def results(runs_dir: Path) -> list[dict]:
     return list(rows.values())
 
 
+def reported_accuracy(rows: list[dict], method: str, prompt_set: str) -> dict[int, float]:
+    """By seed that was not tuned on, the final accuracy at the best rate; empty before all rates were tried."""
+    runs = finals(rows, method, prompt_set)
+    if len({row["rate"] for row in runs if row["seed"] == TUNING_SEED}) < len(SETS[prompt_set].rates):
+        return {}
+    best = best_rate(method, prompt_set, rows)
+    return {row["seed"]: row["accuracy"] for row in runs if row["seed"] != TUNING_SEED and row["rate"] == best}
+
+
 def table(rows: list[dict], prompt_set: str) -> str:
-    """The rates that were tried on the tuning seed, and what the best of them gives on the others."""
+    """
+    The rates that were tried on the tuning seed, what the best of them gives on the others, and the difference to GRPO n=4,
+    paired by seed, with its 95 % interval.
+    """
     lines, rates = [], SETS[prompt_set].rates
+    reference = reported_accuracy(rows, REFERENCE, prompt_set)
     for method in METHODS:
         runs = finals(rows, method, prompt_set)
         tuned = {row["rate"]: row["accuracy"] for row in runs if row["seed"] == TUNING_SEED}
@@ -175,6 +189,13 @@ def table(rows: list[dict], prompt_set: str) -> str:
         line["Seeds"] = str(len(reported))
         for name in ("accuracy", "pass@8"):
             line[name] = f"{mean(row[name] for row in reported):.3f}" if reported else ""
+        own = reported_accuracy(rows, method, prompt_set)
+        differences = [own[seed] - reference[seed] for seed in own if seed in reference]
+        line[f"against {REFERENCE}"] = ""
+        if differences and method != REFERENCE:
+            difference, half = interval(differences)
+            # An interval of two seeds says nothing: it is 13 times their standard error.
+            line[f"against {REFERENCE}"] = f"{difference:+.3f}" + (f" ± {half:.3f}" if len(differences) > 2 else "")
         line["1k tokens"] = f"{mean(row['generated_tokens'] for row in runs) / 1e3:.0f}"
         line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in runs):.0f}"
         lines.append(line)
