@@ -214,7 +214,7 @@ def problems(tmp_path_factory):
 
 def command_line(model: str, method: str, hardware: str, models: Path, problems: Path, output_dir: Path) -> list[str]:
     """A recipe with its model, its data and its sizes replaced, and what needs a GPU or a server switched off."""
-    rows = 2 * max(ROWS.get(method, 4), 8)
+    rows = (4 if method == "rounds" else 2) * max(ROWS.get(method, 4), 8)  # new prompts alone count for its reward
     return [
         *files(model, method, hardware),
         f"--model_name_or_path={models / MODELS[model.removesuffix('-hard')]}",

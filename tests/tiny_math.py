@@ -72,5 +72,5 @@ def save_model(architecture: str, directory: Path) -> None:
 def save_problems(directory: Path) -> None:
     """The schema of the authors' sets on the hub: `problem` and `gt`."""
     directory.mkdir()
-    rows = [{"problem": problem, "gt": "5"} for problem in PROBLEMS * 4]
+    rows = [{"problem": problem, "gt": "5"} for problem in PROBLEMS * 8]
     (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
