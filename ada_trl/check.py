@@ -1,7 +1,7 @@
 """
 Will this run work, and what will it cost? Looks in about a minute, before a long run, on your machine.
 
-`ada-trl check --config my.yaml` takes the arguments of `ada-trl train`. It builds the trainer, samples a handful of
+`ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, samples a handful of
 prompts, scores them with your reward functions, sends the weights to a vLLM server and compares log-probabilities, and makes
 one optimizer step on rows of the greatest length. Nothing of it is kept. Under `accelerate launch`: `-m ada_trl.check …`.
 """
