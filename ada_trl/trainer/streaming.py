@@ -164,7 +164,7 @@ class FromStream(WithEngine):
         metrics = {"stream/asked": float(len(asked))} | self._queue.close(lanes)
         if self.args.has_fixed_budget:  # with what earlier steps have drawn
             metrics["resolved"] = sum(lane.resolved(i) for lane, i in asked) / len(asked)
-        return {f"{name}": value for name, value in metrics.items()}
+        return metrics
 
     # Checkpoints
 
