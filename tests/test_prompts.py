@@ -117,17 +117,35 @@ def test_a_fixed_budget_goes_on_with_the_next_prompt_after_a_positive_or_the_las
     assert [budget.resolved(i) for i in budget.asked] == [True, False, False]
 
 
-def test_what_earlier_steps_have_drawn_counts():
+@pytest.mark.parametrize(("before", "reward"), [({"negatives": 2}, 1.0), ({"positives": 2}, 0.0)])
+def test_what_earlier_steps_have_drawn_counts(before, reward):
     returning = Lane(
         0.5,
-        [Candidate(7, rounds=2, negatives=2, in_order=False), Candidate(8)],
+        [Candidate(7, rounds=2, in_order=False, **before), Candidate(8)],
         exit_condition=ExitCondition(1, 1),
         samples_per_round=1,
         max_rounds=4,
         fixed_budget=True,
     )
-    returning.add(Rollout(0, 1.0, 1.0))  # has a negative from before
+    returning.add(Rollout(0, reward, reward))  # the other one is from before
     assert returning.resolved(0) and returning.asked_at(1) == 1
+
+
+def test_what_a_step_does_not_need_is_not_lost():
+    queue = PromptQueue(stream(1000, shuffle=False), schedule(candidates_per_lane=3, fixed_budget=False, max_rounds=1))
+    mixed = iter([1.0, 0.0] * 200)
+    asked = []
+    for _ in range(10):
+        candidates = queue.open()
+        lanes = queue.lanes(candidates, [2] * len(candidates))
+        for lane in lanes:
+            for draw in range(2):  # contrast at once
+                reward = next(mixed)
+                lane.add(Rollout(draw, reward, reward))
+            assert lane.done
+        queue.close(lanes)
+        asked += [lane.candidates[i].position for lane in lanes for i in lane.asked]
+    assert asked == list(range(40))
 
 
 def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
@@ -244,7 +262,10 @@ def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
     assert sum("prompt_candidates=3 has asked prompts in the data's order" in text for text in caplog.messages) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"candidates_per_lane": 3}, {"choices_per_prompt": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"candidates_per_lane": 3}, {"choices_per_prompt": 3}, {"choices_per_prompt": 3, "candidates_per_lane": 2}],
+)
 def test_a_queue_resumes_exactly(options):
     rates, rounds = np.random.default_rng(1).random(30), options.get("candidates_per_lane", 1)
 
