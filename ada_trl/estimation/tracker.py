@@ -256,7 +256,8 @@ class PassRateTracker:
         """Write the record of pass rates and, if there is one, the value network. One process at a time."""
         texts = {key: text for key, text in self.texts.items() if text is not None}
         fitted = {"levels": self.levels.state_dict(), "strength": self.strength.state_dict()}
-        fitted["brier"] = self.recent_brier
+        if self.args.prompt_candidates > 1:
+            fitted["brier"] = self.recent_brier
         save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts, fitted)
         if self.network is not None:
             self.network.save(os.path.join(directory, self.network.filename))
