@@ -62,7 +62,12 @@ def test_same_updates_and_record_on_one_process_and_on_two(mode, processes, per_
     for expected, found in zip(*untimed, strict=True):
         assert found == pytest.approx(expected, rel=1e-5)  # features are float32
     records = [load_pass_rates(tmp_path / name / "checkpoint-5" / PASS_RATES_FILE) for name in ("alone", "together")]
+    fitted = [state.pop("fitted") for state, _ in records]
     assert records[0] == records[1] and set(records[0][1].values()) == set(PROMPTS)
+    assert fitted[0]["levels"] == fitted[1]["levels"]
+    assert fitted[0]["strength"] == pytest.approx(
+        fitted[1]["strength"], rel=1e-5
+    )  # likelihoods of float32 predictions
 
 
 @pytest.mark.parametrize("mode", MODES)
