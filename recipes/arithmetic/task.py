@@ -178,8 +178,12 @@ def prepare(
     output_dir: str | Path, steps: int = 3000, num_train: int = 4096, num_test: int = 256, seed: int = 0
 ) -> None:
     """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
-    output_dir = Path(output_dir)
     dataset = problems(num_train + num_test, seed=seed + 1000)
+    write_task(Path(output_dir), dataset, num_test, lambda base: pretrain(base, steps, seed))
+
+
+def write_task(output_dir: Path, dataset: Dataset, num_test: int, pretrain: Callable[[Path], None]) -> None:
+    """The splits of `dataset`, of which the first `num_test` rows are held out, and the base model if it is missing."""
     splits = {"test": range(num_test), "train": range(num_test, len(dataset))}
     for split, rows in splits.items():
         with atomic_write(output_dir / "data" / f"{split}.jsonl") as temporary:
@@ -187,7 +191,7 @@ def prepare(
     if (output_dir / "base").exists():
         print(f"Using the base model in {output_dir / 'base'}.")
     else:
-        pretrain(output_dir / "base", steps, seed)
+        pretrain(output_dir / "base")
 
 
 def main() -> None:

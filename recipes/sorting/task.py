@@ -18,9 +18,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from ada_trl.files import atomic_write
-
-from ..arithmetic.task import build_model, build_tokenizer, imitate, save
+from ..arithmetic.task import build_model, build_tokenizer, imitate, save, write_task
 
 
 CHARACTERS = "0123456789,:"
@@ -152,16 +150,8 @@ def prepare(
     output_dir: str | Path, steps: int = 600, num_train: int = 4096, num_test: int = 256, seed: int = 0
 ) -> None:
     """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
-    output_dir = Path(output_dir)
     dataset = problems(num_train + num_test, seed=seed + 1000)
-    splits = {"test": range(num_test), "train": range(num_test, len(dataset))}
-    for split, rows in splits.items():
-        with atomic_write(output_dir / "data" / f"{split}.jsonl") as temporary:
-            dataset.select(rows).to_json(temporary)
-    if (output_dir / "base").exists():
-        print(f"Using the base model in {output_dir / 'base'}.")
-    else:
-        pretrain(output_dir / "base", steps, seed)
+    write_task(Path(output_dir), dataset, num_test, lambda base: pretrain(base, steps, seed))
 
 
 def main() -> None:
