@@ -4,6 +4,7 @@ import random
 import socket
 from pathlib import Path
 
+import torch
 import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -214,6 +215,17 @@ def logs_of(trainer) -> list[dict]:
     logs = [logs for logs in trainer.state.log_history if "reward" in logs]
     assert logs, "No step was logged."
     return logs
+
+
+def assert_same_run(whole, resumed) -> None:
+    """The same weights to the bit, and the same logs but for times."""
+    for expected, actual in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(expected, actual)
+    expected, actual = (
+        [{name: value for name, value in logs.items() if "time" not in name} for logs in logs_of(trainer)]
+        for trainer in (whole, resumed)
+    )
+    assert expected == actual
 
 
 class ScriptedSampler:

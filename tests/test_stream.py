@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 from ada_trl import AdaGRPOConfig
 from ada_trl.trainer.streaming import QUEUE_FILE
 
-from .helpers import QUICK, build, even_reward, logs_of, prompts_of, remember_pools, tiny_model
+from .helpers import QUICK, assert_same_run, build, even_reward, logs_of, prompts_of, remember_pools, tiny_model
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -195,13 +195,7 @@ def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     whole.train()
     resumed = build(tmp_path / "resumed", model=tiny_model(seed=9), dataset=prompts(streaming=streaming), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    for expected, actual in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(expected, actual)
-
-    def untimed(trainer):
-        return [{k: v for k, v in logs.items() if "time" not in k} for logs in logs_of(trainer)]
-
-    assert untimed(whole) == untimed(resumed)
+    assert_same_run(whole, resumed)
     states = [json.loads((tmp_path / name / "checkpoint-6" / QUEUE_FILE).read_text()) for name in ("whole", "resumed")]
     assert states[0] == states[1]
 
