@@ -227,3 +227,18 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp
     stored = save_rows(rows, "rows")
     assert [row["truncated"] for row in stored] == [row.get("truncated") for row in rows]
     assert all(0 <= row["truncated"] <= 1 for row in stored if row["prompt_set"] == name)
+
+
+def test_the_two_best_rates_are_tried_on_a_second_seed():
+    def row(rate, seed, accuracy):
+        return {"method": "GRPO n=4", "prompt_set": "hard", "seed": seed, "rate": rate, "step": 100, "accuracy": accuracy}
+
+    first, second = equal_tokens.TUNING_SEEDS
+    rows = [row(1e-4, first, 0.30), row(2e-4, first, 0.36), row(4e-4, first, 0.33)]
+    tried = equal_tokens.second_tuning(["GRPO n=4"], ["hard"], rows)
+    assert {(run.rate, run.seed) for run in tried} == {(2e-4, second), (4e-4, second)}
+    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) is None
+    rows += [row(2e-4, second, 0.30), row(4e-4, second, 0.34)]
+    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 4e-4
+    rows += [row(4e-4, 1, 0.5), row(2e-4, 2, 0.9)]
+    assert set(equal_tokens.reported(rows, "GRPO n=4", "hard")) == {1}
