@@ -5,6 +5,7 @@ With `ADA_TRL_DRY_RUN=1`, notebooks that train a real model run the same cells o
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import nbformat
@@ -17,6 +18,7 @@ FOLDER = Path(__file__).parent
 def execute(path: Path, timeout: float = 600) -> nbformat.NotebookNode:
     """The notebook with fresh outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars as text will do
     client = NotebookClient(
         notebook, timeout=timeout, coalesce_streams=True, resources={"metadata": {"path": str(FOLDER)}}
     )
