@@ -27,9 +27,10 @@ COLORS = {  # told apart by the colour-blind (Okabe and Ito), and GRPO by its de
     "GRPO n=8": "#0072b2",
     "GRPO n=16": "#00304f",
     "DAPO n=4": "#7f7f7f",
-    "Seq-pos": "#009e73",
+    "Seq-pos": "#e69f00",
     "Seq-balance": "#d55e00",
     "Est": "#cc79a7",
+    "Posterior": "#009e73",
 }
 
 

@@ -231,7 +231,14 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp
 
 def test_the_two_best_rates_are_tried_on_a_second_seed():
     def row(rate, seed, accuracy):
-        return {"method": "GRPO n=4", "prompt_set": "hard", "seed": seed, "rate": rate, "step": 100, "accuracy": accuracy}
+        return {
+            "method": "GRPO n=4",
+            "prompt_set": "hard",
+            "seed": seed,
+            "rate": rate,
+            "step": 100,
+            "accuracy": accuracy,
+        }
 
     first, second = equal_tokens.TUNING_SEEDS
     rows = [row(1e-4, first, 0.30), row(2e-4, first, 0.36), row(4e-4, first, 0.33)]
@@ -239,6 +246,8 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
     assert {(run.rate, run.seed) for run in tried} == {(2e-4, second), (4e-4, second)}
     assert equal_tokens.best_rate("GRPO n=4", "hard", rows) is None
     rows += [row(2e-4, second, 0.30), row(4e-4, second, 0.34)]
+    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 2e-4  # 0.33 against 0.335: a tie
+    rows[-1] = row(4e-4, second, 0.38)
     assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 4e-4
     rows += [row(4e-4, 1, 0.5), row(2e-4, 2, 0.9)]
-    assert set(equal_tokens.reported(rows, "GRPO n=4", "hard")) == {1}
+    assert equal_tokens.reported(rows)["seed"].tolist() == [1]

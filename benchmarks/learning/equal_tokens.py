@@ -3,9 +3,10 @@ What a rollout should be compared with: GRPO, DAPO and the posterior baseline at
 
 Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
 prompt see more prompts. Every method gets the best of three learning rates, chosen on seeds that are not reported: all three
-on one seed, the two best of them on another, too. `python -m benchmarks.learning.equal_tokens` writes one file per run to
+on one seed, the two best of them on another, too; of two about as good the smaller. `python -m
+benchmarks.learning.equal_tokens` writes one file per run to
 `outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on with the runs that
-are missing. `--table` adds them to the results in the repository, which count as done from then on.
+are missing. `--store` adds them to the results in the repository, which count as done from then on.
 """
 
 import argparse
@@ -16,11 +17,13 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import pandas as pd
+
 from ada_trl.files import atomic_write
 from recipes.arithmetic.task import prepare
 from recipes.sorting.task import prepare as prepare_sorting
 
-from ..common import ROOT, fill, interval, load_rows, markdown, save_rows
+from ..common import load_rows, save_rows
 from . import prompt_sets
 from .run import ADDITION, run_missing, train_once
 from .sorting import SORTING, SORTING_GRADED
@@ -28,7 +31,7 @@ from .sorting import SORTING, SORTING_GRADED
 
 ROLLOUTS_PER_STEP = 128
 TUNING_SEEDS = (0, 6)
-REFERENCE = "GRPO n=4"
+TIE = 0.02  # about the standard error of a difference of two such means
 SETS = {
     "easy": ADDITION,
     "hard": ADDITION,
@@ -78,6 +81,7 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
+    "GRPO n=4, not scaled": Method(_grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4),
     # 14 prompts have contrast of about 32 that are asked.
     "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
     "Posterior n=4": _posterior(4),
@@ -85,6 +89,7 @@ METHODS = {
     "Posterior n=1": _posterior(1),
     "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
     "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
+    "Posterior n=1, 1/√p": _posterior(1, prompt_weighting="inverse_sqrt"),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
     "Rounds across steps": _rounds(1),
     "Rounds within a step": _rounds(4),
@@ -141,11 +146,15 @@ def tuned(rows: list[dict], method: str, prompt_set: str, seed: int) -> dict[flo
 
 
 def best_rate(method: str, prompt_set: str, rows: list[dict]) -> float | None:
-    """The rate with the highest mean of final accuracies on both tuning seeds; `None` before they are done."""
+    """
+    The rate with the highest mean of final accuracies on both tuning seeds, or the smaller one within `TIE` of it: large
+    rates vary more between seeds. `None` before both seeds are done.
+    """
     first, second = (tuned(rows, method, prompt_set, seed) for seed in TUNING_SEEDS)
     if len(first) < len(SETS[prompt_set].rates) or len(second) < 2:
         return None
-    return max(second, key=lambda rate: first[rate] + second[rate])
+    means = {rate: (first[rate] + second[rate]) / 2 for rate in second}
+    return min(rate for rate in means if means[rate] >= max(means.values()) - TIE)
 
 
 def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
@@ -189,40 +198,18 @@ def results(runs_dir: Path) -> list[dict]:
     return list(rows.values())
 
 
-def reported(rows: list[dict], method: str, prompt_set: str) -> dict[int, dict]:
-    """By seed that was not tuned on, the last evaluation at the best rate; empty before the rate is chosen."""
-    best = best_rate(method, prompt_set, rows)
-    runs = finals(rows, method, prompt_set)
-    return {row["seed"]: row for row in runs if row["seed"] not in TUNING_SEEDS and row["rate"] == best}
-
-
-def table(rows: list[dict], prompt_set: str) -> str:
-    """
-    What the chosen rate gives on the seeds that did not choose it, and the difference to GRPO n=4, paired by seed, with its
-    95 % interval.
-    """
-    lines = []
-    reference = reported(rows, REFERENCE, prompt_set)
-    for method in METHODS:
-        own = reported(rows, method, prompt_set)
-        if not own:
-            continue
-        line = {"Method": method, "Rate": f"{best_rate(method, prompt_set, rows):g}", "Seeds": str(len(own))}
-        for name in ("accuracy", "pass@8", "pass@16"):
-            line[name] = f"{mean(row[name] for row in own.values()):.3f}"
-        differences = [own[seed]["accuracy"] - reference[seed]["accuracy"] for seed in own if seed in reference]
-        line[f"against {REFERENCE}"] = ""
-        if differences and method != REFERENCE:
-            difference, half = interval(differences)
-            # An interval of two seeds says nothing: it is 13 times their standard error.
-            line[f"against {REFERENCE}"] = f"{difference:+.3f}" + (f" ± {half:.3f}" if len(differences) > 2 else "")
-        line["1k tokens"] = f"{mean(row['generated_tokens'] for row in own.values()) / 1e3:.0f}"
-        line["CPU seconds"] = f"{mean(row['cpu_seconds'] for row in own.values()):.0f}"
-        lines.append(line)
-    if not lines:
-        return "No method has a learning rate and a seed yet."
-    columns = {name: lambda row, name=name: row[name] for name in lines[0]}
-    return markdown(lines, columns)
+def reported(rows: list[dict]) -> pd.DataFrame:
+    """All evaluations of the runs that are reported: each method at its rate, on the seeds that did not choose it."""
+    cells = dict.fromkeys((row["method"], row["prompt_set"]) for row in rows)
+    rates = {(method, name): best_rate(method, name, rows) for method, name in cells}
+    return pd.DataFrame(
+        [
+            row
+            for row in rows
+            if row["seed"] not in TUNING_SEEDS and row["rate"] == rates[row["method"], row["prompt_set"]]
+        ],
+        columns=list(rows[0]),
+    )
 
 
 def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:
@@ -250,14 +237,10 @@ def main() -> None:
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
     parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Those of sorting.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
-    parser.add_argument(
-        "--table", action="store_true", help="Only store the runs there are and fill docs/baseline.md."
-    )
+    parser.add_argument("--store", action="store_true", help="Only add the runs there are to the stored results.")
     args = parser.parse_args()
-    if args.table:
-        rows = save_rows(results(args.output_dir), "equal_tokens")
-        for name in dict.fromkeys(row["prompt_set"] for row in rows):
-            fill(f"equal-tokens-{name}", table(rows, name), ROOT / "docs" / "baseline.md")
+    if args.store:
+        save_rows(results(args.output_dir), "equal_tokens")
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

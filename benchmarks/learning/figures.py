@@ -1,5 +1,7 @@
 """Figures of the report: tables of `benchmarks.learning.statistics` to matplotlib figures."""
 
+import math
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -7,26 +9,30 @@ from matplotlib.ticker import EngFormatter
 
 from ..common import COLORS, interval
 from .prompt_sets import BIN_EDGES, PASS_AT, PROMPT_SETS
-from .statistics import by_seed
+from .statistics import by_seed, paired_difference
+
+
+CHEAP = "GRPO n=4"
 
 
 MAIN = {
-    **{method: {"color": color} for method, color in COLORS.items() if method != "Est"},
+    **{method: {"color": color} for method, color in COLORS.items() if method not in ("Est", "Posterior")},
     "Est-EMA n=4": {"color": COLORS["Est"], "linestyle": "--"},
     "Est-value n=4": {"color": COLORS["Est"]},
 }
-VARIANTS = {
-    "Seq-balance": {"color": COLORS["Seq-balance"]},
-    "Seq-balance, weight 1": {"color": "#e69f00"},
-    "Seq-balance, weight 1/p": {"color": "#000000"},
-    "Seq-balance, corrected": {"color": "#009e73"},
-    "GRPO n=8": {"color": COLORS["GRPO n=8"]},
-    "Est-EMA n=8": {"color": COLORS["Est"], "linestyle": "--"},
-    "Est-value n=8": {"color": COLORS["Est"]},
+# At equal tokens; the first screen of the report, and the README's picture.
+FIRST = {
+    "GRPO n=4": {"color": COLORS["GRPO n=4"], "marker": "v"},
+    "GRPO n=8": {"color": COLORS["GRPO n=8"], "marker": "^"},
+    "DAPO n=4": {"color": COLORS["DAPO n=4"], "marker": "X", "linestyle": "--"},
+    "Seq-balance, 1/√p": {"color": COLORS["Seq-balance"], "marker": "D"},
+    "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o", "linewidth": 2.4},
+}
+OTHERS = {
+    "Posterior n=1, 1 of 3": {"color": COLORS["Seq-pos"], "linestyle": "--"},
+    "Rounds across steps": {"color": COLORS["Est"], "linestyle": "--"},
 }
 AXES = {"step": "Optimizer steps", "generated_tokens": "Generated tokens", "cpu_seconds": "CPU seconds of training"}
-ADAPTIVE = ("Seq-pos", "Seq-balance")
-BLOCK = 5  # steps that a curve of per-step figures is averaged over
 
 
 def panels(columns: int, rows: int = len(PROMPT_SETS), **options):
@@ -74,28 +80,38 @@ def accuracy(evaluations: pd.DataFrame, styles: dict[str, dict]) -> Figure:
     return figure
 
 
-def frontier(evaluations: pd.DataFrame) -> Figure:
-    """Accuracy against entropy over training, means over seeds; the end of a run is marked."""
-    figure, axes = panels(len(PROMPT_SETS), rows=1)
-    for axis, prompt_set in zip(axes[0], PROMPT_SETS, strict=True):
-        for method, style in MAIN.items():
-            means, _ = curves(evaluations, prompt_set, method, "accuracy")
-            if len(means):
-                axis.plot(means["entropy"], means["accuracy"], label=method, **style)
-                axis.plot(means["entropy"].iloc[-1], means["accuracy"].iloc[-1], marker(style), color=style["color"])
-        axis.set_xlabel("Entropy on held-out problems (nats per token)")
+def tokens(equal: pd.DataFrame) -> Figure:
+    """Held-out accuracy against generated tokens on every set; bands are 95 % intervals over seeds."""
+    sets = list(dict.fromkeys(equal["prompt_set"]))
+    figure, axes = panels(math.ceil(len(sets) / 2), rows=2)
+    for axis in axes.flat[len(sets) :]:
+        axis.set_axis_off()
+    for axis, prompt_set in zip(axes.flat, sets, strict=False):
+        draw_tokens(axis, equal, prompt_set)
+        axis.set_xlabel("Generated tokens")
         axis.set_ylabel(f"Held-out accuracy, {prompt_set} set")
     legend(figure, axes[0])
     return figure
 
 
-def passes(evaluations: pd.DataFrame) -> Figure:
-    """pass@k on held-out problems before training (dotted) and after, means over seeds."""
-    figure, axes = panels(len(PROMPT_SETS), rows=1)
+def draw_tokens(axis, equal: pd.DataFrame, prompt_set: str, scale: float = 1) -> None:
+    for method, style in FIRST.items():
+        means, half = curves(equal, prompt_set, method, "accuracy")
+        if len(means):
+            x, y = means["generated_tokens"], scale * means["accuracy"]
+            axis.plot(x, y, label=method, markevery=[-1], **style)
+            axis.fill_between(x, y - scale * half, y + scale * half, color=style["color"], alpha=0.12, linewidth=0)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_xlim(left=0)
+
+
+def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
+    """pass@k on held-out problems before training (dotted) and after, at equal tokens; means over seeds."""
+    figure, axes = panels(len(sets), rows=1)
     columns = [f"pass@{k}" for k in PASS_AT]
-    for axis, prompt_set in zip(axes[0], PROMPT_SETS, strict=True):
-        for method, style in MAIN.items():
-            means, _ = curves(evaluations, prompt_set, method, "accuracy")
+    for axis, prompt_set in zip(axes[0], sets, strict=True):
+        for method, style in (FIRST | OTHERS).items():
+            means, _ = curves(equal, prompt_set, method, "accuracy")
             if len(means):
                 axis.plot(PASS_AT, means[columns].iloc[-1], label=method, **style)
                 axis.plot(PASS_AT, means[columns].iloc[0], color="black", linestyle=":")
@@ -104,6 +120,31 @@ def passes(evaluations: pd.DataFrame) -> Figure:
         axis.set_xlabel("k")
         axis.set_ylabel(f"pass@k, {prompt_set} set")
     legend(figure, axes[0])
+    return figure
+
+
+def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large")) -> Figure:
+    """One bar for each method in `parts`, first what the others are compared with; lines are paired 95 % intervals."""
+    figure, axes = panels(len(sets), rows=1, sharey=True)
+    first, *_ = parts
+    names = [name.replace("*", "") for name in parts.values()]
+    for axis, prompt_set in zip(axes[0], sets, strict=True):
+        cheap = {seed: run["accuracy"].iloc[-1] for seed, run in by_seed(equal, prompt_set, first).items()}
+        for y, method in enumerate(parts):
+            own = {seed: run["accuracy"].iloc[-1] for seed, run in by_seed(equal, prompt_set, method).items()}
+            if own:
+                color = COLORS["Posterior"] if method.startswith(("Posterior", "Rounds")) else COLORS[CHEAP]
+                axis.barh(y, interval(list(own.values()))[0], color=color)
+            if own and method != first:
+                difference, half = paired_difference(own, cheap)
+                middle = interval(list(cheap.values()))[0] + difference
+                axis.errorbar(middle, y, xerr=np.nan_to_num(half), color="black", lw=1, capsize=2)
+        if cheap:
+            axis.axvline(interval(list(cheap.values()))[0], color="black", lw=0.8, linestyle=":")
+            axis.set_xlim(left=0.75 * min(cheap.values()))
+        axis.set_xlabel(f"Held-out accuracy, {prompt_set} set")
+    axes[0][0].set_yticks(range(len(names)), names, fontsize="small")
+    axes[0][0].invert_yaxis()
     return figure
 
 
@@ -131,51 +172,12 @@ def difficulty(evaluations: pd.DataFrame) -> Figure:
     return figure
 
 
-def sampling(steps: pd.DataFrame) -> Figure:
-    """Rollouts and zero-gradient prompts of each method; active prompts and missing quota of the Seq methods."""
-    figure, axes = panels(4)
-    steps = steps.assign(block=(steps["step"] - 1) // BLOCK * BLOCK + (BLOCK + 1) / 2)
-    steps = steps.fillna({name: 0 for name in steps.columns if name.startswith("active_prompts/")})
-    for row, prompt_set in zip(axes, PROMPT_SETS, strict=True):
-        of_set = steps[steps["prompt_set"] == prompt_set]
-        means = of_set.groupby(["method", "block"]).mean(numeric_only=True)
-        present = set(means.index.get_level_values("method"))
-        for method, style in MAIN.items():
-            if method in present:
-                row[0].plot(means.loc[method]["rollouts"], label=method, **style)
-                row[1].plot(means.loc[method]["zero_signal/final"], **style)
-        for method, style in zip(ADAPTIVE, ("--", "-"), strict=True):
-            if method in present:
-                _draw_rounds(row[2], row[3], means.loc[method], method, style)
-        row[0].set_ylabel(f"Rollouts per step, {prompt_set} set")
-        row[1].set_ylabel("Zero-gradient share of the update")
-        row[2].set_ylabel("Active prompts by round")
-        row[3].set_ylabel("Unresolved prompts")
-        for axis in row:
-            axis.set_ylim(bottom=0)
-            axis.set_xlabel("Optimizer steps")
-    for axis in axes[0][2:]:
-        axis.legend(fontsize="xx-small", ncols=2, loc="upper left")
-    legend(figure, axes[:, 0])
-    return figure
-
-
-def _draw_rounds(active, unresolved, means: pd.DataFrame, method: str, style: str) -> None:
-    for k in range(2, 5):
-        active.plot(means[f"active_prompts/round_{k}"], style, color=f"C{k}", label=f"round {k}, {method}")
-    negative, positive = means["unresolved/all_negative"], means["unresolved/all_positive"]
-    unresolved.plot(negative, style, color="C3", label=f"no positive, {method}")
-    unresolved.plot(positive, style, color="C2", label=f"no negative, {method}")
-    unresolved.plot(1 - means["resolved"] - negative - positive, style, color="C7", label=f"too few of one, {method}")
-
-
-def draw_all(steps: pd.DataFrame, evaluations: pd.DataFrame) -> dict[str, Figure]:
+def draw_all(equal: pd.DataFrame, evaluations: pd.DataFrame, parts: dict[str, str]) -> dict[str, Figure]:
     """Every figure by its file name."""
     return {
+        "learning_tokens": tokens(equal),
         "learning_accuracy": accuracy(evaluations, MAIN),
-        "learning_variants": accuracy(evaluations, VARIANTS),
-        "learning_frontier": frontier(evaluations),
-        "learning_pass": passes(evaluations),
+        "learning_pass": passes(equal),
         "learning_difficulty": difficulty(evaluations),
-        "learning_sampling": sampling(steps),
+        "learning_ablation": ablation(equal, parts),
     }
