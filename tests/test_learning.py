@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
 
-from ada_trl import AdaGRPOConfig
-from benchmarks.learning import prompt_sets
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from benchmarks.learning import equal_tokens, prompt_sets, report
 from benchmarks.learning import run as learning
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
 
@@ -148,3 +149,27 @@ def test_every_method_is_a_valid_configuration(tmp_path):
     for options in learning.METHODS.values():
         batch = learning.PROMPTS_PER_STEP * options["num_generations"]
         AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=batch, **learning.COMMON | options)
+
+
+def odd_length(completions, **kwargs):
+    return [float(len(completion) % 2) for completion in completions]
+
+
+def test_the_first_bar_of_the_ablation_is_grpo_bit_for_bit(task_dir, tmp_path):
+    train, *_ = prompt_sets.read_set(task_dir, "hard")
+    weights = []
+    options = learning.COMMON | {"max_steps": 2, "per_device_train_batch_size": 16, "seed": 3}
+    for trainer_class, args in (
+        (GRPOTrainer, GRPOConfig(tmp_path / "grpo", num_generations=4, **options)),
+        (
+            AdaGRPOTrainer,
+            AdaGRPOConfig(tmp_path / "ada", **options, **equal_tokens.METHODS[next(iter(report.ABLATION))].options),
+        ),
+    ):
+        model, tokenizer = prompt_sets.load(task_dir / "base")
+        trainer = trainer_class(model, odd_length, args, train, processing_class=tokenizer)
+        trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    before, _ = prompt_sets.load(task_dir / "base")
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], torch.cat([p.detach().flatten() for p in before.parameters()]))

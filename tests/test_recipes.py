@@ -206,14 +206,16 @@ def test_demo_report():
 @pytest.mark.slow
 def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     prepare(tmp_path / "task", steps=3)
-    options = ["--methods", "grpo-n4", "seq-balance", "--task_dir", str(tmp_path / "task")]
-    options += ["--output_dir", str(tmp_path / "demo"), "--max_steps=2", "--eval_steps=2", "--logging_steps=1"]
+    options = ["--task_dir", str(tmp_path / "task"), "--output_dir", str(tmp_path / "demo")]
+    options += ["--max_steps=2", "--eval_steps=2", "--logging_steps=1"]
     monkeypatch.setattr(sys, "argv", ["demo", *options, "--use_cpu"])
     demo()
     assert "Using the base model" in capsys.readouterr().out
     results = json.loads((tmp_path / "demo" / "results.json").read_text())
-    assert [result["method"] for result in results] == ["GRPO n=4", "Seq-balance"]
-    assert [result["rollouts_per_prompt"] >= 8 for result in results] == [False, True]
+    assert [result["method"] for result in results] == ["GRPO n=4", "Seq-balance", "Posterior n=1"]
+    assert [round(result["rollouts_per_prompt"]) for result in results][::2] == [4, 1]
+    assert results[1]["rollouts_per_prompt"] >= 8
+    assert results[2]["zero_signal"] == 0
     report = (tmp_path / "demo" / "report.md").read_text()
     assert "| Seq-balance |" in report and "2 optimizer steps" in report.replace("\n", " ")
     assert (tmp_path / "demo" / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.analyses import overview
 from benchmarks.common import interval
 from benchmarks.learning import report
 from benchmarks.learning.prompt_sets import PASS_AT
@@ -97,53 +98,87 @@ def test_costs_are_summed_up_to_each_evaluation(runs):
     assert common_budget(evaluations, "easy", "generated_tokens", ["GRPO n=4", "GRPO n=8"]) == 20_000
 
 
-def test_tables_by_hand(runs):
-    _, evaluations = collect(runs.glob("*.json"))
-    table = report.methods_table(evaluations, "easy").splitlines()
-    assert table[0] == (
-        "| Method | Seeds | 2 steps | 20 k tokens | 40 k tokens | 2 CPU s | 4 CPU s | Tokens | CPU s |"
-    )
-    # With 20k tokens GRPO n=4 is done and Seq-balance half way through its first step: (0.2 + 0.6) / 2 and 0.41.
-    assert table[2] == "| GRPO n=4 | 2 | 0.510 ± 0.127 | 0.510 ± 0.127 | – | 0.510 ± 0.127 | – | 20k | 2 |"
-    assert table[4] == (
-        "| Seq-balance | 2 | 0.710 ± 0.127 | 0.405 ± 0.064 | 0.610 ± 0.127 | 0.405 ± 0.064 | 0.610 ± 0.127 | 80k | 8 |"
-    )
-    speed = report.speed_table(evaluations, "easy").splitlines()
-    assert speed[0].startswith("| Method | Seeds reaching 0.610 |")
-    assert speed[2] == "| GRPO n=4 | 0 of 2 | not reached | not reached | not reached |"
-    assert speed[3] == "| GRPO n=8 | 1 of 2 | not reached | not reached | not reached |"
-    # 1.1 steps with seed 1, 0.98 with seed 2; the worse of two is shown.
-    assert speed[4] == "| Seq-balance | 2 of 2 | 1 (0.55×) | 44k (1.10×) | 4 (1.10×) |"
-    differences = report.differences_table(evaluations, "easy")
-    assert "**-0.100 ± 0.000**" in differences and "**+0.100 ± 0.000**" in differences
-    summary = report.summary(evaluations, "easy").splitlines()
-    assert summary[0] == (
-        "- At 2 steps, Seq-balance has the best mean, 0.710 ± 0.127. Better than GRPO n=8 beyond chance: Seq-balance. "
-        "Worse: GRPO n=4. Not told apart: 0 of 2."
-    )
-    assert "| Seq-balance | 0.700 | 1.000 |" in report.pass_table(evaluations, "easy", ks=(1, 64)).replace(
-        " ± 0.000", ""
-    )
+def equal(*runs, prompt_set="hard"):
+    """Evaluations of runs `(method, seed, final accuracy)`: two steps, half of the way after the first."""
+    rows = []
+    for method, seed, accuracy in runs:
+        for step, value in enumerate((0.2, (0.2 + accuracy) / 2, accuracy)):
+            row = {"method": method, "prompt_set": prompt_set, "seed": seed, "rate": 2e-4, "step": step}
+            row |= {"accuracy": value, "entropy": 0.5, "generated_tokens": 1000 * step, "cpu_seconds": 3.0 * step}
+            rows.append(row | {f"pass@{k}": 1 - (1 - value) ** k for k in PASS_AT})
+    return pd.DataFrame(rows)
 
 
-def test_report_is_filled_from_what_was_stored(runs, tmp_path):
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_tables_of_equal_tokens_by_hand():
+    # Differences from GRPO n=4 by seed: 0.10, 0.11, 0.12; half an interval is 4.303 · 0.01 / √3 = 0.025.
+    runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)] + [("GRPO n=8", seed, 0.25) for seed in (1, 2)]
+    runs += [("Posterior n=1", seed, 0.39 + 0.01 * seed) for seed in (1, 2, 3)]
+    lines = report.tokens_table(equal(*runs), "hard").splitlines()
+    # 0.25 is half of the way to 0.30; the median posterior has 0.41 after 2000 tokens.
+    assert cells(lines[2])[:7] == ["GRPO n=4", "0.0002", "3", "0.300 ± 0.000", "", "+0.050", "0.50×"]
+    assert cells(lines[3])[:7] == ["GRPO n=8", "0.0002", "2", "0.250", "-0.050", "", "1.00×"]
+    assert cells(lines[4])[2:7] == ["3", "0.410 ± 0.025", "**+0.110 ± 0.025**", "+0.155", "0.24×"]
+    assert cells(lines[4])[7:] == ["2", "6"]
+    first = report.first_table(equal(*runs)).splitlines()
+    assert cells(first[0]) == ["Method", "Hard"]
+    assert cells(first[-1]) == ["**Posterior, n=1**", "0.410 (**+0.110 ± 0.025**)"]
+    assert cells(first[4]) == ["DAPO n=4", "–"]
+    ablation = report.ablation_table(equal(*runs)).splitlines()
+    assert cells(ablation[2])[:2] == ["GRPO n=4", "0.300"]
+    assert cells(ablation[5])[1] == "0.410 (**+0.110 ± 0.025**)"
+    assert cells(report.pass_table(equal(*runs), "hard").splitlines()[2])[:2] == ["before training", "0.200"]
+
+
+def test_what_is_level_is_not_bold():
+    runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
+    runs += [("Posterior n=1", seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
+    assert "+0.010 ± 0.025" in report.tokens_table(equal(*runs), "hard")
+    assert "**" not in report.tokens_table(equal(*runs), "hard")
+
+
+def test_tables_of_equal_prompts_by_hand(runs):
+    steps, evaluations = collect(runs.glob("*.json"))
+    lines = report.steps_table(steps, evaluations, "easy").splitlines()
+    assert cells(lines[4]) == [
+        "Seq-balance",
+        "0.710 ± 0.127",
+        "+0.100",
+        "1.000 ± 0.000",
+        "2.0",
+        "0%",
+        "25%",
+        "80",
+        "8",
+    ]
+    assert cells(report.difficulty_table(evaluations, "easy").splitlines()[-1])[1] == "0.700 ± 0.000"
+
+
+def test_report_is_filled_from_what_is_stored(tmp_path):
     document = tmp_path / "report.md"
-    document.write_text(
-        re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", report.DOCUMENT.read_text(), flags=re.S)
-    )
-    report.store(runs, tmp_path)
-    report.build(document, tmp_path, tmp_path)
-    text = document.read_text()
-    assert "12 runs are stored: 0 to 2 seeds" in text
-    assert not re.search(r"-->\n<!-- end", text)
-    for image in re.findall(r"\(figures/(\w+\.png)\)", text):
+    emptied = re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", report.DOCUMENT.read_text(), flags=re.S)
+    assert re.search(r"-->\n<!-- end", emptied)
+    document.write_text(emptied)
+    report.build(report.stored(), document, tmp_path)
+    assert document.read_text() == report.DOCUMENT.read_text()
+    for image in re.findall(r"\(figures/(\w+\.png)\)", document.read_text()):
         assert (tmp_path / image).stat().st_size > 5000
 
 
-def test_published_tables_are_those_of_the_stored_results(tmp_path):
-    steps, evaluations = (pd.read_parquet(report.RESULTS / name) for name in report.FILES)
-    text = report.DOCUMENT.read_text()
-    for prompt_set in evaluations["prompt_set"].unique():
-        for name, table in report.TABLES.items():
-            assert f"<!-- {name}-{prompt_set} -->\n{table(evaluations, prompt_set)}\n<!-- end -->" in text
-        assert report.sampling_table(steps, prompt_set) in text
+def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monkeypatch):
+    readme = tmp_path / "README.md"
+    published = overview.README.read_text()
+    readme.write_text(re.sub(r"(<!-- verdict -->\n).*?(<!-- end -->)", r"\1\2", published, flags=re.S))
+    monkeypatch.setattr(overview, "README", readme)
+    monkeypatch.setattr(overview, "FIGURES", tmp_path)
+    overview.main()
+    assert readme.read_text() == published
+
+
+def test_store(runs, tmp_path):
+    report.store(runs, tmp_path)
+    steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
+    assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3

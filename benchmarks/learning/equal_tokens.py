@@ -42,10 +42,11 @@ SETS = {
 
 
 class Method(NamedTuple):
-    """Options of the trainer, and the prompts of a step."""
+    """Options of the trainer, the prompts of a step, and the method whose learning rate it takes if it is not tuned."""
 
     options: dict
     prompts_per_step: int
+    rate_of: str | None = None
 
 
 def _grpo(n: int) -> Method:
@@ -57,6 +58,11 @@ def _grpo(n: int) -> Method:
 def _posterior(n: int, **options) -> Method:
     options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": n} | options
     return Method(options, ROLLOUTS_PER_STEP // n)
+
+
+def _part(**options) -> Method:
+    """One part added to the posterior with one rollout, or changed in it, at its rate."""
+    return _posterior(1, **options)._replace(rate_of="Posterior n=1")
 
 
 def _rounds(per_step: int, **options) -> Method:
@@ -81,15 +87,18 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
-    "GRPO n=4, not scaled": Method(_grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4),
+    "GRPO n=4, not scaled": Method(
+        _grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
+    ),
     # 14 prompts have contrast of about 32 that are asked.
     "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
-    "Posterior n=1, counts": _posterior(1, pass_rate_estimator="counts"),
-    "Posterior n=1, value": _posterior(1, pass_rate_estimator="value"),
-    "Posterior n=1, 1/√p": _posterior(1, prompt_weighting="inverse_sqrt"),
+    "Posterior n=1, counts": _part(pass_rate_estimator="counts"),
+    "Posterior n=1, value": _part(pass_rate_estimator="value"),
+    "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),
+    "Posterior n=1, 2 iterations": _part(num_iterations=2),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
     "Rounds across steps": _rounds(1),
     "Rounds within a step": _rounds(4),
@@ -104,7 +113,6 @@ METHODS = {
     "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
     "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
     "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
-    "Posterior n=1, 2 iterations": _posterior(1, num_iterations=2),
 }
 
 
@@ -123,7 +131,13 @@ class Run(NamedTuple):
 
 
 def tuning(methods: list[str], sets: list[str]) -> list[Run]:
+    methods = tuned_methods(methods)
     return [Run(m, name, TUNING_SEEDS[0], rate) for name in sets for rate in SETS[name].rates for m in methods]
+
+
+def tuned_methods(methods: list[str]) -> list[str]:
+    """Those that choose a learning rate: for one that takes another's, that other."""
+    return list(dict.fromkeys(METHODS[method].rate_of or method for method in methods))
 
 
 def second_tuning(methods: list[str], sets: list[str], rows: list[dict]) -> list[Run]:
@@ -131,7 +145,7 @@ def second_tuning(methods: list[str], sets: list[str], rows: list[dict]) -> list
     return [
         Run(m, name, TUNING_SEEDS[1], rate)
         for name in sets
-        for m in methods
+        for m in tuned_methods(methods)
         for rate in two_best(tuned(rows, m, name, TUNING_SEEDS[0]))
     ]
 
@@ -150,6 +164,7 @@ def best_rate(method: str, prompt_set: str, rows: list[dict]) -> float | None:
     The rate with the highest mean of final accuracies on both tuning seeds, or the smaller one within `TIE` of it: large
     rates vary more between seeds. `None` before both seeds are done.
     """
+    method = METHODS[method].rate_of or method
     first, second = (tuned(rows, method, prompt_set, seed) for seed in TUNING_SEEDS)
     if len(first) < len(SETS[prompt_set].rates) or len(second) < 2:
         return None
