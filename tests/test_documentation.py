@@ -6,6 +6,7 @@ import importlib
 import re
 
 import pytest
+import torch
 import yaml
 from trl import GRPOConfig
 
@@ -98,6 +99,26 @@ ALSO = {"n", "p", "k"}
 def test_yaml_to_paste_is_a_configuration(block):
     options = {"per_device_train_batch_size": 16}
     AdaGRPOConfig("unused", **QUICK | options | yaml.safe_load(block))
+
+
+ADVICE = re.findall(
+    r"\*\*(.+?)\*\*[^`]*?```yaml\n(.*?)```",
+    (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0],
+    flags=re.S,
+)
+
+
+@pytest.mark.parametrize(("case", "block"), ADVICE, ids=[case for case, _ in ADVICE])
+def test_advice_trains(case, block, tmp_path):
+    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"per_device_train_batch_size": 8} | yaml.safe_load(block))
+    trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_there_is_advice_for_every_case():
+    assert len(ADVICE) == (DOCS / "settings.md").read_text().split("## What people")[0].count("```yaml") >= 6
 
 
 # Metrics
@@ -194,7 +215,7 @@ def test_the_readme_is_short():
 def test_what_the_readme_concludes_is_what_was_measured():
     """Its sentences before the numbers."""
     equal, *_ = stored()
-    ours, paper = overview.differences(equal, overview.POSTERIOR), overview.differences(equal, overview.PAPER)
+    ours, paper = overview.differences(equal, overview.POSTERIOR), overview.differences(equal, overview.DEFAULT)
     assert ours.count("ahead") == ours.count(" set (")
     assert paper.count("ahead") == 0
 

@@ -83,7 +83,10 @@ def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
         assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
 
 
-def test_a_step_line_by_line(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "rare"), [({}, [-1.5, -1.5, 1.5, 1.5]), ({"selection_correction": False}, [-1, -1, 3, 3])]
+)
+def test_a_step_line_by_line(options, rare, tmp_path):
     """One prompt resolves at once, one in round 2, the others never; rewards are ±1 so that the baseline matters."""
     scripts = {
         "1+2=": [1, -1, 1, -1],
@@ -100,6 +103,7 @@ def test_a_step_line_by_line(tmp_path):
         max_steps=1,
         samples_per_round=4,
         max_rounds=3,
+        **options,
     )
     trainer.train()
 
@@ -112,7 +116,8 @@ def test_a_step_line_by_line(tmp_path):
     for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
         advantages[prompt] += (round(advantage, 4),)
     assert sorted(advantages["1+2="]) == pytest.approx([-(2**0.5)] * 2 + [2**0.5] * 2, abs=1e-3)
-    assert sorted(advantages["31+4="]) == [-1, -1, 3, 3]  # mean −1/2, pass rate 1/4: ×2
+    # Mean −1/2, pass rate 1/4: ×2; the correction is ×1/2 for the 2 positives of 4, ×3/2 for the negatives.
+    assert sorted(advantages["31+4="]) == rare
     assert advantages["5+55="] == advantages["7+8="] == (0, 0, 0, 0)
 
     (logs,) = logs_of(trainer)
@@ -267,6 +272,7 @@ def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
         max_steps=1,
         samples_per_round=4,
         prompt_weighting="none",
+        selection_correction=False,
         scale_rewards=scale_rewards,
     )
     trainer.train()

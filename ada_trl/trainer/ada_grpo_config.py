@@ -135,11 +135,12 @@ class AdaGRPOConfig(GRPOConfig):
         prompt_weight_floor (`float`, *optional*):
             ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
             `baseline="posterior"` 1/32.
-        selection_correction (`bool`, *optional*, defaults to `False`):
+        selection_correction (`bool`, *optional*):
             Whether to reweight the selected positives and negatives by the pool's pass rate, so that the balanced
-            selection does not change the prompt's weight. The paper's form (`False`) follows
-            [(1−p)² + p²] / (2p(1−p)) · ∇p times the weight. The correction is exact for the selection; early stopping
-            and the cap leave a factor between 0.9 and 1.2 (Seq-balance with weight 1).
+            selection does not change the prompt's weight. If `None`, `True` where a group is selected (Seq modes with
+            `baseline="pool"`). The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the weight. The
+            correction is exact for the selection; early stopping and the cap leave a factor between 0.9 and 1.2
+            (Seq-balance with weight 1).
         unresolved (`str`, *optional*, defaults to `"keep"`):
             What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
             condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
@@ -333,9 +334,12 @@ class AdaGRPOConfig(GRPOConfig):
         default=None,
         metadata={"help": "Pass rate below which a prompt's weight does not grow. If `None`, 1 / pool size."},
     )
-    selection_correction: bool = field(
-        default=False,
-        metadata={"help": "Whether to correct the advantages for the balanced selection of the group."},
+    selection_correction: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether to correct the advantages for the balanced selection of the group. If `None`, yes where "
+            "one is selected; `False` is the paper's form."
+        },
     )
     unresolved: str = field(
         default="keep",

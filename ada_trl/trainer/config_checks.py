@@ -39,6 +39,8 @@ def resolve_defaults(args: GRPOConfig) -> None:
         args.prompt_weighting = "none" if uniform or args.has_fixed_budget else "inverse_sqrt"
     if args.samples_per_round is None and not uniform and not est:
         args.samples_per_round = args.num_generations if args.has_fixed_budget else 2 * args.num_generations
+    if args.selection_correction is None and not uniform and not est and args.baseline == "pool":
+        args.selection_correction = True
     if args.value_head_learning_rate is None and args.uses_value_network:
         args.value_head_learning_rate = 0.04 if args.value_model is None else 1e-5
     if args.vllm_weight_sync_dir is None:

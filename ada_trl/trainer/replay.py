@@ -131,7 +131,7 @@ def pool_advantages(
             weighting=args.prompt_weighting,
             weight_floor=args.prompt_weight_floor,
             std=std,
-            selection_correction=args.selection_correction,
+            selection_correction=bool(args.selection_correction),
         )
         for pool, group, std in zip(pools, groups, stds, strict=True)
     ]

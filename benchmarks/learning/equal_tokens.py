@@ -109,7 +109,7 @@ METHODS = {
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
-    "Seq-pos": Method(_seq_balance().options | {"adaptive_sampling": "seq-pos"}, 10),
+    "Seq-pos": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
     "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
     "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
     "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),

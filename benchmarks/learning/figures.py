@@ -25,7 +25,7 @@ FIRST = {
     "GRPO n=4": {"color": COLORS["GRPO n=4"], "marker": "v"},
     "GRPO n=8": {"color": COLORS["GRPO n=8"], "marker": "^"},
     "DAPO n=4": {"color": COLORS["DAPO n=4"], "marker": "X", "linestyle": "--"},
-    "Seq-balance, 1/√p": {"color": COLORS["Seq-balance"], "marker": "D"},
+    "Seq-balance, 1/√p, corrected": {"color": COLORS["Seq-balance"], "marker": "D"},
     "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o", "linewidth": 2.4},
 }
 OTHERS = {

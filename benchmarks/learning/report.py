@@ -29,7 +29,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
     "GRPO n=4": "GRPO n=4",
     "GRPO n=8": "GRPO n=8",
     "DAPO n=4": "DAPO n=4",
-    "Seq-balance, 1/√p": "Seq-balance, as in the paper",
+    "Seq-balance, 1/√p, corrected": "Seq-balance, the default",
     "Posterior n=1": "**Posterior, n=1**",
 }
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout

@@ -74,7 +74,9 @@ def _grpo(n: int) -> dict:
 
 
 def _seq(condition: str, **options) -> dict:
-    return {"adaptive_sampling": condition, "num_generations": 4, "samples_per_round": 8, "max_rounds": 4, **options}
+    """The paper's form, unless `options` say otherwise."""
+    rounds = {"num_generations": 4, "samples_per_round": 8, "max_rounds": 4}
+    return {"adaptive_sampling": condition, "selection_correction": False, **rounds, **options}
 
 
 def _est(estimator: str, n: int) -> dict:
