@@ -124,26 +124,22 @@ def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
 
 
 def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large")) -> Figure:
-    """One bar for each method in `parts`, first what the others are compared with; lines are paired 95 % intervals."""
+    """One bar for each method in `parts`: its accuracy minus that of the first, with the paired 95 % interval."""
     figure, axes = panels(len(sets), rows=1, sharey=True)
     first, *_ = parts
-    names = [name.replace("*", "") for name in parts.values()]
     for axis, prompt_set in zip(axes[0], sets, strict=True):
-        cheap = {seed: run["accuracy"].iloc[-1] for seed, run in by_seed(equal, prompt_set, first).items()}
-        for y, method in enumerate(parts):
-            own = {seed: run["accuracy"].iloc[-1] for seed, run in by_seed(equal, prompt_set, method).items()}
-            if own:
+        accuracies = {
+            method: {seed: run["accuracy"].iloc[-1] for seed, run in by_seed(equal, prompt_set, method).items()}
+            for method in parts
+        }
+        for y, (method, own) in enumerate(accuracies.items()):
+            difference, half = paired_difference(own, accuracies[first])
+            if not math.isnan(difference):
                 color = COLORS["Posterior"] if method.startswith(("Posterior", "Rounds")) else COLORS[CHEAP]
-                axis.barh(y, interval(list(own.values()))[0], color=color)
-            if own and method != first:
-                difference, half = paired_difference(own, cheap)
-                middle = interval(list(cheap.values()))[0] + difference
-                axis.errorbar(middle, y, xerr=np.nan_to_num(half), color="black", lw=1, capsize=2)
-        if cheap:
-            axis.axvline(interval(list(cheap.values()))[0], color="black", lw=0.8, linestyle=":")
-            axis.set_xlim(left=0.75 * min(cheap.values()))
-        axis.set_xlabel(f"Held-out accuracy, {prompt_set} set")
-    axes[0][0].set_yticks(range(len(names)), names, fontsize="small")
+                axis.barh(y, difference, xerr=np.nan_to_num(half), color=color, error_kw={"lw": 1, "capsize": 2})
+        axis.axvline(0, color="black", lw=0.8)
+        axis.set_xlabel(f"Accuracy minus {first}'s, {prompt_set} set")
+    axes[0][0].set_yticks(range(len(parts)), parts.values(), fontsize="small")
     axes[0][0].invert_yaxis()
     return figure
 
