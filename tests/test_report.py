@@ -133,11 +133,14 @@ def test_tables_of_equal_tokens_by_hand():
     assert cells(report.pass_table(equal(*runs), "hard").splitlines()[2])[:2] == ["before training", "0.200"]
 
 
-def test_what_is_level_is_not_bold():
+def test_what_is_level_is_not_bold_and_is_said_to_be():
     runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
     runs += [("Posterior n=1", seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
     assert "+0.010 ± 0.025" in report.tokens_table(equal(*runs), "hard")
     assert "**" not in report.tokens_table(equal(*runs), "hard")
+    assert report.differences(equal(*runs), "Posterior n=1") == "level with GRPO n=4 on the hard set (+0.010 ± 0.025)"
+    runs[3:] = [("Posterior n=1", seed, 0.20) for seed in (1, 2, 3)]
+    assert report.differences(equal(*runs), "Posterior n=1").startswith("behind GRPO n=4")
 
 
 def test_tables_of_equal_prompts_by_hand(runs):

@@ -14,11 +14,9 @@ from ada_trl.planning.outcomes import Outcome, sequential_outcome, single_round_
 from ..common import FIGURES, README, fill
 from ..learning.figures import CHEAP, FIRST, draw_tokens
 from ..learning.prompt_sets import PROMPT_SETS
-from ..learning.report import STRONG, final, mean_of, show, stored
-from ..learning.statistics import by_seed, paired_difference
+from ..learning.report import DEFAULT, POSTERIOR, STRONG, stored, verdict
 
 
-DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 OUTCOMES = {  # the settings of the learning benchmark and the paper
     CHEAP: lambda p: single_round_outcome(p, 4),
     STRONG: lambda p: single_round_outcome(p, 8),
@@ -89,37 +87,6 @@ def draw_signal(lost, cost) -> None:
         axis.set_xscale("logit")
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
         axis.minorticks_off()
-
-
-def verdict(equal: pd.DataFrame) -> str:
-    """What a token buys, in sentences, whoever wins."""
-    passes = {m: mean_of(final(by_seed(equal, "hard", m), "pass@8"))[0] for m in (DEFAULT, POSTERIOR, CHEAP)}
-    said = " ".join(
-        (
-            f"Seq-balance {passes[DEFAULT]:.0%},",
-            f"the posterior {passes[POSTERIOR]:.0%},",
-            f"{CHEAP} {passes[CHEAP]:.0%}",
-        )
-    )
-    lines = {
-        "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
-        "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
-        "Hard problems solved within 8 tries": said,
-    }
-    return "\n".join(f"- **{name}**: {text}." for name, text in lines.items())
-
-
-def differences(equal: pd.DataFrame, method: str) -> str:
-    """Paired differences from GRPO n=4 on each set, in a word and in numbers."""
-    said = []
-    for name in dict.fromkeys(equal["prompt_set"]):
-        runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
-        if not runs or not cheap:
-            continue
-        mean, half = paired_difference(final(runs), final(cheap))
-        word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
-        said.append(f"{word} {'it' if said else CHEAP} on the {name} set ({show((mean, half), sign=True)})")
-    return ", ".join(said)
 
 
 def main() -> None:

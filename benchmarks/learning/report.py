@@ -22,6 +22,7 @@ from .statistics import by_seed, collect, cost_to_reach, paired_difference
 
 DOCUMENT = ROOT / "docs" / "report.md"
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
+DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED = "–"
 DIVERSITY = ("hard", "large")
@@ -29,8 +30,8 @@ FIRST_SCREEN = {  # method: its name on the first screen
     "GRPO n=4": "GRPO n=4",
     "GRPO n=8": "GRPO n=8",
     "DAPO n=4": "DAPO n=4",
-    "Seq-balance, 1/√p, corrected": "Seq-balance, the default",
-    "Posterior n=1": "**Posterior, n=1**",
+    DEFAULT: "Seq-balance, the default",
+    POSTERIOR: "**Posterior, n=1**",
 }
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
     "GRPO n=4": "GRPO n=4",
@@ -96,10 +97,14 @@ def of_set(evaluations: pd.DataFrame, prompt_set: str, methods) -> dict[str, dic
     return {method: runs for method, runs in found.items() if runs}
 
 
+def sets_of(equal: pd.DataFrame) -> list[str]:
+    """Those that methods can be compared on."""
+    return [name for name in equal_tokens.SETS if by_seed(equal, name, CHEAP)]
+
+
 def first_table(equal: pd.DataFrame) -> str:
     """Final accuracy on every set, and the difference to GRPO n=4."""
-    sets = [name for name in equal_tokens.SETS if by_seed(equal, name, CHEAP)]
-    rows = []
+    sets, rows = sets_of(equal), []
     for method in FIRST_SCREEN:
         row = {"Method": FIRST_SCREEN[method]}
         for name in sets:
@@ -109,6 +114,43 @@ def first_table(equal: pd.DataFrame) -> str:
                 row[name.capitalize()] += f" ({against(final(runs), final(cheap))})"
         rows.append(row)
     return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+
+
+def verdict(equal: pd.DataFrame) -> str:
+    """What a token buys, in sentences, whoever wins."""
+    passes = {m: mean_of(final(by_seed(equal, "hard", m), "pass@8"))[0] for m in (DEFAULT, POSTERIOR, CHEAP)}
+    said = " ".join(
+        (
+            f"Seq-balance {passes[DEFAULT]:.0%},",
+            f"the posterior {passes[POSTERIOR]:.0%},",
+            f"{CHEAP} {passes[CHEAP]:.0%}",
+        )
+    )
+    soon = []
+    for name in sets_of(equal):
+        ours, strong = by_seed(equal, name, POSTERIOR), by_seed(equal, name, STRONG)
+        if ours and strong:
+            soon.append(f"{share_to_reach(ours, strong)} on the {name} set")
+    lines = {
+        "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
+        f"It reaches {STRONG}'s final accuracy at this share of its tokens": ", ".join(soon),
+        "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
+        "Hard problems solved within 8 tries": said,
+    }
+    return "\n".join(f"- **{name}**: {text}." for name, text in lines.items())
+
+
+def differences(equal: pd.DataFrame, method: str) -> str:
+    """Paired differences from GRPO n=4 on each set, in a word and in numbers."""
+    said = []
+    for name in sets_of(equal):
+        runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
+        if not runs:
+            continue
+        mean, half = paired_difference(final(runs), final(cheap))
+        word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
+        said.append(f"{word} {'it' if said else CHEAP} on the {name} set ({show((mean, half), sign=True)})")
+    return ", ".join(said)
 
 
 def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
@@ -203,7 +245,7 @@ def difficulty_table(evaluations: pd.DataFrame, prompt_set: str) -> str:
 
 def tables(equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame) -> dict[str, str]:
     """Every table by the name of its place in the document."""
-    filled = {"first": first_table(equal), "ablation": ablation_table(equal)}
+    filled = {"first": first_table(equal), "verdict": verdict(equal), "ablation": ablation_table(equal)}
     for name in equal["prompt_set"].unique():
         filled[f"tokens-{name}"] = tokens_table(equal, name)
         if name in DIVERSITY:
