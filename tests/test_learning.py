@@ -151,6 +151,15 @@ def test_every_method_is_a_valid_configuration(tmp_path):
         AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=batch, **learning.COMMON | options)
 
 
+def test_a_step_is_one_generation(task_dir):
+    options = {"adaptive_sampling": "uniform", "num_generations": 4, "num_iterations": 2}
+    run = learning.Run("two iterations", "hard", 7)
+    record = learning.train_once(run, options, prompts_per_step=4, task_dir=task_dir, steps=2, eval_every=1)
+    assert [row["step"] for row in record["steps"]] == [1, 2]
+    assert [row["rollouts"] for row in record["steps"]] == [16, 16]
+    assert [row["step"] for row in record["evaluations"]] == [0, 1, 2]
+
+
 def odd_length(completions, **kwargs):
     return [float(len(completion) % 2) for completion in completions]
 

@@ -186,17 +186,21 @@ def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
 def train_once(
     run, options: dict, prompts_per_step: int, task_dir: Path, steps: int, eval_every: int, task: Task = ADDITION
 ) -> dict:
-    """Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations."""
+    """
+    Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations. A step is one
+    generation, whatever `num_iterations` makes of it.
+    """
     torch.set_num_threads(1)
     options = COMMON | task.options | options
+    iterations = options.get("num_iterations", 1)
     model, tokenizer = prompt_sets.load(task_dir / "base")
     train_rows, test, spread = task.read(task_dir, run.prompt_set)
-    recorder = Recorder(model, tokenizer, test, spread, eval_every, task.evaluate)
+    recorder = Recorder(model, tokenizer, test, spread, eval_every * iterations, task.evaluate)
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
             per_device_train_batch_size=prompts_per_step * options["num_generations"],
-            max_steps=steps,
+            max_steps=steps * iterations,
             seed=run.seed,
             **options,
         )
@@ -211,8 +215,14 @@ def train_once(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     logs = [logs for logs in trainer.state.log_history if "ada/tokens/generated" in logs]
-    rows = [step_row(row, seconds, prompts_per_step) for row, seconds in zip(logs, recorder.seconds, strict=True)]
-    return {"options": options, "steps": rows, "evaluations": recorder.evaluations}
+    rows = []
+    for step, row in enumerate(logs, start=1):
+        of_step = recorder.seconds[(step - 1) * iterations : step * iterations]
+        seconds = {name: sum(part[name] for part in of_step) for name in of_step[0]}
+        rows.append(step_row(row, seconds, prompts_per_step) | {"step": step})
+    assert len(rows) == steps and len(recorder.seconds) == steps * iterations
+    evaluations = [row | {"step": row["step"] // iterations} for row in recorder.evaluations]
+    return {"options": options, "steps": rows, "evaluations": evaluations}
 
 
 def train_and_save(run: Run, output_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
