@@ -99,7 +99,9 @@ METHODS = {
     "Posterior n=1, value": _part(pass_rate_estimator="value"),
     "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),
     "Posterior n=1, 2 iterations": _part(num_iterations=2),
-    "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none"),
+    "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none")._replace(
+        rate_of="Posterior n=2"
+    ),
     "Rounds across steps": _rounds(1),
     "Rounds within a step": _rounds(4),
     "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples"),
