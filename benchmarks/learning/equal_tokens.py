@@ -113,7 +113,9 @@ METHODS = {
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
     "Seq-pos": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
     "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
-    "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
+    "GRPO n=4, 2 iterations": Method(
+        _grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
+    ),
     "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
 }
 
