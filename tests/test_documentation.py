@@ -101,7 +101,7 @@ def test_yaml_to_paste_is_a_configuration(block):
 
 
 ADVICE = re.findall(
-    r"\*\*(.+?)\*\*[^`]*?```yaml\n(.*?)```",
+    r"\*\*([^*]+)\*\*.*?```yaml\n(.*?)```",
     (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0],
     flags=re.S,
 )

@@ -129,7 +129,7 @@ def test_tables_of_equal_tokens_by_hand():
     assert cells(first[4]) == ["DAPO n=4", "–"]
     ablation = report.ablation_table(equal(*runs)).splitlines()
     assert cells(ablation[2])[:2] == ["GRPO n=4", "0.300"]
-    assert cells(ablation[5])[1] == "0.410 (**+0.110 ± 0.025**)"
+    assert cells(ablation[6])[1] == "0.410 (**+0.110 ± 0.025**)"
     assert cells(report.pass_table(equal(*runs), "hard").splitlines()[2])[:2] == ["before training", "0.200"]
 
 

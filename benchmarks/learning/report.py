@@ -35,6 +35,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
 }
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
     "GRPO n=4": "GRPO n=4",
+    "GRPO n=4, 2 iterations": "2 optimizer iterations",
     "GRPO n=4, not scaled": "no division by the standard deviation",
     "Posterior n=4": "posterior baseline",
     "Posterior n=1": "1 rollout of 4 times the prompts",
