@@ -120,6 +120,11 @@ METHODS = {
 }
 
 
+def title(prompt_set: str) -> str:
+    """As it is called in a sentence."""
+    return {"sorting-graded": "graded sorting"}.get(prompt_set, prompt_set)
+
+
 class Run(NamedTuple):
     """One cell of the grid."""
 

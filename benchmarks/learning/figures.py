@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ..common import COLORS, interval
+from . import equal_tokens
 from .prompt_sets import BIN_EDGES, PASS_AT, PROMPT_SETS
 from .statistics import by_seed, paired_difference
 
@@ -52,12 +53,14 @@ def legend(figure, axes) -> None:
     lines = {}
     for axis in axes:
         lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) | lines
+    lines = {label.removesuffix(", 1/√p, corrected"): line for label, line in lines.items()}  # the default
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
 
 def curves(evaluations: pd.DataFrame, prompt_set: str, method: str, column: str) -> tuple[pd.DataFrame, np.ndarray]:
-    """Means over seeds by step, and half the 95 % interval of `column`."""
+    """Means over seeds by step, and half the 95 % interval of `column`, of the steps that most seeds were evaluated at."""
     rows = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["method"] == method)]
+    rows = rows[rows.groupby("step")["seed"].transform("nunique") > rows["seed"].nunique() / 2]
     halves = [interval(values)[1] for _, values in rows.groupby("step")[column]]
     return rows.groupby("step", as_index=False).mean(numeric_only=True), np.nan_to_num(halves)
 
@@ -82,14 +85,14 @@ def accuracy(evaluations: pd.DataFrame, styles: dict[str, dict]) -> Figure:
 
 def tokens(equal: pd.DataFrame) -> Figure:
     """Held-out accuracy against generated tokens on every set; bands are 95 % intervals over seeds."""
-    sets = list(dict.fromkeys(equal["prompt_set"]))
+    sets = [name for name in equal_tokens.SETS if name in set(equal["prompt_set"])]
     figure, axes = panels(math.ceil(len(sets) / 2), rows=2)
     for axis in axes.flat[len(sets) :]:
         axis.set_axis_off()
     for axis, prompt_set in zip(axes.flat, sets, strict=False):
         draw_tokens(axis, equal, prompt_set)
         axis.set_xlabel("Generated tokens")
-        axis.set_ylabel(f"Held-out accuracy, {prompt_set} set")
+        axis.set_ylabel(f"Held-out accuracy, {equal_tokens.title(prompt_set)} set")
     legend(figure, axes[0])
     return figure
 
@@ -138,6 +141,7 @@ def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large"))
                 color = COLORS["Posterior"] if method.startswith(("Posterior", "Rounds")) else COLORS[CHEAP]
                 axis.barh(y, difference, xerr=np.nan_to_num(half), color=color, error_kw={"lw": 1, "capsize": 2})
         axis.axvline(0, color="black", lw=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.set_xlabel(f"Accuracy minus {first}'s, {prompt_set} set")
     axes[0][0].set_yticks(range(len(parts)), parts.values(), fontsize="small")
     axes[0][0].invert_yaxis()

@@ -103,11 +103,6 @@ def sets_of(equal: pd.DataFrame) -> list[str]:
     return [name for name in equal_tokens.SETS if by_seed(equal, name, CHEAP)]
 
 
-def title(prompt_set: str) -> str:
-    """As it is called in a sentence."""
-    return {"sorting-graded": "graded sorting"}.get(prompt_set, prompt_set)
-
-
 def first_table(equal: pd.DataFrame) -> str:
     """Final accuracy on every set, and the difference to GRPO n=4."""
     sets, rows = sets_of(equal), []
@@ -115,7 +110,7 @@ def first_table(equal: pd.DataFrame) -> str:
         row = {"Method": FIRST_SCREEN[method]}
         for name in sets:
             runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
-            label = title(name).capitalize()
+            label = equal_tokens.title(name).capitalize()
             row[label] = f"{mean_of(final(runs))[0]:.3f}" if runs else NO_SEED
             if runs and method != CHEAP:
                 row[label] += f" ({against(final(runs), final(cheap))})"
@@ -137,7 +132,7 @@ def verdict(equal: pd.DataFrame) -> str:
     for name in sets_of(equal):
         ours, strong = by_seed(equal, name, POSTERIOR), by_seed(equal, name, STRONG)
         if ours and strong:
-            soon.append(f"{share_to_reach(ours, strong)} on the {title(name)} set")
+            soon.append(f"{share_to_reach(ours, strong)} on the {equal_tokens.title(name)} set")
     lines = {
         "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
         f"It reaches {STRONG}'s final accuracy at this share of its tokens": ", ".join(soon),
@@ -156,7 +151,9 @@ def differences(equal: pd.DataFrame, method: str) -> str:
             continue
         mean, half = paired_difference(final(runs), final(cheap))
         word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
-        said.append(f"{word} {'it' if said else CHEAP} on the {title(name)} set ({show((mean, half), sign=True)})")
+        said.append(
+            f"{word} {'it' if said else CHEAP} on the {equal_tokens.title(name)} set ({show((mean, half), sign=True)})"
+        )
     return ", ".join(said)
 
 
