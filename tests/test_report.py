@@ -138,7 +138,7 @@ def test_what_is_level_is_not_bold_and_is_said_to_be():
     runs += [("Posterior n=1", seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
     assert "+0.010 ± 0.025" in report.tokens_table(equal(*runs), "hard")
     assert "**" not in report.tokens_table(equal(*runs), "hard")
-    assert report.differences(equal(*runs), "Posterior n=1") == "level with GRPO n=4 on the hard set (+0.010 ± 0.025)"
+    assert report.differences(equal(*runs), "Posterior n=1") == "level with GRPO n=4 on hard (+0.010 ± 0.025)"
     runs[3:] = [("Posterior n=1", seed, 0.20) for seed in (1, 2, 3)]
     assert report.differences(equal(*runs), "Posterior n=1").startswith("behind GRPO n=4")
 

@@ -132,7 +132,7 @@ def verdict(equal: pd.DataFrame) -> str:
     for name in sets_of(equal):
         ours, strong = by_seed(equal, name, POSTERIOR), by_seed(equal, name, STRONG)
         if ours and strong:
-            soon.append(f"{share_to_reach(ours, strong)} on the {equal_tokens.title(name)} set")
+            soon.append(f"{share_to_reach(ours, strong)} on {equal_tokens.title(name)}")
     lines = {
         "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
         f"It reaches {STRONG}'s final accuracy at this share of its tokens": ", ".join(soon),
@@ -143,18 +143,15 @@ def verdict(equal: pd.DataFrame) -> str:
 
 
 def differences(equal: pd.DataFrame, method: str) -> str:
-    """Paired differences from GRPO n=4 on each set, in a word and in numbers."""
-    said = []
+    """Paired differences from GRPO n=4, the sets grouped by what they say."""
+    said = {"ahead of": [], "level with": [], "behind": []}
     for name in sets_of(equal):
         runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
-        if not runs:
-            continue
-        mean, half = paired_difference(final(runs), final(cheap))
-        word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
-        said.append(
-            f"{word} {'it' if said else CHEAP} on the {equal_tokens.title(name)} set ({show((mean, half), sign=True)})"
-        )
-    return ", ".join(said)
+        if runs:
+            mean, half = paired_difference(final(runs), final(cheap))
+            word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
+            said[word].append(f"{equal_tokens.title(name)} ({show((mean, half), sign=True)})")
+    return "; ".join(f"{word} {CHEAP} on {', '.join(sets)}" for word, sets in said.items() if sets)
 
 
 def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
