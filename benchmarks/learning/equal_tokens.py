@@ -3,10 +3,11 @@ What a rollout should be compared with: GRPO, DAPO and the posterior baseline at
 
 Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
 prompt see more prompts. Every method gets the best of three learning rates, chosen on seeds that are not reported: all three
-on one seed, the two best of them on another, too; of two about as good the smaller. `python -m
-benchmarks.learning.equal_tokens` writes one file per run to
-`outputs/learning/equal_tokens/`, first the runs that choose the rates; stopped and started again, it goes on with the runs that
-are missing. `--store` adds them to the results in the repository, which count as done from then on.
+on one seed, the two best of them on another, too; of two about as good the smaller.
+
+`python -m benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that choose
+the rates; stopped and started again, it goes on with the runs that are missing. `--store` adds them to the results in the
+repository, which count as done from then on.
 """
 
 import argparse

@@ -82,6 +82,18 @@ def against(own: dict[int, float], other: dict[int, float]) -> str:
     return f"**{text}**" if abs(mean) > half else text
 
 
+def with_difference(own: dict[int, float], cheap: dict[int, float], shown: bool) -> str:
+    """The mean, and in brackets the difference to `cheap` if it is to be shown."""
+    if not own:
+        return NO_SEED
+    return f"{mean_of(own)[0]:.3f}" + (f" ({against(own, cheap)})" if shown else "")
+
+
+def as_table(rows: list[dict[str, str]]) -> str:
+    """Rows of text, whose keys are the headers."""
+    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+
+
 def share_to_reach(runs: dict[int, pd.DataFrame], reference: dict[int, pd.DataFrame]) -> str:
     """Tokens until the reference's mean final accuracy, in those that the reference spends; the median over seeds."""
     if not reference:
@@ -110,23 +122,17 @@ def first_table(equal: pd.DataFrame) -> str:
         row = {"Method": FIRST_SCREEN[method]}
         for name in sets:
             runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
-            label = equal_tokens.title(name).capitalize()
-            row[label] = f"{mean_of(final(runs))[0]:.3f}" if runs else NO_SEED
-            if runs and method != CHEAP:
-                row[label] += f" ({against(final(runs), final(cheap))})"
+            row[equal_tokens.title(name).capitalize()] = with_difference(final(runs), final(cheap), method != CHEAP)
         rows.append(row)
-    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+    return as_table(rows)
 
 
 def verdict(equal: pd.DataFrame) -> str:
     """What a token buys, in sentences, whoever wins."""
     passes = {m: mean_of(final(by_seed(equal, "hard", m), "pass@8"))[0] for m in (DEFAULT, POSTERIOR, CHEAP)}
-    said = " ".join(
-        (
-            f"Seq-balance {passes[DEFAULT]:.0%},",
-            f"the posterior {passes[POSTERIOR]:.0%},",
-            f"{CHEAP} {passes[CHEAP]:.0%}",
-        )
+    said = ", ".join(
+        f"{name} {passes[method]:.0%}"
+        for method, name in ((DEFAULT, "Seq-balance"), (POSTERIOR, "the posterior"), (CHEAP, CHEAP))
     )
     soon = []
     for name in sets_of(equal):
@@ -174,7 +180,7 @@ def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
         }
 
     rows = [row(method, runs) for method, runs in found.items()]
-    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+    return as_table(rows)
 
 
 def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
@@ -186,7 +192,7 @@ def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
     for method, runs in found.items():
         if len(runs) > 2:
             rows.append({"Method": method} | {name: show(mean_of(final(runs, name))) for name in columns})
-    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+    return as_table(rows)
 
 
 def ablation_table(equal: pd.DataFrame, sets=("hard", "large")) -> str:
@@ -197,12 +203,9 @@ def ablation_table(equal: pd.DataFrame, sets=("hard", "large")) -> str:
         for name in sets:
             runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
             for column, label in (("accuracy", name.capitalize()), ("pass@16", f"{name.capitalize()}, pass@16")):
-                own = final(runs, column)
-                row[label] = f"{mean_of(own)[0]:.3f}" if runs else NO_SEED
-                if runs and method != CHEAP:
-                    row[label] += f" ({against(own, final(cheap, column))})"
+                row[label] = with_difference(final(runs, column), final(cheap, column), method != CHEAP)
         rows.append(row)
-    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+    return as_table(rows)
 
 
 def steps_table(steps: pd.DataFrame, evaluations: pd.DataFrame, prompt_set: str) -> str:
@@ -226,7 +229,7 @@ def steps_table(steps: pd.DataFrame, evaluations: pd.DataFrame, prompt_set: str)
         }
 
     rows = [row(method, runs) for method, runs in found.items()]
-    return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})
+    return as_table(rows)
 
 
 def difficulty_table(evaluations: pd.DataFrame, prompt_set: str) -> str:
