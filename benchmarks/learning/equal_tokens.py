@@ -32,6 +32,7 @@ from .sorting import SORTING, SORTING_GRADED
 
 ROLLOUTS_PER_STEP = 128
 TUNING_SEEDS = (0, 6)
+MORE_TOKENS = "GRPO n=16, 4 times the tokens"
 TIE = 0.02  # about the standard error of a difference of two such means
 SETS = {
     "easy": ADDITION,
@@ -43,11 +44,15 @@ SETS = {
 
 
 class Method(NamedTuple):
-    """Options of the trainer, the prompts of a step, and the method whose learning rate it takes if it is not tuned."""
+    """
+    Options of the trainer, the prompts of a step (on all sets but those of `prompts_on`), and the method whose learning rate it
+    takes if it is not tuned.
+    """
 
     options: dict
     prompts_per_step: int
     rate_of: str | None = None
+    prompts_on: dict[str, int] = {}
 
 
 def _grpo(n: int) -> Method:
@@ -91,33 +96,36 @@ METHODS = {
     "GRPO n=4, not scaled": Method(
         _grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
     ),
-    # 14 prompts have contrast of about 32 that are asked.
-    "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 14),
+    # 20 prompts have contrast of about 32 that are asked on the easy set, 17 on the hard one.
+    "DAPO n=4": Method(
+        _grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 17, prompts_on={"easy": 20}
+    ),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
     "Posterior n=1, counts": _part(pass_rate_estimator="counts"),
     "Posterior n=1, value": _part(pass_rate_estimator="value"),
     "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),
-    "Posterior n=1, 2 iterations": _part(num_iterations=2),
+    "Posterior n=1, 2 iterations": _posterior(1, num_iterations=2),
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none")._replace(
         rate_of="Posterior n=2"
     ),
     "Rounds across steps": _rounds(1),
     "Rounds within a step": _rounds(4),
-    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples"),
-    "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2),
+    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples")._replace(
+        rate_of="Rounds within a step"
+    ),
+    "Posterior n=1, 1 of 2": _part(prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
-    "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4),
+    "Posterior n=1, 1 of 4": _part(prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
     "Seq-pos": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
     "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
-    "GRPO n=4, 2 iterations": Method(
-        _grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
-    ),
+    "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
     "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
+    MORE_TOKENS: Method(_grpo(16).options, ROLLOUTS_PER_STEP // 4),  # not at equal tokens: for what a step buys
 }
 
 
@@ -195,7 +203,9 @@ def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
 def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: int | None, eval_every: int) -> Run:
     method, task = METHODS[run.method], SETS[run.prompt_set]
     options = method.options | {"learning_rate": run.rate}
-    prompts = method.prompts_per_step * task.rollouts_per_step // ROLLOUTS_PER_STEP
+    prompts = (
+        method.prompts_on.get(run.prompt_set, method.prompts_per_step) * task.rollouts_per_step // ROLLOUTS_PER_STEP
+    )
     record = run._asdict() | train_once(
         run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task
     )
