@@ -12,14 +12,7 @@ from benchmarks.analyses import overview
 from benchmarks.common import interval
 from benchmarks.learning import report
 from benchmarks.learning.prompt_sets import PASS_AT
-from benchmarks.learning.statistics import (
-    accuracy_at,
-    by_seed,
-    collect,
-    common_budget,
-    cost_to_reach,
-    paired_difference,
-)
+from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
 
 
 TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, "Seq-balance": 40_000}
@@ -71,11 +64,8 @@ def test_intervals_cover_as_often_as_they_say():
     assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 4000))
 
 
-def test_accuracy_and_cost_along_a_run():
+def test_cost_along_a_run():
     run = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 400], "accuracy": [0.2, 0.4, 0.3]})
-    assert accuracy_at(run, "tokens", 50) == pytest.approx(0.3)
-    assert accuracy_at(run, "tokens", 400) == pytest.approx(0.3)
-    assert math.isnan(accuracy_at(run, "tokens", 401))
     assert cost_to_reach(run, "step", 0.3) == pytest.approx(5)  # the first time
     assert cost_to_reach(run, "tokens", 0.4) == pytest.approx(100)
     assert cost_to_reach(run, "tokens", 0.1) == 0
@@ -95,7 +85,6 @@ def test_costs_are_summed_up_to_each_evaluation(runs):
     run = by_seed(evaluations, "hard", "Seq-balance")[2]
     assert run["generated_tokens"].tolist() == [0, 40_000, 80_000]
     assert run["wall_seconds"].tolist() == [0, 2, 4]
-    assert common_budget(evaluations, "easy", "generated_tokens", ["GRPO n=4", "GRPO n=8"]) == 20_000
 
 
 def equal(*runs, prompt_set="hard"):
@@ -161,12 +150,14 @@ def test_tables_of_equal_prompts_by_hand(runs):
 
 
 def test_report_is_filled_from_what_is_stored(tmp_path):
-    document = tmp_path / "report.md"
-    emptied = re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", report.DOCUMENT.read_text(), flags=re.S)
-    assert re.search(r"-->\n<!-- end", emptied)
-    document.write_text(emptied)
-    report.build(report.stored(), document, tmp_path)
+    document, recipes = tmp_path / "report.md", tmp_path / "recipes.md"
+    for copy, published in ((document, report.DOCUMENT), (recipes, report.RECIPES)):
+        emptied = re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", published.read_text(), flags=re.S)
+        assert re.search(r"-->\n<!-- end", emptied)
+        copy.write_text(emptied)
+    report.build(report.stored(), document, recipes, tmp_path)
     assert document.read_text() == report.DOCUMENT.read_text()
+    assert recipes.read_text() == report.RECIPES.read_text()
     for image in re.findall(r"\(figures/(\w+\.png)\)", document.read_text()):
         assert (tmp_path / image).stat().st_size > 5000
 

@@ -58,7 +58,6 @@ def figure(equal: pd.DataFrame) -> Figure:
         axis.set_ylabel("%")
     axes[1][1].set_xlabel("Generated tokens")
     handles, labels = axes[0][1].get_legend_handles_labels()
-    labels = ["Seq-balance" if label == DEFAULT else label for label in labels]
     drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, columnspacing=1.2)
     for axis in axes.flat:
         axis.grid(alpha=0.25)

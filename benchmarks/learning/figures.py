@@ -48,12 +48,16 @@ def marker(style: dict) -> str:
     return "x" if style.get("linestyle") == "--" else "o"
 
 
+def short(method: str) -> str:
+    """Its name in a figure: the default has the short one."""
+    return method.removesuffix(", 1/√p, corrected")
+
+
 def legend(figure, axes) -> None:
     """One legend for all panels, of the lines in `axes`."""
     lines = {}
     for axis in axes:
         lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) | lines
-    lines = {label.removesuffix(", 1/√p, corrected"): line for label, line in lines.items()}  # the default
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
 
@@ -73,7 +77,7 @@ def accuracy(evaluations: pd.DataFrame, styles: dict[str, dict]) -> Figure:
             for method, style in styles.items():
                 means, half = curves(evaluations, prompt_set, method, "accuracy")
                 if len(means):
-                    axis.plot(means[column], means["accuracy"], label=method, **style)
+                    axis.plot(means[column], means["accuracy"], label=short(method), **style)
                     band = means["accuracy"] - half, means["accuracy"] + half
                     axis.fill_between(means[column], *band, color=style["color"], alpha=0.12, linewidth=0)
             axis.set_xlabel(label)
@@ -102,7 +106,7 @@ def draw_tokens(axis, equal: pd.DataFrame, prompt_set: str, scale: float = 1) ->
         means, half = curves(equal, prompt_set, method, "accuracy")
         if len(means):
             x, y = means["generated_tokens"], scale * means["accuracy"]
-            axis.plot(x, y, label=method, markevery=[-1], **style)
+            axis.plot(x, y, label=short(method), markevery=[-1], **style)
             axis.fill_between(x, y - scale * half, y + scale * half, color=style["color"], alpha=0.12, linewidth=0)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlim(left=0)
@@ -116,7 +120,7 @@ def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
         for method, style in (FIRST | OTHERS).items():
             means, _ = curves(equal, prompt_set, method, "accuracy")
             if len(means):
-                axis.plot(PASS_AT, means[columns].iloc[-1], label=method, **style)
+                axis.plot(PASS_AT, means[columns].iloc[-1], label=short(method), **style)
                 axis.plot(PASS_AT, means[columns].iloc[0], color="black", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_xticks(PASS_AT, PASS_AT)
@@ -159,7 +163,9 @@ def difficulty(evaluations: pd.DataFrame) -> Figure:
                 gains = [[run[name].iloc[-1] - run[name].iloc[0] for run in runs] for name in names]
                 means, halves = zip(*map(interval, gains), strict=True)
                 x, halves = np.arange(len(names)) + shift, np.nan_to_num(halves)
-                axis.errorbar(x, means, halves, fmt=marker(style), ms=4, lw=1, label=method, color=style["color"])
+                axis.errorbar(
+                    x, means, halves, fmt=marker(style), ms=4, lw=1, label=short(method), color=style["color"]
+                )
         axis.axhline(0, color="black", lw=0.8)
         axis.set_xticks(
             range(len(names)),

@@ -20,10 +20,12 @@ from .run import METHODS, PROMPTS_PER_STEP
 from .statistics import by_seed, collect, cost_to_reach, paired_difference
 
 
-DOCUMENT = ROOT / "docs" / "report.md"
+DOCUMENT, RECIPES = ROOT / "docs" / "report.md", ROOT / "recipes" / "README.md"
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
+RECOMMENDED = "Posterior n=1, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
+AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method != equal_tokens.MORE_TOKENS]
 NO_SEED = "–"
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
@@ -45,6 +47,22 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     "Posterior n=1, 2 iterations": "… with 2 optimizer iterations",
     "Rounds across steps": "… with rounds across steps",
     "Posterior n=1, 1 of 3": "… with the best of 3 prompts",
+}
+ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison that each is
+    "grpo-n4": "GRPO n=4",
+    "grpo-n8": "GRPO n=8",
+    "grpo-n16": "GRPO n=16",
+    "seq-pos": "Seq-pos",
+    "seq-balance": "Seq-balance, corrected",
+    "est-ema": "Est-EMA n=4",
+    "est-value": "Est-value n=4",
+    "posterior": POSTERIOR,
+    "rounds": "Rounds across steps",
+}
+SORTING_RECIPES = {  # of recipes/sorting: set and method
+    "grpo-n4": ("sorting", CHEAP),
+    "posterior": ("sorting", POSTERIOR),
+    "posterior-graded": ("sorting-graded", POSTERIOR),
 }
 
 
@@ -162,7 +180,7 @@ def differences(equal: pd.DataFrame, method: str) -> str:
 
 def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
     """Every method at its best rate, at equal tokens and steps."""
-    found = of_set(equal, prompt_set, equal_tokens.METHODS)
+    found = of_set(equal, prompt_set, AT_EQUAL_TOKENS)
     cheap, strong = (final(found[method]) if method in found else {} for method in (CHEAP, STRONG))
 
     def row(method: str, runs: dict[int, pd.DataFrame]) -> dict[str, str]:
@@ -183,9 +201,25 @@ def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
     return as_table(rows)
 
 
+def more_tokens_table(equal: pd.DataFrame) -> str:
+    """As many steps with a quarter of the rollouts: accuracy, and the difference to GRPO n=16."""
+    sets = [name for name in sets_of(equal) if by_seed(equal, name, equal_tokens.MORE_TOKENS)]
+    rows = []
+    for method, rollouts in ((equal_tokens.MORE_TOKENS, 4), (CHEAP, 1), (POSTERIOR, 1), (RECOMMENDED, 1)):
+        row = {
+            "Method": method.split(", 4 times")[0],
+            "Rollouts per step": str(rollouts * equal_tokens.ROLLOUTS_PER_STEP),
+        }
+        for name in sets:
+            own, most = (final(by_seed(equal, name, m)) for m in (method, equal_tokens.MORE_TOKENS))
+            row[equal_tokens.title(name).capitalize()] = with_difference(own, most, method != equal_tokens.MORE_TOKENS)
+        rows.append(row)
+    return as_table(rows)
+
+
 def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
     """pass@k and entropy before and after training."""
-    found = of_set(equal, prompt_set, equal_tokens.METHODS)
+    found = of_set(equal, prompt_set, AT_EQUAL_TOKENS)
     columns = [f"pass@{k}" for k in ks] + ["entropy"]
     before = next(iter(next(iter(found.values())).values())).iloc[0]
     rows = [{"Method": "before training"} | {name: f"{before[name]:.3f}" for name in columns}]
@@ -247,9 +281,37 @@ def difficulty_table(evaluations: pd.DataFrame, prompt_set: str) -> str:
     return markdown(rows, columns)
 
 
+def expect_arithmetic(equal: pd.DataFrame, evaluations: pd.DataFrame) -> str:
+    """What the recipes end with, trained on the comparison's sets: those at equal prompts per step, and those of ours."""
+    rows = []
+    for recipe, method in ARITHMETIC_RECIPES.items():
+        table = evaluations if method in METHODS else equal
+        of_sets = [by_seed(table, name, method) for name in PROMPT_SETS]
+        means = [mean_of(final(runs))[0] for runs in of_sets]
+        tokens = [mean_of(final(runs, "generated_tokens"))[0] / 1e3 for runs in of_sets]
+        rows.append(
+            {
+                "Recipe": f"`arithmetic/{recipe}.yaml`",
+                **{f"Accuracy, {name}": show((m, math.nan)) for name, m in zip(PROMPT_SETS, means, strict=True)},
+                "1k tokens": " / ".join(NO_SEED if math.isnan(count) else f"{count:.0f}" for count in tokens),
+            }
+        )
+    return as_table(rows)
+
+
+def expect_sorting(equal: pd.DataFrame) -> str:
+    rows = []
+    for recipe, (name, method) in SORTING_RECIPES.items():
+        runs = by_seed(equal, name, method)
+        row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": show((mean_of(final(runs))[0], math.nan))}
+        rows.append(row | {"1k tokens": f"{mean_of(final(runs, 'generated_tokens'))[0] / 1e3:.0f}"})
+    return as_table(rows)
+
+
 def tables(equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame) -> dict[str, str]:
     """Every table by the name of its place in the document."""
     filled = {"first": first_table(equal), "verdict": verdict(equal), "ablation": ablation_table(equal)}
+    filled |= {"more-tokens": more_tokens_table(equal)}
     for name in equal["prompt_set"].unique():
         filled[f"tokens-{name}"] = tokens_table(equal, name)
         if name in DIVERSITY:
@@ -266,11 +328,15 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
     return equal_tokens.reported(load_rows("equal_tokens")), steps, evaluations
 
 
-def build(data: tuple[pd.DataFrame, ...], document: Path = DOCUMENT, pictures: Path = FIGURES) -> None:
-    """Fill the tables of the document and draw its figures."""
+def build(
+    data: tuple[pd.DataFrame, ...], document: Path = DOCUMENT, recipes: Path = RECIPES, pictures: Path = FIGURES
+) -> None:
+    """Fill the tables of the document, draw its figures, and say in that of the recipes what to expect of them."""
     for name, table in tables(*data).items():
         fill(name, table, document)
     equal, _, evaluations = data
+    fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
+    fill("expect-sorting", expect_sorting(equal), recipes)
     for name, figure in figures.draw_all(equal, evaluations, ABLATION).items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 

@@ -64,7 +64,7 @@ def evaluate(
 
 
 # Fewer rollouts than in the addition task, since completions are ten times as long.
-SHARED = {"rollouts_per_step": 64, "steps": 60, "rates": (2e-4, 4e-4, 8e-4), "read": read, "evaluate": evaluate}
+SHARED = {"rollouts_per_step": 64, "steps": 60, "rates": (1e-4, 2e-4, 4e-4, 8e-4), "read": read, "evaluate": evaluate}
 OPTIONS = {"max_completion_length": MAX_COMPLETION_TOKENS}
 SORTING = Task(sorted_by_swaps, OPTIONS, **SHARED)
 # What is almost right earns more than 0.9.

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,6 @@ def by_seed(evaluations: pd.DataFrame, prompt_set: str, method: str) -> dict[int
     return {seed: run.sort_values("step") for seed, run in rows.groupby("seed")}
 
 
-def accuracy_at(run: pd.DataFrame, axis: str, budget: float) -> float:
-    """Accuracy when `axis` had reached `budget`, linear between evaluations; NaN if the run ended before."""
-    if run[axis].iloc[-1] < budget:
-        return math.nan
-    return float(np.interp(budget, run[axis], run["accuracy"]))
-
-
 def cost_to_reach(run: pd.DataFrame, axis: str, target: float) -> float:
     """What a run had spent when its accuracy first reached `target`, linear between evaluations; infinite if never."""
     accuracy, spent = run["accuracy"].to_numpy(), run[axis].to_numpy(dtype=float)
@@ -62,12 +55,6 @@ def cost_to_reach(run: pd.DataFrame, axis: str, target: float) -> float:
         return float(spent[0])
     share = (target - accuracy[i - 1]) / (accuracy[i] - accuracy[i - 1])
     return float(spent[i - 1] + share * (spent[i] - spent[i - 1]))
-
-
-def common_budget(evaluations: pd.DataFrame, prompt_set: str, axis: str, methods: Sequence[str]) -> float:
-    """The least that any run of these methods has spent, so that all of them can be compared at it."""
-    finals = [run[axis].iloc[-1] for m in methods for run in by_seed(evaluations, prompt_set, m).values()]
-    return float(min(finals)) if finals else math.nan
 
 
 def paired_difference(values: dict[int, float], baseline: dict[int, float]) -> tuple[float, float]:

@@ -2,8 +2,8 @@
 What adaptive sampling costs besides the rollouts themselves.
 
 `python -m benchmarks.speed.overhead` prints (1) the sampler's own CPU time for 512 prompts × 32 rollouts, (2) step time and
-peak memory of `adaptive_sampling="uniform"` against stock `GRPOTrainer` and (3) of `"est-value"` against `"est-ema"`, which
-differ by the value head only, interleaved in one run. Ratios are of the fastest steps, because everything slower than
+peak memory of `adaptive_sampling="uniform"` against stock `GRPOTrainer`, (3) of `"est-value"` against `"est-ema"`, which
+differ by the value head only, and (4) of rounds across steps against GRPO with as many rows, interleaved in one run. Ratios are of the fastest steps, because everything slower than
 that is the machine; "estimating" is `ada/time/estimate` as a share of its own step.
 """
 
@@ -56,21 +56,31 @@ def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -
     return time.process_time() - started, sum(map(len, pools))
 
 
-VARIANTS = {  # trainer, configuration, prompts per step, options
-    "GRPOTrainer": (GRPOTrainer, GRPOConfig, 16, {"num_generations": 4}),
-    "uniform": (AdaGRPOTrainer, AdaGRPOConfig, 16, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
-    "est-ema": (AdaGRPOTrainer, AdaGRPOConfig, 32, {"adaptive_sampling": "est-ema"}),
-    "est-value": (AdaGRPOTrainer, AdaGRPOConfig, 32, {"adaptive_sampling": "est-value"}),
+ACROSS = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
+VARIANTS = {  # trainer, configuration, rows per step, options
+    "GRPOTrainer": (GRPOTrainer, GRPOConfig, 64, {"num_generations": 4}),
+    "uniform": (AdaGRPOTrainer, AdaGRPOConfig, 64, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
+    "est-ema": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-ema"}),
+    "est-value": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-value"}),
+    "GRPO n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
+    "across n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, ACROSS),
+    "across n=1": (AdaGRPOTrainer, AdaGRPOConfig, 128, ACROSS | {"num_generations": 1}),
+    "… counts": (
+        AdaGRPOTrainer,
+        AdaGRPOConfig,
+        128,
+        ACROSS | {"num_generations": 1, "pass_rate_estimator": "counts"},
+    ),
 }
 
 
 def train(variant: str, steps: int, queue) -> None:
     torch.set_num_threads(1)
-    trainer_class, config_class, num_prompts, extra = VARIANTS[variant]
+    trainer_class, config_class, rows, extra = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as directory:
         args = config_class(
             directory,
-            per_device_train_batch_size=4 * num_prompts,
+            per_device_train_batch_size=rows,
             max_completion_length=6,
             max_steps=steps,
             logging_steps=1,
@@ -95,9 +105,9 @@ def train(variant: str, steps: int, queue) -> None:
     queue.put((seconds, shares, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
 
 
-def compare(base: str, other: str, steps: int, repeats: int) -> None:
+def compare(base: str, *others: str, steps: int, repeats: int) -> None:
     context = multiprocessing.get_context("fork")
-    seconds, shares, memory = ({base: [], other: []} for _ in range(3))
+    seconds, shares, memory = ({name: [] for name in (base, *others)} for _ in range(3))
     for _ in range(repeats):
         for variant in seconds:
             queue = context.Queue()
@@ -108,10 +118,8 @@ def compare(base: str, other: str, steps: int, repeats: int) -> None:
             seconds[variant] += step_seconds
             shares[variant] += step_shares
             memory[variant].append(peak)
-    num_prompts = VARIANTS[base][2]
-    print(
-        f"\nStep time and peak memory, {repeats} interleaved runs of {steps} steps, {num_prompts} prompts x 4 rollouts"
-    )
+    rows = VARIANTS[base][2]
+    print(f"\nStep time and peak memory, {repeats} interleaved runs of {steps} steps of {rows} rows")
     for variant in seconds:
         print(
             f"  {variant:12s} fastest {1e3 * min(seconds[variant]):7.1f} ms   "
@@ -119,10 +127,11 @@ def compare(base: str, other: str, steps: int, repeats: int) -> None:
             f"estimating {100 * statistics.median(shares[variant]):4.1f} % (median)   "
             f"peak {min(memory[variant]) / 1024:7.1f} MiB"
         )
-    fastest = min(seconds[other]) / min(seconds[base])
-    median = statistics.median(seconds[other]) / statistics.median(seconds[base])
-    peak = min(memory[other]) / min(memory[base])
-    print(f"  {other} / {base}: step time {fastest:.3f} (fastest), {median:.3f} (median); memory {peak:.3f}")
+    for other in others:
+        fastest = min(seconds[other]) / min(seconds[base])
+        median = statistics.median(seconds[other]) / statistics.median(seconds[base])
+        peak = min(memory[other]) / min(memory[base])
+        print(f"  {other} / {base}: step time {fastest:.3f} (fastest), {median:.3f} (median); memory {peak:.3f}")
 
 
 def main() -> None:
@@ -133,8 +142,12 @@ def main() -> None:
 
     runs = [sampler_seconds(512, 8, 4) for _ in range(10)]
     print(f"Sampler, 512 prompts, {runs[0][1]} rollouts: {1e3 * min(seconds for seconds, _ in runs):.1f} ms of CPU")
-    compare("GRPOTrainer", "uniform", args.steps, args.repeats)
-    compare("est-ema", "est-value", args.steps, args.repeats)
+    for names in (
+        ("GRPOTrainer", "uniform"),
+        ("est-ema", "est-value"),
+        ("GRPO n=4", "across n=4", "across n=1", "… counts"),
+    ):
+        compare(*names, steps=args.steps, repeats=args.repeats)
 
 
 if __name__ == "__main__":
