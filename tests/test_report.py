@@ -98,6 +98,36 @@ def equal(*runs, prompt_set="hard"):
     return pd.DataFrame(rows)
 
 
+def test_more_tokens_are_compared_apart():
+    most = report.equal_tokens.MORE_TOKENS
+    runs = [(most, seed, 0.44 + 0.01 * seed) for seed in (1, 2, 3)]  # 0.45, 0.46, 0.47
+    runs += [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
+    runs += [("Posterior n=1", seed, 0.42 + 0.01 * seed) for seed in (1, 2, 3)]
+    lines = report.more_tokens_table(equal(*runs)).splitlines()
+    assert cells(lines[0]) == ["Method", "Rollouts per step", "Hard"]
+    assert cells(lines[2]) == ["GRPO n=16", "512", "0.460"]
+    assert cells(lines[3]) == ["GRPO n=4", "128", "0.300 (**-0.160 ± 0.025**)"]
+    assert cells(lines[4]) == ["Posterior n=1", "128", "0.440 (**-0.020 ± 0.000**)"]
+    assert cells(lines[5]) == [report.RECOMMENDED, "128", "–"]
+    assert "n=16" not in report.tokens_table(equal(*runs), "hard")
+    assert "n=16" not in report.pass_table(equal(*runs), "hard")
+
+
+def test_what_to_expect_of_recipes():
+    at_equal_tokens = equal(*[("Posterior n=1", seed, 0.4) for seed in (1, 2)])
+    at_equal_prompts = equal(*[("GRPO n=4", seed, 0.3) for seed in (1, 2)])
+    lines = report.expect_arithmetic(at_equal_tokens, at_equal_prompts).splitlines()
+    assert cells(lines[2]) == ["`arithmetic/grpo-n4.yaml`", "–", "0.300", "– / 2"]
+    assert cells(lines[-2]) == ["`arithmetic/posterior.yaml`", "–", "0.400", "– / 2"]
+    names = {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
+    sorting = equal(*[("Posterior n=1", seed, 0.4) for seed in (1, 2)], prompt_set="sorting")
+    lines = report.expect_sorting(sorting).splitlines()
+    assert cells(lines[3]) == ["`sorting/posterior.yaml`", "0.400", "2"]
+    names |= {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
+    for name in names:
+        assert (report.ROOT / "recipes" / name).is_file()
+
+
 def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
