@@ -251,3 +251,20 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
     assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 4e-4
     rows += [row(4e-4, 1, 0.5), row(2e-4, 2, 0.9)]
     assert equal_tokens.reported(rows)["seed"].tolist() == [1]
+
+
+def test_a_step_asks_as_many_prompts_as_make_the_tokens_equal(monkeypatch, tmp_path):
+    asked = {}
+
+    def record(run, options, prompts, *others):
+        asked[run.method, run.prompt_set] = prompts
+        return {}
+
+    monkeypatch.setattr(equal_tokens, "train_once", record)
+    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS):
+        for name in ("easy", "hard", "sorting"):
+            run = equal_tokens.Run(method, name, 1, 1e-4)
+            equal_tokens.train_and_save(run, tmp_path, dict.fromkeys(equal_tokens.SETS, tmp_path), None, 20)
+    assert [asked["DAPO n=4", name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
+    assert [asked["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
+    assert asked[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts

@@ -27,7 +27,8 @@ FIRST = {
     "GRPO n=8": {"color": COLORS["GRPO n=8"], "marker": "^"},
     "DAPO n=4": {"color": COLORS["DAPO n=4"], "marker": "X", "linestyle": "--"},
     "Seq-balance, 1/√p, corrected": {"color": COLORS["Seq-balance"], "marker": "D"},
-    "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o", "linewidth": 2.4},
+    "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o"},
+    "Posterior n=1, 2 iterations": {"color": "#00523b", "marker": "s", "linewidth": 2.4},
 }
 OTHERS = {
     "Posterior n=1, 1 of 3": {"color": COLORS["Seq-pos"], "linestyle": "--"},
