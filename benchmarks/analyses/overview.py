@@ -58,7 +58,7 @@ def figure(equal: pd.DataFrame) -> Figure:
         axis.set_ylabel("%")
     axes[1][1].set_xlabel("Generated tokens")
     handles, labels = axes[0][1].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, columnspacing=1.2)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, columnspacing=1.2)
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
