@@ -111,6 +111,10 @@ def test_more_tokens_are_compared_apart():
     assert cells(lines[5]) == [report.RECOMMENDED, "128", "–"]
     assert "n=16" not in report.tokens_table(equal(*runs), "hard")
     assert "n=16" not in report.pass_table(equal(*runs), "hard")
+    assert report.differences(equal(*runs), "Posterior n=1") == "ahead of GRPO n=4 on hard (+0.140 ± 0.025)"
+    behind = report.differences(equal(*runs), "Posterior n=1", most, "GRPO n=16")
+    assert behind == "behind GRPO n=16 on hard (-0.020 ± 0.000)"
+    assert report.differences(equal(*runs), report.RECOMMENDED) == ""
 
 
 def test_what_to_expect_of_recipes():

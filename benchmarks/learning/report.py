@@ -157,13 +157,13 @@ def verdict(equal: pd.DataFrame) -> str:
     most = equal_tokens.MORE_TOKENS
     lines = {
         "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
-        "… with two optimizer iterations on each batch": differences(equal, RECOMMENDED),
-        f"{CHEAP} with two": differences(equal, CHEAP_TWICE),
-        f"{STRONG}'s final accuracy is reached at this share of its tokens": "; ".join(
-            f"{soon(equal, method)} with {name}"
-            for method, name in ((POSTERIOR, "one iteration"), (RECOMMENDED, "two"))
+        "The same with two optimizer iterations": differences(equal, RECOMMENDED),
+        f"{CHEAP} with two optimizer iterations": differences(equal, CHEAP_TWICE),
+        f"Share of {STRONG}'s tokens after which its final accuracy is reached": "; ".join(
+            f"{name} {soon(equal, method)}"
+            for method, name in ((POSTERIOR, "posterior"), (RECOMMENDED, "two iterations"))
         ),
-        "At as many steps as GRPO n=16, with a quarter of its tokens and two iterations": differences(
+        "Two iterations with a quarter of GRPO n=16's tokens, at as many steps": differences(
             equal, RECOMMENDED, most, "GRPO n=16"
         ),
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
