@@ -118,11 +118,13 @@ def test_more_tokens_are_compared_apart():
 
 
 def test_what_to_expect_of_recipes():
-    at_equal_tokens = equal(*[("Posterior n=1", seed, 0.4) for seed in (1, 2)])
-    at_equal_prompts = equal(*[("GRPO n=4", seed, 0.3) for seed in (1, 2)])
+    cheap = [("GRPO n=4", seed, 0.3) for seed in (1, 2, 3)]
+    at_equal_tokens = equal(*cheap, *[("Posterior n=1", seed, 0.4) for seed in (1, 2, 3)])
+    at_equal_prompts = equal(*cheap, *[("GRPO n=8", seed, 0.2) for seed in (1, 2, 3)])
+    at_equal_prompts.loc[at_equal_prompts["method"] == "GRPO n=8", "generated_tokens"] *= 2
     lines = report.expect_arithmetic(at_equal_tokens, at_equal_prompts).splitlines()
-    assert cells(lines[2]) == ["`arithmetic/grpo-n4.yaml`", "–", "0.300", "– / 2"]
-    assert cells(lines[-2]) == ["`arithmetic/posterior.yaml`", "–", "0.400", "– / 2"]
+    assert cells(lines[2]) == ["`arithmetic/grpo-n8.yaml`", "–", "**-0.100 ± 0.000**", "– / 2.0×"]
+    assert cells(lines[-2]) == ["`arithmetic/posterior.yaml`", "–", "**+0.100 ± 0.000**", "– / 1.0×"]
     names = {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
     sorting = equal(*[("Posterior n=1", seed, 0.4) for seed in (1, 2)], prompt_set="sorting")
     lines = report.expect_sorting(sorting).splitlines()
