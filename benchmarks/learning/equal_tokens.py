@@ -2,8 +2,8 @@
 What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
 
 Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
-prompt see more prompts. Every method gets the best of three learning rates, chosen on seeds that are not reported: all three
-on one seed, the two best of them on another, too; of two about as good the smaller.
+prompt see more prompts. Every method gets the best of a task's learning rates, chosen on seeds that are not reported: all of them
+on one seed, the two best on another, too; of two about as good the smaller.
 
 `python -m benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that choose
 the rates; stopped and started again, it goes on with the runs that are missing. `--store` adds them to the results in the
@@ -115,9 +115,9 @@ METHODS = {
     "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples")._replace(
         rate_of="Rounds within a step"
     ),
-    "Posterior n=1, 1 of 2": _part(prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
+    "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
-    "Posterior n=1, 1 of 4": _part(prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
+    "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
@@ -203,9 +203,8 @@ def finals(rows: list[dict], method: str, prompt_set: str) -> list[dict]:
 def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: int | None, eval_every: int) -> Run:
     method, task = METHODS[run.method], SETS[run.prompt_set]
     options = method.options | {"learning_rate": run.rate}
-    prompts = (
-        method.prompts_on.get(run.prompt_set, method.prompts_per_step) * task.rollouts_per_step // ROLLOUTS_PER_STEP
-    )
+    prompts = method.prompts_on.get(run.prompt_set, method.prompts_per_step)
+    prompts = prompts * task.rollouts_per_step // ROLLOUTS_PER_STEP
     record = run._asdict() | train_once(
         run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task
     )

@@ -3,8 +3,9 @@ What adaptive sampling costs besides the rollouts themselves.
 
 `python -m benchmarks.speed.overhead` prints (1) the sampler's own CPU time for 512 prompts × 32 rollouts, (2) step time and
 peak memory of `adaptive_sampling="uniform"` against stock `GRPOTrainer`, (3) of `"est-value"` against `"est-ema"`, which
-differ by the value head only, and (4) of rounds across steps against GRPO with as many rows, interleaved in one run. Ratios are of the fastest steps, because everything slower than
-that is the machine; "estimating" is `ada/time/estimate` as a share of its own step.
+differ by the value head only, and (4) of rounds across steps against GRPO with as many rows, each interleaved in one run.
+Ratios are of the fastest steps, because everything slower than that is the machine, and of the medians; "estimating" is
+`ada/time/estimate` as a share of its own step.
 """
 
 import argparse
