@@ -111,6 +111,7 @@ METHODS = {
         rate_of="Posterior n=2"
     ),
     "Rounds across steps": _rounds(1),
+    "Rounds across steps, 2 iterations": _rounds(1, num_iterations=2),
     "Rounds within a step": _rounds(4),
     "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples")._replace(
         rate_of="Rounds within a step"
@@ -118,13 +119,13 @@ METHODS = {
     "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
+    "Posterior n=1, 1 of 3, 2 iterations": _posterior(1, prompt_candidates=3, num_iterations=2),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
     "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
     "Seq-pos": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
     "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
     "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
-    "Posterior n=2, 2 iterations": _posterior(2, num_iterations=2),
     MORE_TOKENS: Method(_grpo(16).options, ROLLOUTS_PER_STEP // 4),  # not at equal tokens: for what a step buys
 }
 
