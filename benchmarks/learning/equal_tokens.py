@@ -72,7 +72,7 @@ def _part(**options) -> Method:
 
 
 def _rounds(per_step: int, **options) -> Method:
-    """Until the first positive, at most 8 rollouts."""
+    """Until the first positive, at most 8 rollouts if not said otherwise."""
     options = {"adaptive_sampling": "seq-pos", "max_rounds": 8, "rounds_per_step": per_step} | options
     return _posterior(1, **options)
 
@@ -111,6 +111,8 @@ METHODS = {
         rate_of="Posterior n=2"
     ),
     "Rounds across steps": _rounds(1),
+    "Rounds across steps, at most 4": _rounds(1, max_rounds=4)._replace(rate_of="Rounds across steps"),
+    "Rounds across steps, at most 2": _rounds(1, max_rounds=2)._replace(rate_of="Rounds across steps"),
     "Rounds across steps, 2 iterations": _rounds(1, num_iterations=2),
     "Rounds within a step": _rounds(4),
     "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples")._replace(

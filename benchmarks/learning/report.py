@@ -50,6 +50,19 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     "Rounds across steps": "… with rounds across steps",
     "Posterior n=1, 1 of 3": "… with the best of 3 prompts",
 }
+WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs from it in the prompts that are asked
+    POSTERIOR: (
+        "Rounds across steps",
+        "Rounds across steps, at most 4",
+        "Rounds across steps, at most 2",
+        "Rounds within a step",
+        "Rounds within a step, mean reward",
+        "Posterior n=1, 1 of 2",
+        "Posterior n=1, 1 of 3",
+        "Posterior n=1, 1 of 4",
+    ),
+    RECOMMENDED: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
+}
 ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison that each is
     "grpo-n4": "GRPO n=4",
     "grpo-n8": "GRPO n=8",
@@ -246,17 +259,34 @@ def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
     return as_table(rows)
 
 
-def ablation_table(equal: pd.DataFrame, sets=("hard", "large")) -> str:
-    """What each part adds: differences of final accuracy, and of pass@16."""
+def parts_table(equal: pd.DataFrame, parts: list[tuple[str, str, str]], sets=("hard", "large")) -> str:
+    """Final accuracy and pass@16 of `(name, method, reference)`, and how far they are from the reference's."""
     rows = []
-    for method, part in ABLATION.items():
+    for part, method, reference in parts:
         row = {"": part}
         for name in sets:
-            runs, cheap = by_seed(equal, name, method), by_seed(equal, name, CHEAP)
+            runs, others = by_seed(equal, name, method), by_seed(equal, name, reference)
             for column, label in (("accuracy", name.capitalize()), ("pass@16", f"{name.capitalize()}, pass@16")):
-                row[label] = with_difference(final(runs, column), final(cheap, column), method != CHEAP)
+                row[label] = with_difference(final(runs, column), final(others, column), method != reference)
         rows.append(row)
     return as_table(rows)
+
+
+def ablation_table(equal: pd.DataFrame) -> str:
+    """What each part adds to GRPO."""
+    return parts_table(equal, [(part, method, CHEAP) for method, part in ABLATION.items()])
+
+
+def which_prompts_table(equal: pd.DataFrame) -> str:
+    """What rounds that share the rows of a step, and choosing, add to the posterior."""
+    return parts_table(
+        equal,
+        [
+            (method, method, reference)
+            for reference, methods in WHICH_PROMPTS.items()
+            for method in (reference, *methods)
+        ],
+    )
 
 
 def steps_table(steps: pd.DataFrame, evaluations: pd.DataFrame, prompt_set: str) -> str:
@@ -329,7 +359,7 @@ def expect_sorting(equal: pd.DataFrame) -> str:
 def tables(equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame) -> dict[str, str]:
     """Every table by the name of its place in the document."""
     filled = {"first": first_table(equal), "verdict": verdict(equal), "ablation": ablation_table(equal)}
-    filled |= {"more-tokens": more_tokens_table(equal)}
+    filled |= {"more-tokens": more_tokens_table(equal), "which-prompts": which_prompts_table(equal)}
     for name in equal["prompt_set"].unique():
         filled[f"tokens-{name}"] = tokens_table(equal, name)
         if name in DIVERSITY:
