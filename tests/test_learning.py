@@ -160,6 +160,29 @@ def test_a_step_is_one_generation(task_dir):
     assert [row["step"] for row in record["evaluations"]] == [0, 1, 2]
 
 
+def test_who_knows_the_pass_rates_chooses_by_them(task_dir, monkeypatch):
+    beliefs = []
+
+    class Remembers(equal_tokens.AllKnowing):
+        def _beliefs(self, positions):
+            known = super()._beliefs(positions)
+            rates = [self._queue.stream.row(position)["base_pass_rate"] for position in positions]
+            beliefs.append((known, rates))
+            return known
+
+    # What is known of a prompt is what its row says: then who asked for it, and of which rows, can be seen.
+    monkeypatch.setattr(prompt_sets, "pass_rates", lambda model, tokenizer, rows: np.array(rows["base_pass_rate"]))
+    method = equal_tokens.METHODS["Posterior n=1, 1 of 3, pass rates known"]
+    assert method.trainer is equal_tokens.AllKnowing
+    run = learning.Run("knows", "hard", 7)
+    record = learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)
+    assert [row["stream/passed_over"] for row in record["steps"]] == [8, 8]
+    for known, rates in beliefs:
+        assert known.gains == pytest.approx([p * (1 - p) for p in rates])
+        assert known.pass_rate == pytest.approx(np.mean(rates))
+        assert len(known.keys) == 12
+
+
 def odd_length(completions, **kwargs):
     return [float(len(completion) % 2) for completion in completions]
 

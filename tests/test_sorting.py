@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.train import load_reward_funcs, main, parse_args
 from benchmarks.common import save_rows
 from benchmarks.learning import equal_tokens, sorting
@@ -253,18 +254,20 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
     assert equal_tokens.reported(rows)["seed"].tolist() == [1]
 
 
-def test_a_step_asks_as_many_prompts_as_make_the_tokens_equal(monkeypatch, tmp_path):
-    asked = {}
+def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_equal(monkeypatch, tmp_path):
+    asked, trainers = {}, {}
 
     def record(run, options, prompts, *others):
-        asked[run.method, run.prompt_set] = prompts
+        asked[run.method, run.prompt_set], trainers[run.method] = prompts, others[-1]
         return {}
 
     monkeypatch.setattr(equal_tokens, "train_once", record)
-    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS):
+    knows = "Posterior n=1, 1 of 3, pass rates known"
+    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS, knows):
         for name in ("easy", "hard", "sorting"):
             run = equal_tokens.Run(method, name, 1, 1e-4)
             equal_tokens.train_and_save(run, tmp_path, dict.fromkeys(equal_tokens.SETS, tmp_path), None, 20)
     assert [asked["DAPO n=4", name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
     assert [asked["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
     assert asked[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts
+    assert trainers[knows] is equal_tokens.AllKnowing and trainers["GRPO n=4"] is AdaGRPOTrainer

@@ -19,7 +19,9 @@ from statistics import mean
 from typing import NamedTuple
 
 import pandas as pd
+from datasets import Dataset
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.files import atomic_write
 from recipes.arithmetic.task import prepare
 from recipes.sorting.task import prepare as prepare_sorting
@@ -43,16 +45,27 @@ SETS = {
 }
 
 
+class AllKnowing(AdaGRPOTrainer):
+    """Chooses prompts by the policy's exact pass rates, which nobody has outside of a task like this: what they are worth."""
+
+    def _beliefs(self, positions):
+        rows = Dataset.from_list([self._queue.stream.row(position) for position in positions])
+        rates = prompt_sets.pass_rates(self.model, self.processing_class, rows)
+        gains = (rates * (1 - rates)).tolist()
+        return super()._beliefs(positions)._replace(gains=gains, pass_rate=float(rates.mean()))
+
+
 class Method(NamedTuple):
     """
-    Options of the trainer, the prompts of a step (on all sets but those of `prompts_on`), and the method whose learning rate it
-    takes if it is not tuned.
+    Options of the trainer, the prompts of a step (on all sets but those of `prompts_on`), the method whose learning rate it
+    takes if it is not tuned, and the trainer.
     """
 
     options: dict
     prompts_per_step: int
     rate_of: str | None = None
     prompts_on: dict[str, int] = {}
+    trainer: type[AdaGRPOTrainer] = AdaGRPOTrainer
 
 
 def _grpo(n: int) -> Method:
@@ -121,6 +134,7 @@ METHODS = {
     "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
+    "Posterior n=1, 1 of 3, pass rates known": _part(prompt_candidates=3)._replace(trainer=AllKnowing),
     "Posterior n=1, 1 of 3, 2 iterations": _posterior(1, prompt_candidates=3, num_iterations=2),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
@@ -209,7 +223,7 @@ def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: 
     prompts = method.prompts_on.get(run.prompt_set, method.prompts_per_step)
     prompts = prompts * task.rollouts_per_step // ROLLOUTS_PER_STEP
     record = run._asdict() | train_once(
-        run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task
+        run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task, method.trainer
     )
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))

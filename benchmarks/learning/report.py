@@ -60,6 +60,7 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Posterior n=1, 1 of 2",
         "Posterior n=1, 1 of 3",
         "Posterior n=1, 1 of 4",
+        "Posterior n=1, 1 of 3, pass rates known",
     ),
     RECOMMENDED: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
 }

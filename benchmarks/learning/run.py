@@ -184,7 +184,14 @@ def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
 
 
 def train_once(
-    run, options: dict, prompts_per_step: int, task_dir: Path, steps: int, eval_every: int, task: Task = ADDITION
+    run,
+    options: dict,
+    prompts_per_step: int,
+    task_dir: Path,
+    steps: int,
+    eval_every: int,
+    task: Task = ADDITION,
+    trainer_class: type[AdaGRPOTrainer] = AdaGRPOTrainer,
 ) -> dict:
     """
     Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations. A step is one
@@ -204,7 +211,7 @@ def train_once(
             seed=run.seed,
             **options,
         )
-        trainer = AdaGRPOTrainer(
+        trainer = trainer_class(
             model,
             task.reward,
             args,
