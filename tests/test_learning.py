@@ -172,7 +172,7 @@ def test_who_knows_the_pass_rates_chooses_by_them(task_dir, monkeypatch):
 
     # What is known of a prompt is what its row says: then who asked for it, and of which rows, can be seen.
     monkeypatch.setattr(prompt_sets, "pass_rates", lambda model, tokenizer, rows: np.array(rows["base_pass_rate"]))
-    method = equal_tokens.METHODS["Posterior n=1, 1 of 3, pass rates known"]
+    method = equal_tokens.METHODS[equal_tokens.RATES_KNOWN]
     assert method.trainer is equal_tokens.AllKnowing
     run = learning.Run("knows", "hard", 7)
     record = learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)

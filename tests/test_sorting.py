@@ -262,7 +262,7 @@ def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_e
         return {}
 
     monkeypatch.setattr(equal_tokens, "train_once", record)
-    knows = "Posterior n=1, 1 of 3, pass rates known"
+    knows = equal_tokens.RATES_KNOWN
     for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS, knows):
         for name in ("easy", "hard", "sorting"):
             run = equal_tokens.Run(method, name, 1, 1e-4)

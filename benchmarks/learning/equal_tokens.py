@@ -35,6 +35,7 @@ from .sorting import SORTING, SORTING_GRADED
 ROLLOUTS_PER_STEP = 128
 TUNING_SEEDS = (0, 6)
 MORE_TOKENS = "GRPO n=16, 4 times the tokens"
+RATES_KNOWN = "Posterior n=1, 1 of 3, pass rates known"
 TIE = 0.02  # about the standard error of a difference of two such means
 SETS = {
     "easy": ADDITION,
@@ -134,7 +135,7 @@ METHODS = {
     "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
-    "Posterior n=1, 1 of 3, pass rates known": _part(prompt_candidates=3)._replace(trainer=AllKnowing),
+    RATES_KNOWN: _part(prompt_candidates=3)._replace(trainer=AllKnowing),
     "Posterior n=1, 1 of 3, 2 iterations": _posterior(1, prompt_candidates=3, num_iterations=2),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),

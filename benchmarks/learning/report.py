@@ -25,7 +25,8 @@ FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
-AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method != equal_tokens.MORE_TOKENS]
+FOR_COMPARISON = (equal_tokens.MORE_TOKENS, equal_tokens.RATES_KNOWN)  # nobody's choice; each has a table of its own
+AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in FOR_COMPARISON]
 NO_SEED = "–"
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
@@ -60,7 +61,7 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Posterior n=1, 1 of 2",
         "Posterior n=1, 1 of 3",
         "Posterior n=1, 1 of 4",
-        "Posterior n=1, 1 of 3, pass rates known",
+        equal_tokens.RATES_KNOWN,
     ),
     RECOMMENDED: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
 }
