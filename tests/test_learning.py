@@ -160,27 +160,26 @@ def test_a_step_is_one_generation(task_dir):
     assert [row["step"] for row in record["evaluations"]] == [0, 1, 2]
 
 
-def test_who_knows_the_pass_rates_chooses_by_them(task_dir, monkeypatch):
-    beliefs = []
+@pytest.mark.parametrize(("name", "of_a_step"), [(equal_tokens.KNOWN, [4]), (equal_tokens.BEST_KNOWN, [12, 4])])
+def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, task_dir, monkeypatch):
+    seen = []
 
     class Remembers(equal_tokens.AllKnowing):
-        def _beliefs(self, positions):
-            known = super()._beliefs(positions)
-            rates = [self._queue.stream.row(position)["base_pass_rate"] for position in positions]
-            beliefs.append((known, rates))
-            return known
+        def _estimate(self, own):
+            super()._estimate(own)
+            known = [row["base_pass_rate"] for row in own]
+            seen.append((known, self.pass_rates.estimates, [prior.mean for prior in self.pass_rates.priors()]))
 
-    # What is known of a prompt is what its row says: then who asked for it, and of which rows, can be seen.
+    # What is known of a prompt is what its row says: then it can be seen who uses it.
     monkeypatch.setattr(prompt_sets, "pass_rates", lambda model, tokenizer, rows: np.array(rows["base_pass_rate"]))
-    method = equal_tokens.METHODS[equal_tokens.RATES_KNOWN]
+    method = equal_tokens.METHODS[name]
     assert method.trainer is equal_tokens.AllKnowing
     run = learning.Run("knows", "hard", 7)
-    record = learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)
-    assert [row["stream/passed_over"] for row in record["steps"]] == [8, 8]
-    for known, rates in beliefs:
-        assert known.gains == pytest.approx([p * (1 - p) for p in rates])
-        assert known.pass_rate == pytest.approx(np.mean(rates))
-        assert len(known.keys) == 12
+    learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)
+    assert [len(known) for known, *_ in seen] == 2 * of_a_step
+    for known, estimates, expected in seen:
+        assert estimates == pytest.approx(known)
+        assert expected == pytest.approx(known)  # rewards are 0 and 1
 
 
 def odd_length(completions, **kwargs):

@@ -163,12 +163,12 @@ def test_which_prompts_are_asked_is_compared_with_the_posterior_of_as_many_itera
     runs += [("Posterior n=1, 1 of 2", seed, 0.41 + 0.01 * seed) for seed in (1, 2, 3)]
     runs += [(report.RECOMMENDED, seed, 0.50) for seed in (1, 2, 3)]
     runs += [("Rounds across steps, 2 iterations", seed, 0.47) for seed in (1, 2, 3)]
-    runs += [(report.equal_tokens.RATES_KNOWN, seed, 0.60) for seed in (1, 2, 3)]
+    runs += [(report.equal_tokens.BEST_KNOWN, seed, 0.60) for seed in (1, 2, 3)]
     rows = {cells(line)[0]: cells(line) for line in report.which_prompts_table(equal(*runs)).splitlines()}
     assert rows["Posterior n=1"][1:4] == ["0.400", "1.000", "–"]  # 1 - 0.6^16
     assert rows["Posterior n=1, 1 of 2"][1] == "0.430 (**+0.030 ± 0.025**)"
     assert rows["Posterior n=1, 1 of 4"][1] == "–"
-    assert rows[report.equal_tokens.RATES_KNOWN][1] == "0.600 (**+0.200 ± 0.000**)"
+    assert rows[report.equal_tokens.BEST_KNOWN][1] == "0.600 (**+0.200 ± 0.000**)"
     assert "known" not in report.tokens_table(equal(*runs), "hard") + report.pass_table(equal(*runs), "hard")
     assert rows[report.RECOMMENDED][1] == "0.500"
     assert rows["Rounds across steps, 2 iterations"][1] == "0.470 (**-0.030 ± 0.000**)"

@@ -262,12 +262,11 @@ def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_e
         return {}
 
     monkeypatch.setattr(equal_tokens, "train_once", record)
-    knows = equal_tokens.RATES_KNOWN
-    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS, knows):
+    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS, equal_tokens.KNOWN):
         for name in ("easy", "hard", "sorting"):
             run = equal_tokens.Run(method, name, 1, 1e-4)
             equal_tokens.train_and_save(run, tmp_path, dict.fromkeys(equal_tokens.SETS, tmp_path), None, 20)
     assert [asked["DAPO n=4", name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
     assert [asked["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
     assert asked[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts
-    assert trainers[knows] is equal_tokens.AllKnowing and trainers["GRPO n=4"] is AdaGRPOTrainer
+    assert trainers[equal_tokens.KNOWN] is equal_tokens.AllKnowing and trainers["GRPO n=4"] is AdaGRPOTrainer

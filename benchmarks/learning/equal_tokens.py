@@ -35,7 +35,7 @@ from .sorting import SORTING, SORTING_GRADED
 ROLLOUTS_PER_STEP = 128
 TUNING_SEEDS = (0, 6)
 MORE_TOKENS = "GRPO n=16, 4 times the tokens"
-RATES_KNOWN = "Posterior n=1, 1 of 3, pass rates known"
+KNOWN, BEST_KNOWN = "Posterior n=1, pass rates known", "Posterior n=1, 1 of 3, pass rates known"
 TIE = 0.02  # about the standard error of a difference of two such means
 SETS = {
     "easy": ADDITION,
@@ -47,13 +47,15 @@ SETS = {
 
 
 class AllKnowing(AdaGRPOTrainer):
-    """Chooses prompts by the policy's exact pass rates, which nobody has outside of a task like this: what they are worth."""
+    """
+    Expects of every prompt the policy's exact pass rate, as the value head's prediction: what knowing would be worth. Only a
+    task like these has it.
+    """
 
-    def _beliefs(self, positions):
-        rows = Dataset.from_list([self._queue.stream.row(position) for position in positions])
-        rates = prompt_sets.pass_rates(self.model, self.processing_class, rows)
-        gains = (rates * (1 - rates)).tolist()
-        return super()._beliefs(positions)._replace(gains=gains, pass_rate=float(rates.mean()))
+    def _estimate(self, own):
+        super()._estimate(own)
+        rates = prompt_sets.pass_rates(self.model, self.processing_class, Dataset.from_list(own))
+        self.pass_rates.visit = self.pass_rates.visit._replace(from_network=rates.tolist())
 
 
 class Method(NamedTuple):
@@ -135,7 +137,8 @@ METHODS = {
     "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),
-    RATES_KNOWN: _part(prompt_candidates=3)._replace(trainer=AllKnowing),
+    KNOWN: _part(pass_rate_estimator="value")._replace(trainer=AllKnowing),
+    BEST_KNOWN: _part(pass_rate_estimator="value", prompt_candidates=3)._replace(trainer=AllKnowing),
     "Posterior n=1, 1 of 3, 2 iterations": _posterior(1, prompt_candidates=3, num_iterations=2),
     "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
     "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),

@@ -25,7 +25,7 @@ FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
-FOR_COMPARISON = (equal_tokens.MORE_TOKENS, equal_tokens.RATES_KNOWN)  # nobody's choice; each has a table of its own
+FOR_COMPARISON = (equal_tokens.MORE_TOKENS, equal_tokens.KNOWN, equal_tokens.BEST_KNOWN)  # nobody's choice; each has a table of its own
 AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in FOR_COMPARISON]
 NO_SEED = "–"
 DIVERSITY = ("hard", "large")
@@ -46,6 +46,7 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     POSTERIOR: "1 rollout of 4 times the prompts",
     "Posterior n=1, counts": "… its counts only",
     "Posterior n=1, value": "… its value head only",
+    equal_tokens.KNOWN: "… if the pass rates were known",
     "Posterior n=1, 1/√p": "… with weight 1/√p",
     RECOMMENDED: "… with 2 optimizer iterations",
     "Rounds across steps": "… with rounds across steps",
@@ -61,7 +62,7 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Posterior n=1, 1 of 2",
         "Posterior n=1, 1 of 3",
         "Posterior n=1, 1 of 4",
-        equal_tokens.RATES_KNOWN,
+        equal_tokens.BEST_KNOWN,
     ),
     RECOMMENDED: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
 }
