@@ -254,6 +254,19 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
     assert equal_tokens.reported(rows)["seed"].tolist() == [1]
 
 
+def test_exact_pass_rates_are_not_asked_of_sorting(monkeypatch):
+    monkeypatch.setattr(equal_tokens, "best_rate", lambda method, name, rows: 1e-4)
+    methods, sets = ["GRPO n=4", equal_tokens.KNOWN], ["hard", "sorting", "sorting-graded"]
+    runs = equal_tokens.reported_runs(methods, sets, [1, 2], [])
+    assert [run[:3] for run in runs[:4]] == [
+        ("GRPO n=4", "hard", 1),
+        (equal_tokens.KNOWN, "hard", 1),
+        ("GRPO n=4", "sorting", 1),
+        ("GRPO n=4", "sorting-graded", 1),
+    ]
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+
+
 def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_equal(monkeypatch, tmp_path):
     asked, trainers = {}, {}
 

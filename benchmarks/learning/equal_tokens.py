@@ -48,8 +48,8 @@ SETS = {
 
 class AllKnowing(AdaGRPOTrainer):
     """
-    Expects of every prompt the policy's exact pass rate, as the value head's prediction: what knowing would be worth. Only a
-    task like these has it.
+    Expects of every prompt the policy's exact pass rate, as the value head's prediction: what knowing would be worth. Addition
+    only: its right answer is one string.
     """
 
     def _estimate(self, own):
@@ -172,6 +172,15 @@ class Run(NamedTuple):
 def tuning(methods: list[str], sets: list[str]) -> list[Run]:
     methods = tuned_methods(methods)
     return [Run(m, name, TUNING_SEEDS[0], rate) for name in sets for rate in SETS[name].rates for m in methods]
+
+
+def reported_runs(methods: list[str], sets: list[str], seeds: list[int], rows: list[dict]) -> list[Run]:
+    """Each method at its rate, seed by seed, where the task lets it run."""
+    cells = [
+        (m, name) for name in sets for m in methods if METHODS[m].trainer is not AllKnowing or SETS[name] is ADDITION
+    ]
+    rates = {(m, name): best_rate(m, name, rows) for m, name in cells}
+    return [Run(m, name, seed, rates[m, name]) for seed in seeds for m, name in cells]
 
 
 def tuned_methods(methods: list[str]) -> list[str]:
@@ -311,9 +320,7 @@ def main() -> None:
 
     run_those_missing(tuning(args.methods, args.sets))
     run_those_missing(second_tuning(args.methods, args.sets, results(args.output_dir)))
-    rows = results(args.output_dir)
-    rates = {(m, name): best_rate(m, name, rows) for m in args.methods for name in args.sets}
-    run_those_missing([Run(m, n, seed, rates[m, n]) for seed in args.seeds for n in args.sets for m in args.methods])
+    run_those_missing(reported_runs(args.methods, args.sets, args.seeds, results(args.output_dir)))
 
 
 if __name__ == "__main__":

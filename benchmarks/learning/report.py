@@ -25,12 +25,8 @@ FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
-FOR_COMPARISON = (
-    equal_tokens.MORE_TOKENS,
-    equal_tokens.KNOWN,
-    equal_tokens.BEST_KNOWN,
-)  # nobody's choice; each has a table of its own
-AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in FOR_COMPARISON]
+BOUNDS = (equal_tokens.MORE_TOKENS, equal_tokens.KNOWN, equal_tokens.BEST_KNOWN)  # not among the methods of a table
+AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in BOUNDS]
 NO_SEED = "–"
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
