@@ -85,7 +85,9 @@ class Preflight:
         trainer = self.trainer
         own = self._own = self._rows_of(inputs)
         self.doing = "estimating pass rates"
-        trainer._estimate(own)
+        trainer._identify(own)
+        if trainer._estimates_first:
+            trainer._predict()
         self.doing = "sampling and scoring"
         self.sample = self._draw(own[:PROMPTS])
         if trainer._syncs_with_server:
@@ -283,8 +285,9 @@ def report(findings: list[Finding]) -> str:
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), check, print what was found."""
-    from .train import build_trainer, parse_args
+    from .train import build_trainer, parse_args, without_noise
 
+    without_noise()
     script_args, training_args, model_args = parse_args(args, command="check")
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
     with throwaway(training_args):

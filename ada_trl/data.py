@@ -23,7 +23,7 @@ from .measurement.samplers import SamplingArguments
 @dataclass(kw_only=True)
 class SelectionArguments(SamplingArguments):
     """
-    Arguments of `ada_trl.data`, on top of [`~sampling.SamplingArguments`].
+    Arguments of `ada_trl.data`, on top of [`~measurement.samplers.SamplingArguments`].
 
     Args:
         model_name_or_path (`str`):

@@ -42,7 +42,7 @@ DATASETS = (
 @dataclass(kw_only=True)
 class EvaluationArguments(SamplingArguments):
     """
-    Arguments of `ada-trl evaluate`, on top of [`~sampling.SamplingArguments`].
+    Arguments of `ada-trl evaluate`, on top of [`~measurement.samplers.SamplingArguments`].
 
     Args:
         models (`list[str]`):
@@ -64,7 +64,7 @@ class EvaluationArguments(SamplingArguments):
         pass_at (`list[int]`, *optional*):
             The k of pass@k; by default the powers of two up to `num_samples`.
         difficulty_edges (`list[float]`, *optional*, defaults to `[0, 0.2, 0.5, 1]`):
-            Edges of the difficulty bins, see [`~core.accuracy.difficulty_bins`]. By default those of the paper's table 5:
+            Edges of the difficulty bins, see [`~measurement.accuracy.difficulty_bins`]. By default those of the paper's table 5:
             {0}, (0, 0.2], (0.2, 0.5], (0.5, 1].
     """
 

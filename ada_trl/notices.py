@@ -3,7 +3,7 @@
 import functools
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 from accelerate import PartialState
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -24,6 +24,23 @@ class Notices(logging.LoggerAdapter):
     @functools.lru_cache(None)  # noqa: B019 (loggers live as long as the process)
     def warning_once(self, msg: str) -> None:
         self.warning(msg)
+
+
+@contextmanager
+def said_once(logger: logging.Logger, text: str):
+    """While the block runs, let a record that contains `text` pass once."""
+    said = False
+
+    def first(record: logging.LogRecord) -> bool:
+        nonlocal said
+        again, said = said and text in str(record.msg), said or text in str(record.msg)
+        return not again
+
+    logger.addFilter(first)
+    try:
+        yield
+    finally:
+        logger.removeFilter(first)
 
 
 def _prints() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .cli import start
+from .cli.checks import check_installed
 from .cli.errors import UserError
 from .cli.parser import CommandParser
 from .core import ExitCondition, allocate, expected_rounds
@@ -73,6 +74,8 @@ class PlanArguments:
         for name in self.write:
             if Path(name).suffix not in (".md", ".json", ".png"):
                 raise UserError(f"--write {name}: expected a name that ends in .md, .json or .png.")
+            if Path(name).suffix == ".png":
+                check_installed("matplotlib", "plots", f"draws {name}")
         if not 2 <= self.num_generations <= self.max_samples:
             raise UserError(
                 f"--num_generations ({self.num_generations}) must be between 2 and --max_samples ({self.max_samples})."

@@ -18,22 +18,35 @@ T = TypeVar("T")
 
 
 class CommonError(RuntimeError):
-    """Something that all processes use has failed, which each of them reports in the same words."""
+    """
+    Something that all processes use has failed, which each of them reports in the same words.
+
+    Args:
+        cause (`str`):
+            What has happened, without a full stop.
+        remedy (`str`, *optional*, defaults to `""`):
+            What to do about it, in sentences.
+    """
+
+    def __init__(self, cause: str, remedy: str = ""):
+        super().__init__(f"{cause}. {remedy}".rstrip())
+        self.cause, self.remedy = cause, remedy
 
 
 class Report(NamedTuple):
-    """What the other processes are told of an error."""
+    """What the other processes are told of an error; cause and remedy are those of a [`CommonError`]."""
 
     text: str
-    is_common: bool
+    common: tuple[str, str] | None
 
 
-Words = Callable[[int, str], CommonError]
-"""Takes the process that a [`CommonError`] was first met on and its text, returns what every process raises."""
+Words = Callable[[int, str, str], CommonError]
+"""Takes the process that a [`CommonError`] was first met on, its cause and its remedy; returns what every process raises."""
 
 
 def report(error: Exception | None) -> Report | None:
-    return error and Report(f"{type(error).__name__}: {error}", isinstance(error, CommonError))
+    common = (error.cause, error.remedy) if isinstance(error, CommonError) else None
+    return error and Report(f"{type(error).__name__}: {error}", common)
 
 
 def raise_first(reports: Sequence[Report | None], error: Exception | None, words: Words | None = None) -> None:
@@ -49,7 +62,7 @@ def raise_first(reports: Sequence[Report | None], error: Exception | None, words
             What is raised for a [`CommonError`].
 
     Raises:
-        [`CommonError`]: in `words`, the same on every process.
+        [`CommonError`]: in `words`, the same on every process; the whole text of the first one is its cause.
         `RuntimeError`: on a process without an error of its own, with the first other one's.
     """
     if not any(reports):
@@ -57,8 +70,8 @@ def raise_first(reports: Sequence[Report | None], error: Exception | None, words
     if error is not None and (words is None or not isinstance(error, CommonError)):
         raise error
     process, first = next((i, told) for i, told in enumerate(reports) if told)
-    if first.is_common and words is not None:
-        raise words(process, first.text) from error
+    if first.common is not None and words is not None:
+        raise words(process, *first.common) from error or RuntimeError(f"Process {process} failed: {first.text}")
     raise RuntimeError(f"Process {process} failed: {first.text}") from error
 
 

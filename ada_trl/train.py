@@ -10,8 +10,10 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,14 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 logger = logging.getLogger(__name__)
+
+REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
+# Of libraries, about what nobody who runs a command can change.
+NOISE = (
+    "`gradient_checkpointing` is deprecated",
+    "`is_gradient_checkpointing` is deprecated",
+    "'pin_memory' argument",
+)
 
 
 @dataclass
@@ -83,13 +93,15 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
 
 
 def parse_args(
-    args: list[str] | None = None, command: str = "train"
+    args: list[str] | None = None, command: str = "train", required: Sequence[Sequence[str]] = REQUIRED
 ) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
-    Parse a command line (default: `sys.argv`) into script, trainer and model arguments; `command` is whose it is.
+    Parse a command line (default: `sys.argv`) into script, trainer and model arguments; `command` is whose it is, and of
+    each of `required` one field must be set.
 
     Raises:
-        `ValueError`: for a file that is missing or no mapping, and for a field that does not exist or does not fit.
+        `ValueError`: for a file that is missing or no mapping, for a field that does not exist or does not fit, and for one
+            that is missing.
     """
     args = sys.argv[1:] if args is None else list(args)
     if {"--help", "-h", "--help-all", "--help_all"} & set(args):
@@ -103,7 +115,7 @@ def parse_args(
         (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command=command, description="", example="--config FILE"
     )
     try:
-        return parser.parse_args_and_config(args)
+        return parser.parse_args_and_config(args, required)
     except ValueError as error:
         if "bf16/gpu" not in str(error):
             raise
@@ -194,7 +206,6 @@ def build_trainer(
 
     from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
-    _check_given(script_args, model_args)
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
     check_model(model_args.model_name_or_path)
@@ -217,16 +228,6 @@ def build_trainer(
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
-
-
-def _check_given(script_args: AdaScriptArguments, model_args: "ModelConfig") -> None:
-    given = {
-        "model_name_or_path": model_args.model_name_or_path,
-        "dataset_name": script_args.datasets or script_args.dataset_name,
-    }
-    for name, value in given.items():
-        if not value:
-            raise ValueError(f"{name} is not set. Give it in the configuration file or as --{name}.")
 
 
 def _check_reward_model(name: str) -> None:
@@ -303,8 +304,16 @@ def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
     return asked
 
 
+def without_noise() -> None:
+    """Leave out warnings of libraries that say nothing about this run."""
+    for text in NOISE:
+        warnings.filterwarnings("ignore", message=re.escape(text))
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+
+
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), train, save to `output_dir`."""
+    without_noise()
     with explained():
         script_args, training_args, model_args = parse_args(args)
         checkpoint = checkpoint_to_resume(training_args)

@@ -133,6 +133,19 @@ def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
     assert "exit_reward" in found["signal"]
 
 
+def many_points(completions, **kwargs):
+    """From 0.5 to 10, and all but one above 1."""
+    return [0.5 if i == 0 else 2.0 + i % 9 for i in range(len(completions))]
+
+
+def test_a_threshold_that_tells_nothing_apart_is_named(task, capsys):
+    findings, _ = checked(capsys, *words(task, reward="tests.test_check.many_points"))
+    assert "positive_threshold (0.7) hardly tells any of it apart" in findings["pass rate"]
+    more = words(task, "--positive_threshold=5", reward="tests.test_check.many_points")
+    findings, _ = checked(capsys, *more)
+    assert "positive_threshold" not in findings["pass rate"]
+
+
 def test_cut_off_completions_are_counted(task, capsys):
     found, _ = checked(capsys, *words(task, "--max_completion_length=1"))
     share = int(found["cut off"].split("%")[0])

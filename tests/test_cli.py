@@ -199,7 +199,7 @@ def test_several_files_environment_and_equals_sign(tmp_path, monkeypatch):
     for name, config in {"a": {"seed": 1, "env": {"ADA_TEST": 1}}, "b": {"seed": 2, "use_cpu": True}}.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
     script, args, _ = parse_args(
-        [f"--config={tmp_path / 'a.yaml'}", "--config", str(tmp_path / "b.yaml"), "--bf16=false"]
+        [f"--config={tmp_path / 'a.yaml'}", "--config", str(tmp_path / "b.yaml"), "--bf16=false"], required=()
     )
     assert args.seed == 2 and os.environ["ADA_TEST"] == "1"
     monkeypatch.delenv("ADA_TEST")
@@ -242,7 +242,7 @@ def test_a_mixture_as_in_trls_own_script(files, tmp_path):
     source = {"path": "json", "data_files": str(files.path / "sums.jsonl")}
     config = {"datasets": [source, source | {"columns": ["prompt", "answer"]}], "test_split_size": 0.25}
     (tmp_path / "mixture.yaml").write_text(yaml.safe_dump(config))
-    script, _, _ = parse_args(["--config", str(tmp_path / "mixture.yaml"), "--use_cpu", "--bf16=false"])
+    script, _, _ = parse_args(["--config", str(tmp_path / "mixture.yaml"), "--use_cpu", "--bf16=false"], required=())
     train_set, test_set = load_data(script, evaluate=True)
     assert (len(train_set), len(test_set)) == (12, 4)
 

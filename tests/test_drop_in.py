@@ -149,14 +149,23 @@ def test_a_single_prompt(tmp_path):
     train(tmp_path, dataset=prompt_dataset(1).select([0]), per_device_train_batch_size=4, max_steps=3)
 
 
-@pytest.mark.parametrize("trainer_class", [GRPOTrainer, AdaGRPOTrainer])
-def test_fewer_prompts_than_a_batch_has_train_nothing_as_in_grpo(trainer_class, tmp_path, caplog):
-    config_class = AdaGRPOConfig if trainer_class is AdaGRPOTrainer else GRPOConfig
-    args = config_class(str(tmp_path), **QUICK | {"num_generations": 4})
-    dataset = prompt_dataset(1).select([0])
-    trainer = trainer_class(tiny_model(), even_reward, args, dataset, processing_class=tiny_tokenizer())
+@pytest.mark.parametrize("mode", [None, "uniform", "seq-balance"])
+def test_fewer_prompts_than_a_batch_has_are_refused_or_train_nothing_as_in_grpo(mode, tmp_path, caplog):
+    config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if mode else (GRPOConfig, GRPOTrainer)
+    options = {"num_generations": 4} | ({"adaptive_sampling": mode} if mode else {})
+    args, dataset = config_class(str(tmp_path), **QUICK | options), prompt_dataset(1).select([0])
+
+    def build():
+        return trainer_class(tiny_model(), even_reward, args, dataset, processing_class=tiny_tokenizer())
+
+    if mode == "seq-balance":
+        with pytest.raises(ValueError, match="asks 2 different prompts.*has only 1. Use a smaller batch"):
+            build()
+        return
+    trainer = build()
     trainer.train()
     assert trainer.state.global_step == 0
+    assert ("there is no step to train" in caplog.text) == (mode == "uniform")
 
 
 class Instance:

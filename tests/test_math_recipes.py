@@ -270,9 +270,9 @@ def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
     for name, config in {"a": {"max_steps": 1, "seed": 1, "beta": 0.5}, "b": {"max_steps": 2, "seed": 2}}.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
     paths = [str(tmp_path / f"{name}.yaml") for name in "ab"]
-    _, args, _ = parse_args(["--use_cpu", "--bf16=false", "--config", *paths, "--seed", "3"])
+    _, args, _ = parse_args(["--use_cpu", "--bf16=false", "--config", *paths, "--seed", "3"], required=())
     assert (args.max_steps, args.seed, args.beta) == (2, 3, 0.5)
-    _, args, _ = parse_args(["--config", *reversed(paths), "--use_cpu", "--bf16=false"])
+    _, args, _ = parse_args(["--config", *reversed(paths), "--use_cpu", "--bf16=false"], required=())
     assert (args.max_steps, args.seed, args.beta) == (1, 1, 0.5)
 
 
@@ -284,7 +284,7 @@ def test_weights_from_a_file_and_from_the_command_line(tmp_path):
         ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--prompt_weight_floor=0.1"], 0.75),
     ):
         (tmp_path / "weight.yaml").write_text(text)
-        _, args, _ = parse_args([*quick, *extra])
+        _, args, _ = parse_args([*quick, *extra], required=())
         assert (args.prompt_weighting, args.prompt_weight_floor) == (kept, 0.1 if extra else None)
 
 

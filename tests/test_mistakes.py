@@ -66,6 +66,9 @@ MISTAKES = {
     "threshold infinite": ([*TRAIN, "--positive_threshold", "inf"], ["positive_threshold (inf)", "a finite number"]),
     "unknown exit reward": ([*TRAIN, "--exit_reward", "accuracy"], ["exit_reward ('accuracy')", "'even_reward'"]),
     "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["no GPU", "--bf16 false"]),
+    "no generations": ([*TRAIN, "--num_generations=0"], ["num_generations (0)", "at least 1"]),
+    "one generation": ([*TRAIN, "--num_generations=1"], ["num_generations (1)", "baseline='posterior'"]),
+    "nothing at all": (["train"], ["model_name_or_path is not set", "--model_name_or_path"]),
     # models
     "no model": (["train", "--use_cpu"], ["model_name_or_path is not set", "--model_name_or_path"]),
     "no such model": ([*TRAIN, "--model_name_or_path=outputs/a/base"], ["'outputs/a/base'", "no such directory"]),
@@ -99,7 +102,7 @@ MISTAKES = {
     # reward functions
     "no reward": (
         ["train", "--use_cpu", "--model_name_or_path=model", "--dataset_name=data"],
-        ["No reward function", "--reward_funcs trl.rewards.accuracy_reward"],
+        ["reward_funcs is not set", "--reward_funcs"],
     ),
     "no such module": (
         [*TRAIN, "--reward_funcs", "rewardz.accuracy"],
@@ -176,6 +179,7 @@ MISTAKES = {
     "plan: NaN": ([*PLAN, "rates.csv"], ["1 of 2 rows", "row 2", "Drop those rows"]),
     "plan: no such column": ([*PLAN, "words.csv"], ["columns word", "--column"]),
     "plan: no budget": ([*PLAN, "rates.csv", "--budget=0"], ["--budget (0.0)", "positive"]),
+    "plan: no matplotlib": ([*PLAN, "few.csv", "--write", "plan.md", "plan.png"], ["matplotlib", "pip install"]),
     "plan: a PDF": ([*PLAN, "rates.csv", "--write", "plan.pdf"], ["plan.pdf", ".md, .json or .png"]),
     # plots
     "plots: no run": (["plots"], ["nothing to draw", "give RUN"]),
@@ -198,7 +202,12 @@ def files(tmp_path_factory):
     texts = {
         **dict.fromkeys(("sums.jsonl", "data/train.jsonl", "data/test.jsonl"), rows),
         **{"empty.jsonl": "", "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n', "notes.txt": "1+1=2\n"},
-        **{"words.csv": "word\none\n", "rates.csv": "pass_rate\n0.5\nnan\n", "good.yaml": yaml.safe_dump(good)},
+        **{
+            "words.csv": "word\none\n",
+            "rates.csv": "pass_rate\n0.5\nnan\n",
+            "few.csv": "pass_rate\n0.5\n",
+            "good.yaml": yaml.safe_dump(good),
+        },
         **{"broken.yaml": "max_steps: 1\n  seed: 2: 3\n", "list.yaml": "[1]", "unknown.yaml": "max_stepz: 5\n"},
         **{
             "text.yaml": "max_steps: many\n",
@@ -234,6 +243,8 @@ def folder(files):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_sentence(mistake, folder, monkeypatch, capsys):
     args, said = MISTAKES[mistake]
+    if mistake == "plan: no matplotlib":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(folder)
     before = content(folder)
     with pytest.raises(SystemExit) as ended:

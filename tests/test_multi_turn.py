@@ -3,9 +3,12 @@
 from collections import Counter
 
 import pytest
+import torch
 from datasets import Dataset
 
-from .conversations import Counting, ToolUser, add, build, picture, says_the_sum
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from .conversations import CONVERSATIONS, TINY, Counting, ToolUser, add, build, picture, says_the_sum
 from .helpers import chat_tokenizer, tiny_vision_language_model
 
 
@@ -117,6 +120,48 @@ def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
     trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, reward_weights=[1.0], max_rounds=2)
     trainer.train()
     assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
+
+
+@pytest.mark.parametrize("given", [{}, {"pass_rate_estimator": "value"}], ids=["default", "value"])
+def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(given, tmp_path):
+    """Of images and of an environment's observation, too: they come from the prefill of the generation."""
+    options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2, "max_steps": 2} | given
+    tokenizer = chat_tokenizer()
+    model, processor = tiny_vision_language_model(tokenizer)
+    rows = {"prompt": CONVERSATIONS, "images": [[picture(color)] for color in ("red", "green", "blue", "white")]}
+    args = AdaGRPOConfig(
+        str(tmp_path), **TINY | {"max_completion_length": 6, "per_device_train_batch_size": 8} | options
+    )
+    by_images = AdaGRPOTrainer(
+        model, lambda completions, **kwargs: [float(i % 3) for i in range(len(completions))], args,
+        Dataset.from_dict(rows), processing_class=processor,
+    )  # fmt: skip
+    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))}
+    in_environment = build(AdaGRPOTrainer, tmp_path, None, Dataset.from_dict(rows), factory=Counting, **options)
+    for trainer in (by_images, in_environment):
+        assert trainer.args.uses_value_network
+        trainer._prompt_features = None  # no pass of its own, which would not see them
+        features, original = [], trainer._predict
+        trainer._predict = lambda found, original=original, features=features: (
+            features.append(found),
+            original(found),
+        )
+        trainer.train()
+        assert len(features) == 2 and not torch.allclose(features[0][0], features[0][1])
+    # Equal texts with other images are other prompts.
+    assert by_images.train_dataset[0]["prompt"] != by_images.train_dataset[1]["prompt"]
+
+
+@pytest.mark.parametrize("mode", ["est", "one of several"])
+def test_where_a_head_would_read_the_prompt_alone_counts_take_its_place(mode, tmp_path, caplog):
+    options = (
+        {"adaptive_sampling": "est"} if mode == "est" else {"adaptive_sampling": "uniform", "prompt_candidates": 2}
+    )
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
+    trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, **options)
+    assert trainer.args.pass_rate_estimator == "counts" and trainer.pass_rates.network is None
+    with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='counts'"):
+        build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, pass_rate_estimator="value", **options)
 
 
 def test_images_reach_generation_rewards_and_the_loss(tmp_path):

@@ -141,7 +141,7 @@ def test_a_file_of_something_else_or_of_another_version_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{path} .*'ada_trl' is missing or cannot be read"):
             load_pass_rates(path)
     pq.write_table(table.replace_schema_metadata({b"ada_trl": b'{"format": 1, "prior": null}'}), path)
-    with pytest.raises(ValueError, match=f"{path} .*its format is 1; this version of ada_trl reads 2"):
+    with pytest.raises(ValueError, match=f"{path} .*its format is 1; this version of ada_trl reads 3"):
         load_pass_rates(path)
 
 

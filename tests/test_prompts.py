@@ -319,7 +319,8 @@ def gradients(lanes_of, rates):
         asked = [(i, j) for i, played in enumerate(lanes) for j in played.asked]
         pools = [lanes[i].pools[j] for i, j in asked]
         positions = [lanes[i].candidates[j].position for i, j in asked]
-        priors = informed([Prior(0.2, 1.0, 0.2)] * len(pools), [str(p) for p in positions], pools, lanes_of(asked))
+        told, keys = [Prior(0.2, 1.0, 0.2)] * len(pools), [str(p) for p in positions]
+        priors = informed(told, keys, pools, lanes_of(asked), shrinkage=8)
         for pool, prior, position in zip(pools, priors, positions, strict=True):
             p = rates[position]
             baselines = posterior_baselines(pool, prior, samples_per_round=1)

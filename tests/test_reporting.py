@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ada_trl.core import Prior
+
 from .helpers import build, even_reward, logs_of
 
 
@@ -51,7 +53,8 @@ def half_reward(completions, **kwargs):
 
 def warnings_of(tmp_path, caplog, reward, steps=2, **options):
     with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
-        trainer = build(tmp_path, reward, max_steps=steps, max_rounds=2, learning_rate=0.0, **options)
+        rounds = {} if "adaptive_sampling" in options else {"max_rounds": 2}
+        trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **rounds, **options)
         trainer.train()
     records = [record for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
     assert not any("taught nothing" in record.getMessage() for record in records)
@@ -69,9 +72,41 @@ def test_several_reward_functions_are_said_at_construction_and_within_two_steps(
     assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
 
 
-@pytest.mark.parametrize("options", [{"exit_reward": "even_reward"}, {"adaptive_sampling": "uniform"}])
-def test_nothing_is_said_where_the_signal_is_named_or_does_not_matter(options, tmp_path, caplog):
-    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], **options)[1]
+@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "uniform"}])
+def test_nothing_is_said_where_the_signal_is_named(options, tmp_path, caplog):
+    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], exit_reward="even_reward", **options)[1]
+
+
+@pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
+def test_where_only_metrics_depend_on_the_threshold_that_is_said(baseline, tmp_path, caplog):
+    """The posterior with rewards of 0 to 10 and the threshold of 0.7 learnt nothing, without a word, when it was of pass rates."""
+
+    def graded(completions, **kwargs):
+        return [1 + 9 * reward for reward in half_reward(completions)]
+
+    options = {"adaptive_sampling": "uniform", "baseline": baseline}
+    trainer, (warning,) = warnings_of(tmp_path, caplog, graded, **options)
+    assert "Every rollout of the first two generations is positive. The reward ranges from 1" in warning
+    assert "pass rates in metrics and records say nothing; training does not depend on them" in warning
+    assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
+
+
+def test_a_baseline_that_stays_worse_than_the_mean_is_said(tmp_path, caplog):
+    def graded(completions, **kwargs):
+        return half_reward(completions)
+
+    options = {
+        "adaptive_sampling": "uniform",
+        "baseline": "posterior",
+        "num_generations": 1,
+        "positive_threshold": 0.2,
+    }
+    trainer = build(tmp_path, graded, max_steps=25, learning_rate=0.0, **options)
+    trainer.pass_rates.belief.priors = lambda expectation, rates: [Prior(9.0 * i, 50, 0.5) for i in range(len(rates))]
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+        trainer.train()
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.signal_warning"]
+    assert "For 20 steps, the baseline has been a worse guess" in warning and "baseline='batch'" in warning
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema"])

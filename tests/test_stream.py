@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.trainer.streaming import QUEUE_FILE
+from ada_trl.trainer.streaming import STATE_FILE
 
 from .helpers import QUICK, assert_same_run, build, even_reward, logs_of, prompts_of, remember_pools, tiny_model
 
@@ -196,8 +196,55 @@ def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     resumed = build(tmp_path / "resumed", model=tiny_model(seed=9), dataset=prompts(streaming=streaming), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert_same_run(whole, resumed)
-    states = [json.loads((tmp_path / name / "checkpoint-6" / QUEUE_FILE).read_text()) for name in ("whole", "resumed")]
+    states = [json.loads((tmp_path / name / "checkpoint-6" / STATE_FILE).read_text()) for name in ("whole", "resumed")]
     assert states[0] == states[1]
+
+
+def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplog):
+    """As on fewer GPUs: a checkpoint with 6 prompts that return, resumed with 2 places and with one."""
+
+    def never(prompts, **kwargs):
+        return [0.0] * len(prompts)
+
+    options = ACROSS | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
+    build(tmp_path, never, prompts(), **options).train()
+    for places in (2, 1):
+        resumed = build(
+            tmp_path, never, prompts(), **options | {"per_device_train_batch_size": places, "max_steps": 4}
+        )
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == places
+        assert "6 prompts were to be asked again; a step has room for 1 of them now" in caplog.text
+
+
+def test_a_single_place_asks_again_what_has_not_passed(tmp_path):
+    asked = []
+
+    def never(prompts, **kwargs):
+        asked.extend(prompts)
+        return [0.0] * len(prompts)
+
+    options = ACROSS | {"per_device_train_batch_size": 1, "max_rounds": 3, "max_steps": 6}
+    build(tmp_path, never, prompts(), **options).train()
+    assert asked == [asked[0]] * 3 + [asked[3]] * 3 and asked[0] != asked[3]
+
+
+def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
+    """Instead of the mean over those that were chosen, under the same name."""
+    trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
+    asked, original = [], trainer._asked
+
+    def nobody_typical(lanes, seed):
+        asked.append(original(lanes, seed))
+        asked[-1].typical[:] = [False] * len(asked[-1].typical)
+        return asked[-1]
+
+    trainer._asked = nobody_typical
+    trainer.train()
+    for logs in logs_of(trainer):
+        for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):
+            assert logs[name] is None
+        assert 0 <= logs["ada/reward/selected"] <= 1
 
 
 def test_a_checkpoint_in_the_middle_of_a_generation_asks_its_prompts_again(tmp_path):
@@ -239,9 +286,9 @@ def test_too_small_a_data_set_is_named(tmp_path):
 def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
     options = ACROSS | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     build(tmp_path, even_reward, prompts(), **options).train()
-    path = tmp_path / "checkpoint-1" / QUEUE_FILE
+    path = tmp_path / "checkpoint-1" / STATE_FILE
     path.write_text("{")
-    with pytest.raises(ValueError, match="ada_prompt_queue.json is not valid JSON .*Restore it, or delete it"):
+    with pytest.raises(ValueError, match="ada_state.json is not valid JSON .*Restore it, or delete it"):
         build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
     path.unlink()
     build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))

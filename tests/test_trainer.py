@@ -1,5 +1,6 @@
 """The trainer end to end on a tiny model: what reaches the loss, what is logged, resume, cards."""
 
+import logging
 import math
 import re
 
@@ -460,8 +461,41 @@ def test_resume_continues_as_if_never_stopped(tmp_path):
     assert expected == actual
 
 
-def test_model_card_cites_reinforce_ada(tmp_path):
-    trainer = build(tmp_path)
+@pytest.mark.parametrize(
+    ("options", "name", "paper"),
+    [
+        ({}, "trained with Reinforce-Ada,", "2510.04996"),
+        ({"adaptive_sampling": "est"}, "trained with Reinforce-Ada,", "xiong2025reinforceada"),
+        ({"adaptive_sampling": "uniform"}, "trained with GRPO,", "2402.03300"),
+        (
+            {"adaptive_sampling": "uniform", "baseline": "posterior"},
+            "trained with GRPO with a posterior baseline.",
+            "",
+        ),
+    ],
+    ids=["default", "est", "uniform", "posterior"],
+)
+def test_the_model_card_says_what_was_run(options, name, paper, tmp_path):
+    trainer = build(tmp_path, **options)
     trainer.create_model_card("tiny")
     card = (tmp_path / "README.md").read_text()
-    assert "2510.04996" in card and "xiong2025reinforceada" in card and "reinforce-ada" in card
+    assert name in card and paper in card
+    assert ("2510.04996" in card) == (trainer.args.adaptive_sampling != "uniform")
+
+
+def test_where_nothing_is_scored_trl_says_it_once_a_step(tmp_path, caplog):
+    trainer = build(tmp_path, lambda completions, **kwargs: [None] * len(completions), max_steps=3, max_rounds=4)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert sum("All reward functions returned None" in record.getMessage() for record in caplog.records) == 3
+
+
+@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=str)
+def test_a_checkpoint_in_the_middle_of_a_generation_is_said_to_be_one(options, tmp_path, caplog):
+    common = {"save_strategy": "steps", "max_steps": 4} | options
+    build(tmp_path / "good", save_steps=2, **common).train()
+    assert "middle of a generation" not in caplog.text
+    build(tmp_path / "bad", save_steps=1, **common).train()
+    assert caplog.text.count("middle of a generation") == 1
+    assert "checkpoint at step 1 is in the middle of a generation, which is 2 steps long" in caplog.text
+    assert "Set save_steps to a multiple of 2." in caplog.text

@@ -279,7 +279,7 @@ def test_a_missing_state_warns_and_a_corrupt_one_raises(name, tmp_path, caplog):
     path.unlink()
     trainer = build(tmp_path / "third", by_prompt, **options)
     trainer.train(resume_from_checkpoint=str(path.parent))
-    assert any(VALUE_MODEL_FILE in r.message and "start from the prior" in r.message for r in caplog.records)
+    assert any(VALUE_MODEL_FILE in r.message and "starts anew" in r.message for r in caplog.records)
     assert trainer.state.global_step == 6
 
 

@@ -50,6 +50,10 @@ class Scripted(AdaGRPOTrainer):
             return self.processing_class(texts)["input_ids"], None
         return generated
 
+    def _prompt_features(self, prompts):
+        self.own_passes += 1
+        return super()._prompt_features(prompts)
+
     def _collect(self, inputs):
         with counted_gathers() as sizes:
             self.replay = super()._collect(inputs)
@@ -136,7 +140,7 @@ def run(output_dir: str, options: dict) -> dict:
 
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
-    trainer.batches, trainer.pools, trainer.traffic = [], [], []
+    trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     started, error = time.monotonic(), None
     try:
@@ -148,6 +152,7 @@ def run(output_dir: str, options: dict) -> dict:
         "seconds": time.monotonic() - started,
         "batches": trainer.batches,
         "pools": trainer.pools,
+        "own_passes": trainer.own_passes,
         "traffic": [
             {name: sorted(value) if isinstance(value, set) else value for name, value in step.items()}
             for step in trainer.traffic

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from trl.scripts.utils import TrlParser
@@ -86,16 +87,27 @@ class CommandParser(TrlParser):
             self.error(self._unknown(unknown))
         return parsed
 
-    def parse_args_and_config(self, args: list[str] | None = None) -> tuple:
+    def parse_args_and_config(self, args: list[str] | None = None, required: Sequence[Sequence[str]] = ()) -> tuple:
         """
         Parse a command line with any number of files after `--config`, of which the later ones win.
 
+        Args:
+            args (`list[str]`, *optional*):
+                By default `sys.argv`.
+            required (`Sequence[Sequence[str]]`, *optional*):
+                Fields of which one must be set, looked at before any field is checked.
+
         Raises:
-            `UserError`: for a file that is missing or no mapping of fields to values, and for an unknown field.
+            `UserError`: for a file that is missing or no mapping of fields to values, and for an unknown or a missing field.
         """
         args, paths = _split_config(sys.argv[1:] if args is None else list(args))
         for path in paths:
             self._apply_file(path)
+        if required:
+            given, _ = self.parse_known_args(args)
+            for names in required:
+                if not any(getattr(given, name) for name in names):
+                    raise UserError(f"{names[0]} is not set. Give it in the configuration file or as --{names[0]}.")
         *parsed, unknown = self.parse_args_into_dataclasses(args, return_remaining_strings=True)
         if unknown:
             raise UserError(f"{self._unknown(unknown)}. --help lists the options.")

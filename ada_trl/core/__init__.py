@@ -2,7 +2,15 @@
 
 from .advantages import expected_rounds, group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
-from .baselines import Prior, explained_variance, posterior_advantages, posterior_baselines, recentred
+from .baselines import (
+    Prior,
+    batch_priors,
+    explained_variance,
+    posterior_advantages,
+    posterior_baselines,
+    recentred,
+)
+from .belief import Belief, Expectation, RewardScale
 from .counts import EMAPassRate, brier_metrics
 from .elimination import Draw, eliminate, eliminate_per_prompt
 from .exit_conditions import ExitCondition
@@ -13,13 +21,17 @@ from .selection import select_group
 
 
 __all__ = [
+    "Belief",
     "Draw",
     "EMAPassRate",
     "ExitCondition",
+    "Expectation",
     "Pool",
     "Prior",
+    "RewardScale",
     "Rollout",
     "allocate",
+    "batch_priors",
     "brier_metrics",
     "check_budget",
     "completion_metrics",

@@ -1,16 +1,17 @@
 """What a rollout is compared with, where that is known before the draw: a posterior of the prompt's mean reward."""
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .advantages import STD_EPSILON, PromptWeighting, prompt_weight
+import numpy as np
+
+from .advantages import PromptWeighting, prompt_weight
 from .pool import Pool
 
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
-RECENTRING_SHRINKAGE = 8  # rollouts of other prompts, before their residuals count half
+LARGEST_DEVIATION = 32.0  # where advantages are scaled: a reward so far outside of all that was seen is cut off
 
 
 class Prior(NamedTuple):
@@ -60,18 +61,19 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
 
     Args:
         pool (`Pool`):
-            Everything the prompt drew. Unscored rollouts are left out of all sums.
+            Everything the prompt drew. Rollouts without a reward are left out of all sums.
         prior ([`Prior`]):
             From before the first draw.
         samples_per_round (`int`):
             M: rollout `draw` belongs to round `draw // M`.
 
     Returns:
-        `list[float]`: b_i of each of `pool.rollouts`, in their order; NaN for unscored ones.
+        `list[float]`: b_i of each of `pool.rollouts`, in their order; NaN for those without a reward, and where nothing is
+        known at all.
     """
     rounds: dict[int, list[float]] = {}
     for rollout in pool.rollouts:
-        if pool.is_scored(rollout):
+        if not math.isnan(rollout.reward):
             rounds.setdefault(rollout.draw // samples_per_round, []).append(rollout.reward)
     before: dict[int, Prior] = {}
     known = prior
@@ -80,7 +82,7 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
         known = known.updated(rounds[index])
     baselines = []
     for rollout in pool.rollouts:
-        if not pool.is_scored(rollout):
+        if math.isnan(rollout.reward):
             baselines.append(math.nan)
             continue
         index = rollout.draw // samples_per_round
@@ -90,31 +92,80 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
     return baselines
 
 
-def recentred(priors: Sequence[Prior], pools: Sequence[Pool], lanes: Sequence[int] | None = None) -> list[Prior]:
+def sums_of_others(
+    values: np.ndarray, counts: np.ndarray, lanes: Sequence[int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    For each prompt the sum of the other prompts' values, and of their counts; those of its own lane are left out with it.
+
+    Args:
+        values (`np.ndarray`):
+            `(…, P)`.
+        counts (`np.ndarray`):
+            `(P,)`.
+        lanes (`Sequence[int]`, *optional*):
+            By prompt, from 0; each has one of its own if `None`.
+    """
+    own, own_counts = values, counts
+    if lanes is not None and len(set(lanes)) < len(lanes):
+        rows = np.vstack([values.reshape(-1, len(lanes)), counts])
+        by_lane = np.array([np.bincount(lanes, row)[lanes] for row in rows])
+        own, own_counts = by_lane[:-1].reshape(values.shape), by_lane[-1]
+    return values.sum(axis=-1, keepdims=True) - own, counts.sum() - own_counts
+
+
+def recentred(
+    priors: Sequence[Prior], pools: Sequence[Pool], lanes: Sequence[int] | None = None, *, shrinkage: float
+) -> list[Prior]:
     """
     Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
-    first steps, or because the policy has just improved) costs next to nothing:
+    first steps, because the policy has just improved, or because a penalty grows) costs next to nothing:
 
-    m_x ← m_x + Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + 8),
+    m_x ← m_x + Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + c),
 
     with N the number of these rollouts. A rollout has no influence on other prompts' rewards, as long as they are sampled
-    independently of it, so the baseline stays unbiased; the noise that this adds is 1/N of the rewards' variance.
+    independently of it, so the baseline stays unbiased; the noise that this adds is at most 1/N of the rewards' variance.
 
     Args:
         lanes (`Sequence[int]`, *optional*):
             By pool, its lane: whether a prompt is asked may depend on what others of the same lane have shown, which are
             then left out like the prompt itself. If `None`, each has one of its own.
+        shrinkage (`float`):
+            c, the rollouts after which a residual counts half; 0 takes the priors' common level from the other prompts
+            alone. Without any other rollout that leaves nothing, a mean of NaN worth 0 rollouts.
     """
-    lanes = range(len(pools)) if lanes is None else lanes
-    residuals, scored = defaultdict(list), Counter()
-    for pool, prior, lane in zip(pools, priors, lanes, strict=True):
-        residuals[lane] += [r - prior.mean for r in pool.scored_rewards]
-        scored[lane] += pool.scored
-    by_lane = {lane: math.fsum(values) for lane, values in residuals.items()}
-    total, drawn = math.fsum(by_lane.values()), scored.total()
+    counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
+    residuals = np.array(
+        [math.fsum(r - prior.mean for r in pool.rewards) for pool, prior in zip(pools, priors, strict=True)]
+    )
+    moved = []
+    for prior, others, drawn in zip(priors, *sums_of_others(residuals, counts, lanes), strict=True):
+        if drawn + shrinkage > 0:
+            moved.append(prior._replace(mean=prior.mean + float(others) / (float(drawn) + shrinkage)))
+        else:
+            moved.append(prior._replace(mean=math.nan, strength=0.0))
+    return moved
+
+
+def batch_priors(
+    pools: Sequence[Pool], pass_rates: Sequence[float], lanes: Sequence[int] | None = None
+) -> list[Prior]:
+    """
+    Priors that know nothing but the other prompts of the step: their mean reward, worth as many rollouts as they have drawn.
+    With them [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
+
+    Args:
+        pass_rates (`Sequence[float]`):
+            What the prompts' weights are made of, from before the draw.
+        lanes (`Sequence[int]`, *optional*):
+            See [`recentred`].
+    """
+    blank = [Prior(0.0, 0.0, rate) for rate in pass_rates]
+    counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
+    _, drawn = sums_of_others(counts, counts, lanes)
     return [
-        prior._replace(mean=prior.mean + (total - by_lane[lane]) / (drawn - scored[lane] + RECENTRING_SHRINKAGE))
-        for prior, lane in zip(priors, lanes, strict=True)
+        prior._replace(strength=float(number))
+        for prior, number in zip(recentred(blank, pools, lanes, shrinkage=0.0), drawn, strict=True)
     ]
 
 
@@ -128,10 +179,10 @@ def posterior_advantages(
     std: float | None = None,
 ) -> list[float]:
     """
-    A_i = w(p̂) · (r_i − b_i) [/ (σ + 1e-4)], with b_i from [`posterior_baselines`] and p̂ of the prior.
+    A_i = w(p̂) · (r_i − b_i) [/ σ], with b_i from [`posterior_baselines`] and p̂ of the prior.
 
-    The weight is known before the draw, so the expected gradient is exactly w · E[N] · ∇(mean reward). That holds for
-    *all* rollouts of the pool: training on a selection of them brings a bias back.
+    Weight and σ are known before the draw, so the expected gradient is exactly w · E[N] · ∇(mean reward) [/ σ]. That holds
+    for *all* rollouts of the pool: training on a selection of them brings a bias back.
 
     Args:
         pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
@@ -139,19 +190,25 @@ def posterior_advantages(
         weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
             See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
-            σ to divide by; `None` does not divide.
+            σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
+            cut off at ±32, and 0 where σ is 0: nothing is known about the scale.
 
     Returns:
-        `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for unscored rollouts.
+        `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
     """
-    scale = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
-    if std is not None:
-        scale /= std + STD_EPSILON
+    weight = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
     baselines = posterior_baselines(pool, prior, samples_per_round=samples_per_round)
-    return [
-        0.0 if math.isnan(baseline) else scale * (rollout.reward - baseline)
+    differences = [
+        0.0 if math.isnan(baseline) else rollout.reward - baseline
         for rollout, baseline in zip(pool.rollouts, baselines, strict=True)
     ]
+    return [weight * _in_deviations(difference, std) for difference in differences]
+
+
+def _in_deviations(difference: float, std: float | None) -> float:
+    if std is None:
+        return difference
+    return max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, difference / std)) if std > 0 else 0.0
 
 
 def explained_variance(pools: Sequence[Pool], baselines: Sequence[Sequence[float]]) -> float:

@@ -26,8 +26,6 @@ class PromptCounts:
             n_x, scored rollouts, those of t visits ago weighted by λ^t.
         discounted_positives (`float`):
             k_x, positive rollouts, likewise.
-        discounted_rewards (`float`):
-            R_x, sum of the real rewards of the scored rollouts, likewise.
         draws (`int`):
             Scored rollouts over the whole run.
         positives (`int`):
@@ -38,7 +36,6 @@ class PromptCounts:
 
     discounted_draws: float = 0.0
     discounted_positives: float = 0.0
-    discounted_rewards: float = 0.0
     draws: int = 0
     positives: int = 0
     last_step: int = 0
@@ -115,7 +112,6 @@ class EMAPassRate:
         draws: Sequence[int],
         *,
         step: int,
-        rewards: Sequence[float] | None = None,
         typical: Sequence[bool] | None = None,
     ) -> None:
         """
@@ -130,8 +126,6 @@ class EMAPassRate:
                 Scored rollouts of each prompt.
             step (`int`):
                 What to record as the step of this visit.
-            rewards (`Sequence[float]`, *optional*):
-                Sum of the scored rewards of each prompt; by default a positive earns 1 and a negative 0.
             typical (`Sequence[bool]`, *optional*):
                 Which prompts stand for all, so that an empirical prior is fitted to them; by default, all. A prompt that
                 returns because it has not passed does not.
@@ -139,22 +133,21 @@ class EMAPassRate:
         Raises:
             `ValueError`: if a prompt has more positives than draws, or a negative count.
         """
-        totals: dict[str, tuple[int, int, float]] = {}
+        totals: dict[str, tuple[int, int]] = {}
         typical_keys = {key for key, is_typical in zip(keys, typical or [True] * len(keys), strict=True) if is_typical}
-        for key, k, n, r in zip(keys, positives, draws, positives if rewards is None else rewards, strict=True):
+        for key, k, n in zip(keys, positives, draws, strict=True):
             check_counts(key, k, n)
-            previous = totals.get(key, (0, 0, 0.0))
-            totals[key] = (previous[0] + k, previous[1] + n, previous[2] + r)
+            previous = totals.get(key, (0, 0))
+            totals[key] = (previous[0] + k, previous[1] + n)
         totals = {key: total for key, total in totals.items() if total[1] > 0}
-        for key, (k, n, r) in totals.items():
+        for key, (k, n) in totals.items():
             counts = self.counts.setdefault(key, PromptCounts())
             counts.discounted_draws = self.decay * counts.discounted_draws + n
             counts.discounted_positives = self.decay * counts.discounted_positives + k
-            counts.discounted_rewards = self.decay * counts.discounted_rewards + r
             counts.draws += n
             counts.positives += k
             counts.last_step = step
-        shown = [(k, n) for key, (k, n, _) in totals.items() if key in typical_keys]
+        shown = [total for key, total in totals.items() if key in typical_keys]
         if self.prior == "empirical" and shown:
             self._learn_prior(shown)
 

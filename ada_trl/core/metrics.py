@@ -115,8 +115,8 @@ def sampling_metrics(
         weighting (`str` or `float`), weight_floor (`float`, *optional*):
             See [`prompt_weight`].
         typical (`Sequence[bool]`, *optional*):
-            Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `zero_signal/first_round` are of these. By
-            default, all.
+            Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `zero_signal/first_round` are of these, NaN
+            where there are none. By default, all.
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
@@ -139,7 +139,7 @@ def sampling_metrics(
         "unresolved/all_positive": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~resolved),
         "unresolved/all_negative": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~resolved),
         "unresolved/unscored": np.mean([p.scored == 0 for p in pools] & ~resolved),
-        "zero_signal/first_round": zero_before[stand_for_all].mean(),
+        "zero_signal/first_round": _nanmean(zero_before[stand_for_all]),
         "zero_signal/final": zero_after[[len(group) > 0 for group in groups]].mean(),
         "recovered": (zero_before * ~zero_after).mean(),
         "reward/selected": _nanmean([r.reward for group in groups for r in group]),
@@ -161,6 +161,16 @@ def sampling_metrics(
         metrics[f"short_of_positives/round_{k}"] = np.mean(positives[:, k - 1] < exit_condition.min_positives)
         metrics[f"short_of_negatives/round_{k}"] = np.mean(negatives[:, k - 1] < exit_condition.min_negatives)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def misses_contrast(low: float, high: float, mean: float, pass_rate: float) -> bool:
+    """
+    Whether rewards differ where the threshold sees next to no difference: nearly all or none are positive (less than 5 % are
+    of the other kind), though their mean lies far from that end of their range. That of rewards of 0 and 1 never does.
+    """
+    if not low < high:
+        return False
+    return (pass_rate < 0.05 or pass_rate > 0.95) and abs((mean - low) / (high - low) - pass_rate) > 0.25
 
 
 def samples_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:

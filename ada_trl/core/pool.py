@@ -77,6 +77,11 @@ class Pool:
         return [rollout.reward for rollout in self.rollouts if self.is_scored(rollout)]
 
     @property
+    def rewards(self) -> list[float]:
+        """Those that there are, whether or not there is a signal beside them."""
+        return [rollout.reward for rollout in self.rollouts if not math.isnan(rollout.reward)]
+
+    @property
     def pass_rate(self) -> float:
         """p̂ = positives / scored rollouts; NaN if nothing was scored."""
         return self.positives / self.scored if self.scored else math.nan

@@ -127,27 +127,22 @@ def _draw_sampling(row, log: Log) -> None:
 
 def baseline_figure(runs: Mapping[str, Log]):
     """
-    How good the posterior baseline was: the share of the rewards' variance that it explains (dotted: the mean of the
-    prompt's other rollouts), the error of the estimates relative to the batch's own mean, and what the priors are worth.
-    `None` if no run has used it.
+    How good the baseline was, where it is no pool: the share of the rewards' variance that it explains (dotted: the mean of
+    the prompt's other rollouts), and what it is worth in rollouts. `None` if no run has used one.
     """
-    using = {run: log for run, log in runs.items() if len(curve(log, "ada/baseline/explained").steps)}
+    using = {run: log for run, log in runs.items() if len(curve(log, "ada/baseline/explained_variance").steps)}
     if not using:
         return None
-    figure, ((explained, error, strength),) = make_panels(1, 3)
+    figure, ((explained, strength),) = make_panels(1, 2)
     for i, (run, log) in enumerate(using.items()):
-        draw(explained, curve(log, "ada/baseline/explained"), color=f"C{i}", label=run)
-        others = curve(log, "ada/baseline/explained_leave_one_out")
+        draw(explained, curve(log, "ada/baseline/explained_variance"), color=f"C{i}", label=run)
+        others = curve(log, "ada/baseline/explained_variance_leave_one_out")
         if len(others.steps):
             draw(explained, others, color=f"C{i}", linestyle=":")
-        steps, brier = curve(log, "ada/estimator/brier")
-        draw(error, (steps, brier / curve(log, "ada/estimator/brier_batch_mean").values), color=f"C{i}")
-        draw(strength, curve(log, "ada/baseline/prior_strength"), color=f"C{i}")
+        draw(strength, curve(log, "ada/baseline/strength"), color=f"C{i}")
     explained.set(ylabel="Variance explained", ylim=(-0.5, 1), xlabel=STEPS)
     explained.axhline(0, color="black", linewidth=0.8)
-    error.set(ylabel="Error of the estimates\n(1: the batch's own mean)", ylim=(0, 2), xlabel=STEPS)
-    error.axhline(1, color="black", linewidth=0.8)
-    strength.set(ylabel="Prior, in rollouts", xlabel=STEPS)
+    strength.set(ylabel="Baseline, in rollouts", xlabel=STEPS)
     strength.set_ylim(bottom=0)
     legend_above(explained)
     return figure

@@ -22,11 +22,13 @@ MAX_RETRIES = 4
 BACKOFF_SECONDS = 0.25  # doubles with every retry
 MAX_BACKOFF_SECONDS = 4
 CONNECT_SECONDS = 10
+STALLED_SECONDS = 5  # at most, for signs of life of a server that has let a deadline pass
 BUSY = (408, 429, 503)  # the request was not worked on: any may be sent again, until its deadline
 # Endpoints that are safe to ask again: prompts of text, images, prompts with images, token ids.
 REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/tokenize")
 COMPLETIONS = ("/v1/completions", "/inference/v1/generate")
 NOT_VLLM = "Is a vLLM server running there? Start one, or correct vllm_server_base_url."
+TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
 
 
 class VLLMServerError(CommonError):
@@ -34,14 +36,14 @@ class VLLMServerError(CommonError):
     The vLLM server did not do what was asked of it, and asking again would not help.
 
     Args:
-        message (`str`):
-            What happened.
+        cause (`str`), remedy (`str`, *optional*):
+            As in [`~processes.CommonError`].
         status (`int`, *optional*):
             Of the HTTP answer with which the server refused.
     """
 
-    def __init__(self, message: str, status: int | None = None):
-        super().__init__(message)
+    def __init__(self, cause: str, remedy: str = "", *, status: int | None = None):
+        super().__init__(cause, remedy)
         self.status = status
 
 
@@ -93,7 +95,8 @@ class DeadlineClient(VLLMClient):
     connecting, answering and retrying together; requests that are safe to repeat (sampling and reading) are repeated
     after a broken connection, a broken answer or a 5xx, all requests after a 408, 429 or 503; every completion is
     checked ([`~answers.check_completions`]); and [`cancel`] ends all requests under way, so that the server stops
-    working on them and no thread is left waiting.
+    working on them and no thread is left waiting. A server that has let a deadline pass is asked for signs of life (whatever
+    is no sampling) with a short one until it has answered something: it is waited for once.
 
     Args:
         base_url (`str`), group_port (`int`):
@@ -122,7 +125,7 @@ class DeadlineClient(VLLMClient):
         self._lock = threading.Lock()
         self._daemon = None  # thread, event loop, ready event and HTTP session, from first use until `close`
         self._tasks: set[asyncio.Task] = set()
-        self._cancelled = False
+        self._cancelled = self._stalled = False
         self._server_info: dict | None = None
         atexit.register(self.close)
         try:
@@ -144,9 +147,9 @@ class DeadlineClient(VLLMClient):
             except VLLMServerError as error:
                 answered = not isinstance(error, VLLMServerUnavailable)  # by something that is up
                 if answered or time.monotonic() + retry_interval > deadline:
-                    waited = "" if answered else f" after {total_timeout} seconds (vllm_server_timeout)"
+                    waited = "" if answered else f" within vllm_server_timeout ({total_timeout:g} s)"
                     raise VLLMServerNotFound(
-                        f"The vLLM server can't be reached at {self.base_url}{waited}: {error} {NOT_VLLM}"
+                        f"no vLLM server has answered{waited}: {error.cause}", NOT_VLLM
                     ) from error
             time.sleep(retry_interval)
 
@@ -157,7 +160,7 @@ class DeadlineClient(VLLMClient):
         except VLLMServerUnavailable:
             raise
         except VLLMServerError as error:
-            raise VLLMServerError(f"{error} {NOT_VLLM}", error.status) from error
+            raise VLLMServerError(error.cause, NOT_VLLM, status=error.status) from error
 
     def _post(self, url: str, **kwargs) -> dict:
         check = None
@@ -174,8 +177,8 @@ class DeadlineClient(VLLMClient):
             if error.status != 404:
                 raise
             raise VLLMServerError(
-                f"The vLLM server at {self.base_url} does not expose its development endpoints, which weight "
-                "synchronization needs. Restart it with VLLM_SERVER_DEV_MODE=1 in its environment."
+                "it does not expose its development endpoints, which weight synchronization needs",
+                "Restart it with VLLM_SERVER_DEV_MODE=1 in its environment.",
             ) from error
 
     def get_server_info(self) -> dict:
@@ -196,8 +199,8 @@ class DeadlineClient(VLLMClient):
         answer = self._post(f"{self.base_url}/reset_prefix_cache")
         if answer and answer.get("success") is not True:  # before vLLM 0.26 it answered with nothing
             raise VLLMServerError(
-                f"The vLLM server at {self.base_url} could not reset its prefix cache, which holds keys and values of "
-                f"old weights: {quote(answer)}. Somebody else is using the server: give this run a server of its own."
+                f"it could not reset its prefix cache, which holds keys and values of old weights: {quote(answer)}",
+                "Somebody else is using the server: give this run a server of its own.",
             )
 
     # The transport
@@ -251,6 +254,8 @@ class DeadlineClient(VLLMClient):
         _, loop, _, session = self._started()
         attempt = functools.partial(_attempt, session, method, url, check, kwargs)
         timeout = self.request_timeout if timeout is None else timeout
+        if self._stalled and not url.endswith(COMPLETIONS):
+            timeout = min(timeout, STALLED_SECONDS, self.request_timeout / 6)
         request = self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, timeout)
         return asyncio.run_coroutine_threadsafe(request, loop).result()
 
@@ -260,13 +265,15 @@ class DeadlineClient(VLLMClient):
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
-            return await asyncio.wait_for(self._attempts(attempt, name, max_retries, failures), timeout)
+            answer = await asyncio.wait_for(self._attempts(attempt, name, max_retries, failures), timeout)
+            self._stalled = False
+            return answer
         except asyncio.TimeoutError as error:
             self.timeouts += 1
-            before = f" The last attempt {failures[-1]}." if failures else ""
-            raise VLLMServerUnavailable(
-                f"{name} was not answered within vllm_request_timeout ({timeout:g} s).{before}"
-            ) from error
+            self._stalled = True
+            limit = f"vllm_request_timeout ({timeout:g} s)" if timeout == self.request_timeout else f"{timeout:g} s"
+            before = f"; the last attempt {failures[-1]}" if failures else ""
+            raise VLLMServerUnavailable(f"{name} was not answered within {limit}{before}", TOO_SLOW) from error
         finally:
             self._tasks.discard(task)
 
@@ -276,10 +283,11 @@ class DeadlineClient(VLLMClient):
                 return await attempt()
             except _Failed as failed:
                 if failed.is_final:
-                    raise VLLMServerError(f"{name} {failed}", failed.status) from failed
+                    raise VLLMServerError(f"{name} {failed}", status=failed.status) from failed
                 if number >= max_retries and failed.status not in BUSY:
                     kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
-                    raise kind(f"{name} {failed} (after {number} retries)") from failed
+                    times = f" (asked {number + 1} times)" if number else ""
+                    raise kind(f"{name} {failed}{times}") from failed
                 failures.append(str(failed))
             self.retries += 1
             await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))

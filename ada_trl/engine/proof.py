@@ -57,11 +57,9 @@ def prove_weights(
     difference = sum(abs(a - b) for a, b in zip(served, expected, strict=True)) / len(expected)
     if not difference <= tolerance:  # nor is NaN
         raise VLLMServerError(
-            f"The vLLM server at {client.base_url} does not generate from the weights that are trained: for {client.model!r} "
-            f"its log-probabilities of a known prompt differ from the trainer's by {difference:.3f} per token on average, "
-            f"and rounding explains {tolerance:g}. They have not arrived, or another run has sent its own since, or the "
-            "server was started from another model. Give this run a server of its own, started from the model that is "
-            "trained."
+            f"its log-probabilities differ from the trainer's by {difference:.3f} per token, rounding explains "
+            f"{tolerance:g}",
+            "Give this run a server of its own, started from the model that is trained.",
         )
     return difference
 
@@ -114,8 +112,8 @@ def served_logprobs(client: DeadlineClient, prompt_ids: Sequence[int]) -> list[f
         ]
     except (LookupError, TypeError, ValueError) as error:
         raise VLLMServerError(
-            f"The vLLM server at {client.base_url} has answered without the log-probabilities of the prompt, with which its "
-            f"weights are proved: {quote(answer)}. Is it a vLLM server? Correct vllm_server_base_url."
+            f"its answer has no log-probabilities of the prompt, with which its weights are proved: {quote(answer)}",
+            NOT_VLLM,
         ) from error
 
 
@@ -177,8 +175,8 @@ def check_model(
         different = [f"other tokens for {TEXT[:27]!r}, {quote(theirs[:8])}, not {quote(ours[:8])}"]
     if different:
         raise VLLMServerError(
-            f"The vLLM server at {client.base_url} serves another model ({name!r}) than the one that is trained: it has "
-            f"{' and '.join(different)}. Start it from the model that is trained, or correct vllm_server_base_url."
+            f"it serves another model ({name!r}) with {' and '.join(different)}",
+            "Start it from the model that is trained, or correct vllm_server_base_url.",
         )
 
 
@@ -205,5 +203,5 @@ def _tokens_there(client: DeadlineClient) -> list[int] | None:
         return None
     tokens = answer.get("tokens")
     if not isinstance(tokens, list):
-        raise VLLMServerError(f"POST {client.base_url}/tokenize was answered wrongly: {quote(answer)}. {NOT_VLLM}")
+        raise VLLMServerError(f"POST {client.base_url}/tokenize was answered wrongly: {quote(answer)}", NOT_VLLM)
     return tokens

@@ -2,7 +2,7 @@
 
 import atexit
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -22,13 +22,10 @@ from .weight_sync import CLOSE_SECONDS, WeightSync
 
 logger = get_logger(__name__)
 
-CHECK_IT = " Check that vllm_server_base_url is right, and the server's log."
-NOTHING_LOST = (
-    " Nothing of the model is lost: the weights and the optimizer state are those of the last finished step, and the last "
-    "checkpoint is good. Check the server's log, restart it with the same flags, and resume with "
-    "trainer.train(resume_from_checkpoint=True). If requests merely take longer than vllm_request_timeout, raise it or "
-    "lower vllm_max_concurrent_requests."
-)
+CHECK_IT = "Check its log, and vllm_server_base_url."
+OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
+RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
+LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
 
 
 class AdaVLLMGeneration(VLLMGeneration):
@@ -80,7 +77,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
         self.vllm_client: DeadlineClient | None = None
         try:
-            with shared(self.words("this server cannot be used", consequence=CHECK_IT)):
+            with shared(self.words("it cannot be used", CHECK_IT)):
                 self._meet_server()
         except BaseException:
             if self.vllm_client is not None:
@@ -120,15 +117,20 @@ class AdaVLLMGeneration(VLLMGeneration):
         self._tolerance = rounding(served, trained)
         self._prompt_ids = known_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
         self._expected: list[float] | None = None
+        self._unconfirmed = ""  # why the last confirmation was not made
         self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
 
     # Failures
 
-    def words(self, what: str, consequence: str = NOTHING_LOST) -> Words:
-        """In which all processes say that the server has failed and what has failed with it."""
+    def words(self, what: str, remedy: str = RESUME) -> Words:
+        """In which all processes say that the server has failed, and what has failed with it, in one sentence."""
 
-        def error(process: int, text: str) -> VLLMServerError:
-            return VLLMServerError(f"vLLM server at {self.base_url}: {what} (process {process}: {text}).{consequence}")
+        def error(process: int, cause: str, its_remedy: str) -> VLLMServerError:
+            where = f" (process {process})" if process else ""
+            start = f"vLLM server at {self.base_url}{where}: {what}: "
+            cause, end = cause.replace(self.base_url, ""), its_remedy or remedy
+            room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
+            return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
 
         return error
 
@@ -140,7 +142,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         def instance() -> str | None:
             return self._read_instance() if self.accelerator.is_main_process else None
 
-        words = self.words("it could not be asked whether it still has the weights")
+        words = self.words("it was not seen whether it still has the weights")
         return gather_results(instance, words)[0] == self._instance
 
     def prove_weights(self, model: torch.nn.Module) -> None:
@@ -151,42 +153,66 @@ class AdaVLLMGeneration(VLLMGeneration):
             model (`torch.nn.Module`):
                 That is trained, as prepared for training.
         """
-        what = (
-            "it cannot be shown that the weights have arrived, so the run stops instead of training on stale rollouts"
-        )
         self._expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
-        with shared(self.words(what)):
+        with shared(self.words("it does not have this step's weights")):
             if self.accelerator.is_main_process:
                 self._compare()
 
-    def confirm_weights(self) -> None:
+    def confirm_weights(self) -> bool:
         """
         See whether what has been generated since the last weight sync came from those weights: from the same server, which
-        still has them. Collective. A server that has died since has answered before, so the next weight sync will tell.
+        still has them. Collective.
+
+        Returns:
+            `bool`: `False` if nobody knows, because the server does not answer any more: see [`check_sampled`].
 
         Raises:
             [`VLLMServerError`]: if the server has been restarted, or has got other weights.
         """
         timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
         try:
-            with shared(self.words("its rollouts may come from other weights than those being trained")):
-                try:
-                    self._check_same_server()
-                except VLLMServerUnavailable as error:
-                    logger.warning(
-                        f"It could not be checked that the last rollouts came from the right weights: {error}"
-                    )
+            self._unconfirmed = next(filter(None, gather_results(self._look_again, self.words(OTHER_WEIGHTS))), "")
         finally:
             self.vllm_client.request_timeout = timeout
+        return not self._unconfirmed
 
-    def _check_same_server(self) -> None:
-        found = self._read_instance()
-        if found != self._instance:
-            raise VLLMServerError(
-                f"the server was restarted during the step (instance {self._instance} became {found})"
-            )
-        if self.accelerator.is_main_process and self._expected is not None:
-            self._compare()
+    def _look_again(self) -> str:
+        """Why it could not be seen whether the server is still the same, if it could not."""
+        try:
+            found = self._read_instance()
+            if found != self._instance:
+                raise VLLMServerError(f"it was restarted during the step (instance {self._instance} became {found})")
+            if self.accelerator.is_main_process and self._expected is not None:
+                self._compare()
+        except VLLMServerUnavailable as error:
+            return error.cause
+        return ""
+
+    def check_sampled(self, differences: Sequence[float] | None) -> None:
+        """
+        What [`confirm_weights`] could not see, from the rollouts themselves. Collective.
+
+        Args:
+            differences (`Sequence[float]`, *optional*):
+                By row of this process, how far its tokens' log-probabilities are from the trainer's, in nats per token.
+                `None` where the trainer does not compute them.
+
+        Raises:
+            [`VLLMServerError`]: if a row is not shown to come from the weights that are trained.
+        """
+        with shared(self.words(OTHER_WEIGHTS)):
+            if differences is None:
+                raise VLLMServerError(f"it was asked afterwards and did not answer ({self._unconfirmed})")
+            largest = max(differences, default=0.0)
+            if not largest <= self._tolerance:  # nor is NaN
+                raise VLLMServerError(
+                    f"it does not answer any more, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
+                    "per token"
+                )
+        logger.warning(
+            "The vLLM server did not answer when it was asked whose weights the last rollouts came from. Their own "
+            f"log-probabilities say that they were the right ones. ({self._unconfirmed})"
+        )
 
     def _read_instance(self) -> str | None:
         return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
@@ -249,7 +275,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
         groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
         completion_ids, logprobs = [], []
-        what = f"{len(groups)} prompts were not completed"
+        what = f"{len(groups)} prompts were not answered"
         with nullcontext() if is_apart() else shared(self.words(what)), self.requests() as start:
             for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
                 ids, logps = answer.result()
@@ -286,7 +312,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     def sync_weights(self):
         if self.mode != "server":
             return super().sync_weights()
-        words = self.words("the weights could not be sent, so the run stops instead of training on stale rollouts")
+        words = self.words("the weights could not be sent")
         with shared(words):
             self._meet_server_again()
         with shared(words):
@@ -302,7 +328,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         instance = info["vllm_config"].get("instance_id")
         if instance != self._instance:
             if self.weight_sync.method == "nccl":
-                raise VLLMServerError("the server was restarted, which breaks the NCCL group: restart the run too")
+                raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run, too.")
             self.weight_sync.check_server(info)
             self._prepare_proof(info["vllm_config"])
             self._instance = instance

@@ -127,8 +127,8 @@ class WeightSync:
             missing.append("--logprobs-mode processed_logprobs, because logits are no log-probabilities")
         if missing:
             raise VLLMServerError(
-                f"it was started without what vllm_weight_sync={self.method!r} needs; restart it with "
-                f"{'; and '.join(missing)}"
+                f"vllm_weight_sync={self.method!r} needs what it was started without",
+                f"Restart it with {'; and '.join(missing)}.",
             )
 
     def sync_disk(self) -> None:
@@ -191,7 +191,7 @@ class WeightSync:
             except VLLMServerError as error:
                 if error.status != 404:  # it is not there
                     logger.warning_once(
-                        f"An adapter that is no longer needed stays on the vLLM server for now: {error}"
+                        f"An adapter that is no longer needed stays on the vLLM server for now: {error.cause}."
                     )
                     continue
             self._loaded.remove(name)
@@ -217,15 +217,23 @@ class WeightSync:
         shutil.rmtree(directory, ignore_errors=True)
 
     def clean_up(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, but for what the next run in this directory is to take from the server."""
         for directory in list(self._locks):
-            self._remove(directory)
-        with suppress(OSError):  # other runs are using it, or it was never made
+            if os.path.basename(directory) in self._loaded:
+                self._locks.pop(directory).release()
+            else:
+                self._remove(directory)
+        with suppress(OSError):  # it is not empty, or it was never made
             os.rmdir(self.directory)
 
     def close(self) -> None:
         """Leave nothing on the server and on the disk."""
         self._unload(list(self._loaded))
+        if self._loaded:
+            logger.warning(
+                f"The adapter {' '.join(self._loaded)} is still on the vLLM server, which did not unload it. The next run "
+                f"with the same vllm_weight_sync_dir ({self.directory}) does."
+            )
         self.clean_up()
 
     def remove_leftovers(self) -> None:
@@ -242,9 +250,11 @@ class WeightSync:
             with suppress(Timeout):  # it is in use
                 lock.acquire(blocking=False)
                 self._locks[directory] = lock
-                self._loaded.append(name)
-                self._unload([name]) if name in served else self._loaded.remove(name)
-                self._remove(directory)
+                if name in served:
+                    self._loaded.append(name)
+                    self._unload([name])  # which removes its directory; else it is tried again
+                else:
+                    self._remove(directory)
                 logger.info(f"Removed what a dead run has left: {directory}")
 
 
@@ -256,9 +266,8 @@ def _writing(directory: str):
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(os.path.dirname(os.path.dirname(directory))).free / 2**30
         raise VLLMServerError(
-            f"the weights could not be written to {directory} ({type(error).__name__}: {error}; {free:.1f} GiB free). Make "
-            "room there for two copies of them, or set vllm_weight_sync_dir to another directory that the server sees "
-            "under the same path"
+            f"{directory} cannot be written, {free:.1f} GiB are free ({type(error).__name__}: {error})",
+            "Make room for two copies of the weights, or set vllm_weight_sync_dir to another directory that both see.",
         ) from error
 
 

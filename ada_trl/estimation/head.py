@@ -1,22 +1,61 @@
-"""A value network of one layer: the pass rate of a prompt from the policy's own hidden state."""
+"""Value networks of one layer: what a prompt passes, or earns, from the policy's own hidden state."""
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import extract_model_from_parallel
+from accelerate.utils import extract_model_from_parallel, is_peft_model
 from torch import nn
 
 from .network import ValueNetwork, scored_rows
 
 
 VALUE_HEAD_FILE = "ada_value_head.safetensors"
+REWARD_HEAD_FILE = "ada_reward_head.safetensors"
 
 _SLOWEST_AVERAGE = 0.02  # weight of a new batch in the feature statistics: the policy, and so its features, drift
 _VARIANCE_FLOOR = 1e-6
+_LARGEST = torch.finfo(torch.float16).max
 _CLIP = 5.0  # standard deviations; the statistics of the first few batches are rough
+
+
+@contextmanager
+def caught_states(model: nn.Module, position: int, *, first_only: bool = False):
+    """
+    While the block runs, catch the policy's last hidden state at one position of every sequence in its forward passes: with
+    the last prompt token's position, what its LM head predicts the first completion token from. It is caught where the
+    backbone hands it on, since TRL's fused head does not call the head's module.
+
+    Args:
+        model (`nn.Module`):
+            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`.
+        position (`int`):
+            Of each sequence, such as -1.
+        first_only (`bool`, *optional*, defaults to `False`):
+            Only of the first forward pass: the prefill of a generation. It is watched no longer, so that what is compiled
+            for the decoding does not see it.
+
+    Yields:
+        `list[torch.Tensor]`: `(B, H)` of each forward pass, float32, on the device of the backbone's output.
+    """
+    caught: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, given: tuple, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output.last_hidden_state  # (B, T, H)
+        caught.append(states[:, position].detach().float())
+        if first_only:
+            hook.remove()
+
+    policy = extract_model_from_parallel(model)
+    policy = policy.get_base_model() if is_peft_model(policy) else policy
+    hook = policy.base_model.register_forward_hook(keep)
+    try:
+        yield caught
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()
@@ -24,17 +63,16 @@ def last_hidden_states(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int | None = None
 ) -> torch.Tensor:
     """
-    The policy's last hidden state at the last prompt token: what its LM head predicts the first completion token from.
+    The policy's last hidden state at the last prompt token, by a forward pass of its own.
 
     The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather what they
-    must, and the state is caught at the door of the LM head. With one position kept, the head costs one row of logits
-    per prompt; unlike `output_hidden_states=True`, no other layer's states are held. Dropout is off, no random number
-    is drawn and the mode of every module is restored.
+    must. With one position kept, the head costs one row of logits per prompt; unlike `output_hidden_states=True`, no other
+    layer's states are held. Dropout is off, no random number is drawn and the mode of every module is restored.
 
     Args:
         model (`nn.Module`):
-            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every process
-            must call this with the same number of prompts and the same `batch_size`.
+            See [`caught_states`]. If it is sharded, every process must call this with the same number of prompts and the
+            same `batch_size`.
         input_ids (`torch.Tensor`):
             Prompts, `(P, T)`, padded on either side.
         attention_mask (`torch.Tensor`):
@@ -49,59 +87,53 @@ def last_hidden_states(
     order = attention_mask.argsort(dim=1, stable=True)
     input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    caught: list[torch.Tensor] = []
-    lm_head = extract_model_from_parallel(model).get_output_embeddings()
-    hook = lm_head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0][:, -1].float()))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        for start in range(0, len(input_ids), batch_size or len(input_ids)):
-            rows = slice(start, start + (batch_size or len(input_ids)))
-            model(
-                input_ids=input_ids[rows],
-                attention_mask=attention_mask[rows],
-                position_ids=position_ids[rows],
-                logits_to_keep=1,
-                use_cache=False,
-            )
+        with caught_states(model, -1) as caught:
+            for start in range(0, len(input_ids), batch_size or len(input_ids)):
+                rows = slice(start, start + (batch_size or len(input_ids)))
+                model(
+                    input_ids=input_ids[rows],
+                    attention_mask=attention_mask[rows],
+                    position_ids=position_ids[rows],
+                    logits_to_keep=1,
+                    use_cache=False,
+                )
     finally:
-        hook.remove()
         for module, training in modes:
             module.training = training
     return torch.cat(caught)
 
 
-class PassRateHead(ValueNetwork):
+class LinearHead(ValueNetwork):
     """
-    p̂ = σ(w · z + b) of the standardised features z of a prompt: a [`~value_network.ValueNetwork`] of one layer.
+    g(w · z + b) of the standardised features z of a prompt: a [`~estimation.network.ValueNetwork`] of one layer.
 
-    Each `observe` takes AdamW steps on the last `replay_size` observations.
+    Each `observe` takes AdamW steps on the last `replay_size` observations, which are kept in float16.
 
     Features are standardised by running means and variances per dimension: hidden states share a large common part
     and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
-    in float32, starts at the prior mean for every prompt, draws no random numbers, and is a function of what it was
+    in float32, starts with the same prediction for every prompt, draws no random numbers, and is a function of what it was
     given: processes that observe the same gathered features hold the same head.
 
     Args:
         hidden_size (`int`):
             H, the number of features.
-        prior_mean (`float`, *optional*, defaults to `1/17`):
-            The first prediction.
+        bias (`float`):
+            b at the start.
         learning_rate (`float`, *optional*, defaults to `0.04`):
             Of AdamW, for features of norm 1.
         weight_decay (`float`, *optional*, defaults to `0.01`):
             Of AdamW.
         gradient_steps (`int`, *optional*, defaults to `8`):
             Steps per observation.
-        replay_size (`int`, *optional*, defaults to `1024`):
+        replay_size (`int`, *optional*, defaults to `4096`):
             Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
-
-    Raises:
-        `ValueError`: for a prior mean outside (0, 1).
     """
 
     kind = "value head"
-    filename = VALUE_HEAD_FILE
+    takes_counts = True
     _memory = {
         "features.observations": "_observations",
         "features.mean": "_mean",
@@ -114,48 +146,51 @@ class PassRateHead(ValueNetwork):
         self,
         hidden_size: int,
         *,
-        prior_mean: float = 1 / 17,
+        bias: float = 0.0,
         learning_rate: float = 0.04,
         weight_decay: float = 0.01,
         gradient_steps: int = 8,
-        replay_size: int = 1024,
+        replay_size: int = 4096,
     ) -> None:
-        if not 0 < prior_mean < 1:
-            raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
         self.hidden_size = hidden_size
         self.gradient_steps = gradient_steps
         self.replay_size = replay_size
         # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
         self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
-        self.weight.data[-1] = math.log(prior_mean / (1 - prior_mean))
+        self.weight.data[-1] = bias
         super().__init__({"weight": self.weight}, lr=learning_rate, weight_decay=weight_decay, fused=True)
         self._observations = torch.tensor(0)
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
-        self._features = torch.zeros(0, hidden_size)  # (R, H)
-        self._counts = torch.zeros(0, 2)  # (R, 2): positives, draws
+        self._features = torch.zeros(0, hidden_size, dtype=torch.float16)  # (R, H)
+        self._counts = torch.zeros(0, 2)  # (R, 2): sums, draws
+
+    @staticmethod
+    def link(values: torch.Tensor) -> torch.Tensor:
+        """g."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
-        """p̂, one per row of the features `inputs` `(P, H)`."""
-        return (self._standardise(self._checked(inputs)) @ self.weight).sigmoid().tolist()
+        """One prediction per row of the features `inputs` `(P, H)`."""
+        return self.link(self._standardise(self._checked(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
-    def observe(self, inputs: torch.Tensor, positives: Sequence[int], draws: Sequence[int]) -> None:
+    def observe(self, inputs: torch.Tensor, sums: Sequence[float], draws: Sequence[int]) -> None:
         features = self._checked(inputs)
-        counts, scored = scored_rows(positives, draws)
+        counts, scored = scored_rows(sums, draws, are_counts=self.takes_counts)
         if not scored.any():
             return
         features, counts = features[scored], counts[scored]
         self._update_statistics(features)
         keep = max(self.replay_size, len(features))
-        self._features = torch.cat([self._features, features])[-keep:]
+        self._features = torch.cat([self._features, features.clamp(-_LARGEST, _LARGEST).half()])[-keep:]
         self._counts = torch.cat([self._counts, counts])[-keep:]
         inputs = self._standardise(self._features)
         k, n = (self._counts / self._counts[:, 1].sum()).T
         for _ in range(self.gradient_steps):
             # Written out, so that a step can be taken wherever autograd is off.
-            self.weight.grad = inputs.T @ (n * (inputs @ self.weight).sigmoid() - k)
+            self.weight.grad = inputs.T @ (n * self.link(inputs @ self.weight) - k)
             self.optimizer.step()
 
     def _checked(self, features: torch.Tensor) -> torch.Tensor:
@@ -184,6 +219,39 @@ class PassRateHead(ValueNetwork):
 
     def _shapes(self) -> dict[str, tuple]:
         return super()._shapes() | {"replay.features": (None, self.hidden_size), "replay.counts": (None, 2)}
+
+
+class PassRateHead(LinearHead):
+    """
+    p̂ = σ(w · z + b), by cross-entropy on counts of positives.
+
+    Args:
+        prior_mean (`float`, *optional*, defaults to `1/17`):
+            The first prediction.
+
+    Raises:
+        `ValueError`: for a prior mean outside (0, 1).
+    """
+
+    filename = VALUE_HEAD_FILE
+    link = staticmethod(torch.sigmoid)
+
+    def __init__(self, hidden_size: int, *, prior_mean: float = 1 / 17, **options) -> None:
+        if not 0 < prior_mean < 1:
+            raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
+        super().__init__(hidden_size, bias=math.log(prior_mean / (1 - prior_mean)), **options)
+
+
+class RewardHead(LinearHead):
+    """w · z + b, by least squares on rewards: the guess ẑ of a [`~core.Belief`], in deviations from the level."""
+
+    kind = "reward head"
+    filename = REWARD_HEAD_FILE
+    takes_counts = False
+
+    @staticmethod
+    def link(values: torch.Tensor) -> torch.Tensor:
+        return values
 
 
 def prompt_features(

@@ -23,7 +23,8 @@ _MAX_GRAD_NORM = 1.0
 class ValueModel(ValueNetwork):
     """
     p̂ = σ(s(x) + b), where s is a sequence-classification model with one label and b a scalar: a
-    [`~value_network.ValueNetwork`] with a model of its own, which reads prompts with a tokenizer of its own.
+    [`~estimation.network.ValueNetwork`] with a model of its own, which reads prompts with a tokenizer of its own. With
+    `of_rewards` it is s(x) + b itself, by least squares: the guess ẑ of a [`~core.Belief`].
 
     Where the model on disk has no classification layer for one label, s starts at 0 and b such that every prompt is
     predicted the prior mean. A model that has one is taken at its word: b starts at 0.
@@ -43,8 +44,10 @@ class ValueModel(ValueNetwork):
             Of the model and its tokenizer on the hub, or a local path.
         accelerator (`Accelerator`):
             Of the run: device, processes, mixed precision.
+        of_rewards (`bool`, *optional*, defaults to `False`):
+            Whether rewards are predicted, in deviations from their level, and not pass rates.
         prior_mean (`float`, *optional*, defaults to `1/17`):
-            The first prediction of a model without a classification layer.
+            The first prediction of a pass rate by a model without a classification layer.
         learning_rate (`float`, *optional*, defaults to `1e-5`):
             Of AdamW, constant, without weight decay; gradients are clipped to norm 1.
         gradient_steps (`int`, *optional*, defaults to `1`):
@@ -64,12 +67,14 @@ class ValueModel(ValueNetwork):
         name: str,
         accelerator: Accelerator,
         *,
+        of_rewards: bool = False,
         prior_mean: float = 1 / 17,
         learning_rate: float = 1e-5,
         gradient_steps: int = 1,
         batch_size: int = 8,
     ) -> None:
         self.accelerator = accelerator
+        self.of_rewards = of_rewards
         self.gradient_steps = gradient_steps
         self.batch_size = batch_size
         self.tokenizer = AutoTokenizer.from_pretrained(name)
@@ -79,7 +84,7 @@ class ValueModel(ValueNetwork):
             raise ValueError(f"The tokenizer of value_model ({name!r}) has neither pad_token nor eos_token. Set one.")
         self.model, is_new = _load(name, accelerator)
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
-        bias = math.log(prior_mean / (1 - prior_mean)) if is_new else 0.0
+        bias = math.log(prior_mean / (1 - prior_mean)) if is_new and not of_rewards else 0.0
         self.bias = nn.Parameter(torch.tensor(bias, device=accelerator.device))
         parameters = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         parameters["bias"] = self.bias
@@ -98,17 +103,18 @@ class ValueModel(ValueNetwork):
 
     @torch.no_grad()
     def predict(self, inputs: list[list[int]]) -> list[float]:
-        """p̂, one per prompt of [`encode`]. Collective."""
+        """p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
         predictions = torch.zeros(len(inputs), device=self.accelerator.device)
         for rows in self._own_batches(len(inputs)):
-            predictions[rows] = self._logits(inputs[rows]).sigmoid()
+            values = self._values(inputs[rows])
+            predictions[rows] = values if self.of_rewards else values.sigmoid()
         return self.accelerator.reduce(predictions, reduction="sum").tolist()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def observe(self, inputs: list[list[int]], positives: Sequence[int], draws: Sequence[int]) -> None:
+    def observe(self, inputs: list[list[int]], sums: Sequence[float], draws: Sequence[int]) -> None:
         """Learn from one step, as in the base class. Collective."""
-        counts, scored = scored_rows(positives, draws)
+        counts, scored = scored_rows(sums, draws, are_counts=not self.of_rewards)
         if not scored.any():
             return
         inputs = [row for row, is_scored in zip(inputs, scored.tolist(), strict=True) if is_scored]
@@ -117,9 +123,11 @@ class ValueModel(ValueNetwork):
             self.optimizer.zero_grad(set_to_none=False)
             for rows in self._own_batches(len(inputs)):
                 k, n = counts[rows].T
-                share = nn.functional.binary_cross_entropy_with_logits(
-                    self._logits(inputs[rows]), k / n, weight=n, reduction="sum"
-                )
+                values = self._values(inputs[rows])
+                if self.of_rewards:
+                    share = (n * (values - k / n).square()).sum()
+                else:
+                    share = nn.functional.binary_cross_entropy_with_logits(values, k / n, weight=n, reduction="sum")
                 (share / counts[:, 1].sum()).backward()
             self._step()
 
@@ -139,7 +147,7 @@ class ValueModel(ValueNetwork):
         for start in range(first, end, self.batch_size):
             yield slice(start, min(start + self.batch_size, end))
 
-    def _logits(self, ids: list[list[int]]) -> torch.Tensor:
+    def _values(self, ids: list[list[int]]) -> torch.Tensor:
         # Padded to the right, where models without position ids expect it.
         padded = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
         device = self.accelerator.device

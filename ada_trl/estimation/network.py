@@ -24,8 +24,9 @@ class ValueNetwork(ABC):
 
     −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n, of k positives in n draws,
 
-    which does not depend on the rule that stopped the sampling. `inputs` are what the network sees of the prompts, one
-    per prompt; every process passes those of all prompts in the same order.
+    which does not depend on the rule that stopped the sampling; or the expected reward, on the squared error of observed
+    sums. `inputs` are what the network sees of the prompts, one per prompt; every process passes those of all prompts in
+    the same order.
 
     Args:
         parameters (`Mapping[str, nn.Parameter]`):
@@ -50,18 +51,18 @@ class ValueNetwork(ABC):
 
     @abstractmethod
     def predict(self, inputs: Any) -> list[float]:
-        """p̂, one per prompt."""
+        """p̂ or the expected reward, one per prompt."""
 
     @abstractmethod
-    def observe(self, inputs: Any, positives: Sequence[int], draws: Sequence[int]) -> None:
+    def observe(self, inputs: Any, sums: Sequence[float], draws: Sequence[int]) -> None:
         """
         Learn from one step: call it once, with all prompts of all processes in the same order everywhere.
 
         Args:
             inputs (`Any`):
                 What the predictions were made from.
-            positives (`Sequence[int]`):
-                Positive rollouts of each prompt.
+            sums (`Sequence[float]`):
+                Positive rollouts of each prompt, or the sum of its rewards.
             draws (`Sequence[int]`):
                 Scored rollouts of each prompt; a prompt without any is left out.
 
@@ -137,17 +138,18 @@ class ValueNetwork(ABC):
             ) from error
 
 
-def scored_rows(positives: Sequence[int], draws: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def scored_rows(sums: Sequence[float], draws: Sequence[int], *, are_counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Counts as a tensor, and which prompts have any.
+    What each prompt has shown as a tensor, and which prompts have shown anything.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: positives and draws `(P, 2)`, float32, and a mask `(P,)`.
+        `tuple[torch.Tensor, torch.Tensor]`: sums and draws `(P, 2)`, float32, and a mask `(P,)`.
 
     Raises:
-        `ValueError`: if a prompt has more positives than draws, or a negative count.
+        `ValueError`: if the sums are counts, and a prompt has more positives than draws or a negative count.
     """
-    for i, (k, n) in enumerate(zip(positives, draws, strict=True)):
-        check_counts(i, k, n)
-    counts = torch.tensor([positives, draws], dtype=torch.float32).T
+    for i, (k, n) in enumerate(zip(sums, draws, strict=True)):
+        if are_counts:
+            check_counts(i, k, n)
+    counts = torch.tensor([sums, draws], dtype=torch.float32).T
     return counts, counts[:, 1] > 0

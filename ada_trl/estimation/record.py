@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.counts import EMAPassRate, check_counts
+from ..core.belief import DISCOUNTS
+from ..core.counts import EMAPassRate, PromptCounts, check_counts
 from ..files import atomic_write
 
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
 
-_FORMAT = 2
+_FORMAT = 3
 _METADATA_KEY = b"ada_trl"
 _SCHEMA = pa.schema(
     [
@@ -27,17 +29,10 @@ _SCHEMA = pa.schema(
         pa.field("estimate", pa.float64(), nullable=False),
         pa.field("discounted_draws", pa.float64(), nullable=False),
         pa.field("discounted_positives", pa.float64(), nullable=False),
-        pa.field("discounted_rewards", pa.float64(), nullable=False),
+        pa.field("reward_history", pa.list_(pa.float64())),
     ]
 )
-_COUNTS = (
-    "draws",
-    "positives",
-    "last_step",
-    "discounted_draws",
-    "discounted_positives",
-    "discounted_rewards",
-)  # of PromptCounts
+_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
 
 
 def save_pass_rates(
@@ -45,6 +40,7 @@ def save_pass_rates(
     estimator: EMAPassRate,
     prompts: Mapping[str, str] | None = None,
     fitted: Mapping[str, Any] | None = None,
+    history: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """
     Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
@@ -57,7 +53,7 @@ def save_pass_rates(
     | `last_step` | step of the last visit |
     | `estimate` | p̂ at the time of writing |
     | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
-    | `discounted_rewards` | sum of the real rewards of these draws |
+    | `reward_history` | what [`~core.Belief`] remembers of the prompt's rewards: draws and their residuals, by discount; or null |
 
     The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
     `datasets.load_dataset("parquet", data_files=path)`.
@@ -71,14 +67,18 @@ def save_pass_rates(
             Text by prompt id; leave it out to keep texts out of the file.
         fitted (`Mapping[str, Any]`, *optional*):
             What else was fitted to the run, as JSON values; comes back as `state["fitted"]`.
+        history (`Mapping[str, np.ndarray]`, *optional*):
+            That of a [`~core.Belief`]; comes back as `state["history"]`.
     """
-    state = estimator.state_dict()
-    keys = list(state["counts"])
+    state, history = estimator.state_dict(), history or {}
+    rows = {key: vars(PromptCounts()) for key in history} | state["counts"]  # nothing of some was scored
+    keys = list(rows)
     columns = {
         "prompt_id": keys,
         "prompt": [(prompts or {}).get(key) for key in keys],
         "estimate": estimator.predict(keys),
-        **{name: [counts[name] for counts in state["counts"].values()] for name in _COUNTS},
+        **{name: [counts[name] for counts in rows.values()] for name in _COUNTS},
+        "reward_history": [history[key].ravel().tolist() if key in history else None for key in keys],
     }
     payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
     table = pa.table(columns, schema=_SCHEMA.with_metadata({_METADATA_KEY: payload}))
@@ -118,6 +118,9 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     if len(counts) < len(rows):
         raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
     state = {"counts": counts} | {name: value for name, value in fitted.items() if value is not None}
+    remembered = {row["prompt_id"]: row["reward_history"] for row in rows}
+    if any(remembered.values()):
+        state["history"] = {key: np.array(values).reshape(2, -1) for key, values in remembered.items() if values}
     return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
 
 
@@ -132,6 +135,9 @@ def _check_row(path: str | Path, row: dict[str, Any]) -> None:
         raise _corrupt(path, str(error)) from error
     if not math.isfinite(n):
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_draws ({n})")
+    history = row["reward_history"]
+    if history is not None and (len(history) != 2 * len(DISCOUNTS) or None in history):
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has reward_history ({history})")
 
 
 def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""What the trainer knows about its prompts' pass rates, and what follows from it."""
+"""What the trainer knows about its prompts, and what follows from it."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,21 +12,28 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from trl import GRPOConfig
 
-from ..core import EMAPassRate, Pool, Prior, allocate, brier_metrics, prompt_key, prompt_text, samples_by_estimate
+from ..core import (
+    Belief,
+    EMAPassRate,
+    Expectation,
+    Pool,
+    Prior,
+    allocate,
+    brier_metrics,
+    prompt_key,
+    prompt_text,
+    samples_by_estimate,
+)
 from ..core.counts import PAPER_PRIOR, PromptCounts
-from ..core.priors import PriorStrength, RewardLevels
+from ..core.priors import GuessStrength
 from ..notices import get_logger
-from .head import PassRateHead
+from .head import PassRateHead, RewardHead
 from .model import ValueModel
 from .network import ValueNetwork
 from .record import PASS_RATES_FILE, load_pass_rates, save_pass_rates
 
 
 logger = get_logger(__name__)
-
-
-BASES = (4.0, 1.0, 2.0, 8.0, 16.0, 32.0)  # candidates of what a guess is worth in rollouts; the first one at the start
-CAPS = (8.0, 2.0, 4.0, 16.0, 32.0)  # candidates of what an expectation is worth at most
 
 
 class Visit(NamedTuple):
@@ -37,33 +43,54 @@ class Visit(NamedTuple):
     Args:
         keys (`list[str]`):
             Identities.
-        inputs (`Any`):
-            What the value network saw; `None` without one.
-        counts (`list[PromptCounts]`):
+        prompts (`list[Any]`):
+            The prompts themselves, or what is known of them.
+        inputs (`Any`, *optional*):
+            What the value networks saw; `None` without one, and until the prompts are predicted.
+        counts (`list[PromptCounts]`, *optional*):
             What the prompts had shown, copied.
-        from_counts, from_network, joint (`list[float]`):
+        from_counts, from_network, joint (`list[float]`, *optional*):
             p̂ by estimator; the last two are those of the counts without a network.
-        guess_strength (`float`):
-            What the network's prediction, or the prior of the counts, is worth in rollouts.
+        expectation ([`~core.Expectation`], *optional*):
+            Of their rewards.
     """
 
     keys: list[str]
-    inputs: Any
-    counts: list[PromptCounts]
-    from_counts: list[float]
-    from_network: list[float]
-    joint: list[float]
-    guess_strength: float
+    prompts: list[Any]
+    inputs: Any = None
+    counts: list[PromptCounts] = []
+    from_counts: list[float] = []
+    from_network: list[float] = []
+    joint: list[float] = []
+    expectation: Expectation | None = None
+
+    def keep(self, indices: Sequence[int]) -> "Visit":
+        """Of these prompts only."""
+
+        def chosen(values: Any) -> Any:
+            if isinstance(values, torch.Tensor | np.ndarray):
+                return values[..., list(indices)] if isinstance(values, np.ndarray) else values[list(indices)]
+            return [values[i] for i in indices] if values else values
+
+        expectation = self.expectation
+        if expectation is not None:
+            expectation = Expectation(*map(chosen, expectation))
+        inputs = None if self.inputs is None else chosen(self.inputs)
+        of_prompts = {name: chosen(getattr(self, name)) for name in ("keys", "prompts", "counts", *_ESTIMATES)}
+        return self._replace(inputs=inputs, expectation=expectation, **of_prompts)
+
+
+_ESTIMATES = ("from_counts", "from_network", "joint")
 
 
 class PassRateTracker:
     """
     Estimates the prompts' pass rates before sampling and learns from what was drawn: steps 1, 2 and 5 of
-    Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), the priors of the posterior baseline,
-    or an observer beside other modes.
+    Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), or an observer beside other modes; and
+    what the prompts' rollouts are expected to earn, which `baseline="posterior"` compares them with ([`~core.Belief`]).
 
-    Every process holds the same tracker: all of them `predict` and `observe` all prompts, in the same order, once per
-    generation. Discounted counts are kept in every mode; a value network only where the estimator needs one.
+    Every process holds the same tracker: all of them `identify`, `predict` and `observe` all prompts, in the same order,
+    once per generation. Discounted counts are kept in every mode; a value network only where the estimator needs one.
 
     Args:
         args ([`AdaGRPOConfig`]):
@@ -79,62 +106,96 @@ class PassRateTracker:
         alpha, beta = args.pass_rate_prior or PAPER_PRIOR
         prior = "empirical" if args.pass_rate_prior is None else "fixed"
         self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
-        self.levels = RewardLevels()
-        self.strength = PriorStrength(BASES if args.uses_value_network else BASES[:1], CAPS)
-        self.network: ValueNetwork | None = None
-        if args.uses_value_network:
-            options = {"prior_mean": self.ema.prior_mean, "learning_rate": args.value_head_learning_rate}
-            if args.value_model is None:
-                # The hidden size is known even where the weights are sharded away.
-                self.network = PassRateHead(model.get_output_embeddings().in_features, **options)
-            else:
-                batch_size = args.per_device_train_batch_size
-                self.network = ValueModel(args.value_model, accelerator, batch_size=batch_size, **options)
+        self.strength = GuessStrength()
+        self.network: ValueNetwork | None = None  # of pass rates
+        self.belief: Belief | None = None
+        self.reward_network: ValueNetwork | None = None
+        if args.uses_value_network and args.uses_pass_rates:
+            self.network = self._build_network(model, accelerator, of_rewards=False)
+        if args.baseline == "posterior":
+            self.belief = Belief(guesses=args.uses_value_network, remembers=args.pass_rate_estimator != "value")
+            if args.uses_value_network and args.value_model is not None and args.uses_pass_rates:
+                self.reward_network = RewardHead(1)  # of what the model says about pass rates
+            elif args.uses_value_network:
+                self.reward_network = self._build_network(model, accelerator, of_rewards=True)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
         self.visit: Visit | None = None  # the step under way
         self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
         self._seconds = 0.0
 
-    def predict(
-        self, prompts: Sequence[tuple[Any, dict]], to_features: Callable[[list], torch.Tensor] | None = None
-    ) -> list[float]:
+    def _build_network(self, model: torch.nn.Module, accelerator: Accelerator, of_rewards: bool) -> ValueNetwork:
+        args, options = self.args, {"learning_rate": self.args.value_head_learning_rate}
+        if not of_rewards:
+            options["prior_mean"] = self.ema.prior_mean
+        if args.value_model is not None:
+            batch_size = args.per_device_train_batch_size
+            return ValueModel(args.value_model, accelerator, of_rewards=of_rewards, batch_size=batch_size, **options)
+        # The hidden size is known even where the weights are sharded away.
+        size = model.get_output_embeddings().in_features
+        return RewardHead(size, **options) if of_rewards else PassRateHead(size, **options)
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether features of the policy are needed."""
+        return self.args.value_model is None and bool(self._networks)
+
+    # Before sampling, or at least without looking at what was drawn
+
+    def identify(self, prompts: Sequence[tuple[Any, dict]]) -> None:
         """
-        p̂ of the prompts that are about to be sampled.
+        Begin a step.
 
         Args:
             prompts (`Sequence[tuple[Any, dict]]`):
                 Prompts of all processes with their data set rows.
-            to_features (`Callable[[list], torch.Tensor]`, *optional*):
-                Prompts to features `(P, H)`, the same on every process, for a value head. A value model encodes
-                prompts itself.
         """
-        started = time.perf_counter()
         keys = [prompt_key(prompt, row) for prompt, row in prompts]
         self.texts |= {key: _text(prompt) for key, (prompt, _) in zip(keys, prompts, strict=True)}
+        self.visit = Visit(keys, [prompt for prompt, _ in prompts])
+        self._seconds = 0.0
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Of the prompts that were identified, or predicted, only these are sampled."""
+        self.visit = self.visit.keep(indices)
+
+    def predict(self, to_features: Callable[[list], torch.Tensor] | None = None) -> None:
+        """
+        Estimate the prompts that were identified.
+
+        Args:
+            to_features (`Callable[[list], torch.Tensor]`, *optional*):
+                Prompts to features `(P, H)`, the same on every process, where the policy's hidden states are needed. A value
+                model encodes prompts itself.
+        """
+        started = time.perf_counter()
+        keys, prompts = self.visit.keys, self.visit.prompts
         counts = [replace(c) for c in self.ema.known(keys)]
-        from_counts, inputs, base = self.ema.predict(keys), None, self.ema.alpha + self.ema.beta
+        from_counts, inputs = self.ema.predict(keys), None
         from_network = joint = from_counts
+        model = next((network for network in self._networks if isinstance(network, ValueModel)), None)
+        if model is not None:
+            inputs = model.encode(prompts)
+        elif self.reads_hidden_states:
+            inputs = to_features(prompts)
         if self.network is not None:
-            encode = self.network.encode if isinstance(self.network, ValueModel) else to_features
-            inputs = encode([prompt for prompt, _ in prompts])
-            from_network, (base, _) = self.network.predict(inputs), self.strength.best
+            from_network, base = self.network.predict(inputs), self.strength.best
             joint = [
                 (base * h + c.discounted_positives) / (base + c.discounted_draws)
                 for h, c in zip(from_network, counts, strict=True)
             ]
-        self.visit = Visit(keys, inputs, counts, from_counts, from_network, joint, base)
-        self._seconds = time.perf_counter() - started
-        return self.estimates
+        visit = self.visit._replace(inputs=inputs, counts=counts, from_counts=from_counts)
+        self.visit = visit = visit._replace(from_network=from_network, joint=joint)
+        if self.belief is not None:
+            guesses = None
+            if self.reward_network is not None:
+                guesses = self.reward_network.predict(self._reward_inputs(visit))
+            self.visit = visit._replace(expectation=self.belief.expect(keys, guesses))
+        self._seconds += time.perf_counter() - started
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Of the prompts that were predicted last, only these are sampled."""
-        visit = self.visit
-        chosen = {name: getattr(visit, name) for name in ("keys", "counts", "from_counts", "from_network", "joint")}
-        chosen = {name: [values[i] for i in indices] for name, values in chosen.items()}
-        inputs = visit.inputs
-        if inputs is not None:
-            inputs = inputs[list(indices)] if isinstance(inputs, torch.Tensor) else [inputs[i] for i in indices]
-        self.visit = visit._replace(inputs=inputs, **chosen)
+    def _reward_inputs(self, visit: Visit) -> Any:
+        if isinstance(self.network, ValueModel):
+            return torch.tensor(visit.from_network)[:, None]  # (P, 1)
+        return visit.inputs
 
     @property
     def estimates(self) -> list[float]:
@@ -163,20 +224,8 @@ class PassRateTracker:
         """
         What the rollouts of each prompt that was predicted last are to be compared with; those of the main process, on
         every process. Collective.
-
-        The guess about a prompt (the network's, or the mean of all prompts) becomes an expected reward by
-        [`~core.RewardLevels`]; the prompt's own rewards join it, unless the network is asked alone.
         """
-        visit, (_, cap) = self.visit, self.strength.best
-        alone = self.args.pass_rate_estimator == "value"
-        guesses = [self.ema.prior_mean] * len(visit.keys) if self.network is None else visit.from_network
-        priors = []
-        for guess, counts, pass_rate in zip(guesses, visit.counts, self.estimates, strict=True):
-            draws, rewards = (0.0, 0.0) if alone else (counts.discounted_draws, counts.discounted_rewards)
-            strength = visit.guess_strength + draws
-            mean = (visit.guess_strength * self.levels.mean_reward(guess) + rewards) / strength
-            priors.append(Prior(mean, min(strength, cap), pass_rate))
-        return broadcast_object_list([priors])[0]
+        return broadcast_object_list([self.belief.priors(self.visit.expectation, self.estimates)])[0]
 
     @property
     def predicts(self) -> bool:
@@ -187,36 +236,61 @@ class PassRateTracker:
         own, mean = self.recent_brier
         return own < mean * (1 - 1e-6)  # equal estimates are equal to the mean but for rounding
 
-    def observe(self, pools: Sequence[Pool], step: int, typical: Sequence[bool] | None = None) -> dict[str, float]:
+    # After sampling
+
+    def observe(
+        self,
+        pools: Sequence[Pool],
+        step: int,
+        typical: Sequence[bool] | None = None,
+        lanes: Sequence[int] | None = None,
+    ) -> dict[str, float]:
         """
         Learn from the pools of the prompts that were predicted last.
 
         Args:
             typical (`Sequence[bool]`, *optional*):
                 Which of them stand for the data set; by default, all.
+            lanes (`Sequence[int]`, *optional*):
+                See [`~core.recentred`].
 
         Returns:
             `dict[str, float]`: how good the predictions were, and the seconds spent on them.
         """
         started = time.perf_counter()
+        visit = self.visit
         positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
-        metrics = self._brier(positives, draws)
-        self._remember_brier(positives, draws, typical or [True] * len(pools))
-        metrics |= {"estimator/prior_mean": self.ema.prior_mean}
+        metrics = self._look_at_estimates(pools, positives, draws, typical or [True] * len(pools))
+        if self.network is not None:
+            self.strength.observe(visit.from_network, visit.counts, positives, draws)
+            self.network.observe(visit.inputs, positives, draws)
+        self.ema.observe(visit.keys, positives, draws, step=step, typical=typical)
+        if self.belief is not None:
+            metrics |= {f"baseline/{name}": value for name, value in self.belief.metrics().items()}
+            self.belief.observe(visit.expectation, pools, lanes)
+            self._teach_rewards(pools)
+        metrics["time/estimate"] = self._seconds + time.perf_counter() - started
+        return metrics
+
+    def _teach_rewards(self, pools: Sequence[Pool]) -> None:
+        """Rewards in deviations from their level, both of the run up to now."""
+        if self.reward_network is None or not self.belief.scale.variance:
+            return
+        level, deviation = self.belief.level, self.belief.scale.deviation
+        sums = [sum((reward - level) / deviation for reward in pool.rewards) for pool in pools]
+        self.reward_network.observe(self._reward_inputs(self.visit), sums, [len(pool.rewards) for pool in pools])
+
+    def _look_at_estimates(
+        self, pools: Sequence[Pool], positives: list[int], draws: list[int], typical: Sequence[bool]
+    ) -> dict[str, float]:
+        """How good the pass rates were that something depends on, or that the run is to record."""
+        if not (self.args.uses_pass_rates or self.args.track_pass_rates):
+            return {}
+        metrics = self._brier(positives, draws) | {"estimator/prior_mean": self.ema.prior_mean}
+        self._remember_brier(positives, draws, typical)
         if self.args.adaptive_sampling != "uniform":
             samples = samples_by_estimate(self.estimates, [len(pool) for pool in pools])
             metrics |= {f"estimator/{name}": value for name, value in samples.items()}
-        self._learn_strength(positives, draws)
-        scored = [(r.reward, pool.is_positive(r)) for pool in pools for r in pool.rollouts if pool.is_scored(r)]
-        self.levels.observe(
-            [reward for reward, positive in scored if not positive],
-            [reward for reward, positive in scored if positive],
-        )
-        rewards = [math.fsum(pool.scored_rewards) for pool in pools]
-        self.ema.observe(self.visit.keys, positives, draws, step=step, rewards=rewards, typical=typical)
-        if self.network is not None:
-            self.network.observe(self.visit.inputs, positives, draws)
-        metrics["time/estimate"] = self._seconds + time.perf_counter() - started
         return metrics
 
     def _brier(self, positives: list[int], draws: list[int]) -> dict[str, float]:
@@ -240,27 +314,24 @@ class PassRateTracker:
         decay = self.args.ema_decay
         self.recent_brier = [decay * old + new for old, new in zip(self.recent_brier, latest, strict=True)]
 
-    def _learn_strength(self, positives: list[int], draws: list[int]) -> None:
-        visit = self.visit
-        network_alone = self.args.pass_rate_estimator == "value"
-        self.strength.observe(
-            [self.ema.prior_mean] * len(visit.keys) if self.network is None else visit.from_network,
-            [0.0 if network_alone else c.discounted_positives for c in visit.counts],
-            [0.0 if network_alone else c.discounted_draws for c in visit.counts],
-            positives,
-            draws,
-            guess_strength=visit.guess_strength if self.network is None else None,
-        )
+    # Checkpoints
 
     def save(self, directory: str) -> None:
-        """Write the record of pass rates and, if there is one, the value network. One process at a time."""
+        """Write the record of the prompts and, if there are some, the value networks. One process at a time."""
         texts = {key: text for key, text in self.texts.items() if text is not None}
-        fitted = {"levels": self.levels.state_dict(), "strength": self.strength.state_dict()}
+        fitted: dict[str, Any] = {"strength": self.strength.state_dict()}
         if self.args.prompt_candidates > 1:
             fitted["brier"] = self.recent_brier
-        save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts, fitted)
-        if self.network is not None:
-            self.network.save(os.path.join(directory, self.network.filename))
+        if self.belief is not None:
+            fitted["belief"] = self.belief.state_dict()
+        history = None if self.belief is None else self.belief.history
+        save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts, fitted, history)
+        for network in self._networks:
+            network.save(os.path.join(directory, network.filename))
+
+    @property
+    def _networks(self) -> list[ValueNetwork]:
+        return [network for network in (self.network, self.reward_network) if network is not None]
 
     def load(self, directory: str) -> None:
         """
@@ -276,18 +347,20 @@ class PassRateTracker:
         except FileNotFoundError:
             _warn_of_missing(path)
         else:
+            fitted = state.get("fitted") or {}
             self.ema.load_state_dict(state)
-            if "fitted" in state:
-                self.levels.load_state_dict(state["fitted"]["levels"])
-                self.strength.load_state_dict(state["fitted"]["strength"])
-                self.recent_brier = state["fitted"].get("brier", self.recent_brier)
-        if self.network is None:
-            return
-        path = os.path.join(directory, self.network.filename)
-        try:
-            self.network.load(path)
-        except FileNotFoundError:
-            _warn_of_missing(path)
+            if "strength" in fitted:
+                self.strength.load_state_dict(fitted["strength"])
+            self.recent_brier = fitted.get("brier", self.recent_brier)
+            if self.belief is not None and "belief" in fitted:
+                self.belief.load_state_dict(fitted["belief"])
+                self.belief.history = state.get("history", {})
+        for network in self._networks:
+            path = os.path.join(directory, network.filename)
+            try:
+                network.load(path)
+            except FileNotFoundError:
+                _warn_of_missing(path)
 
 
 def _text(prompt: Any) -> str | None:
@@ -299,6 +372,6 @@ def _text(prompt: Any) -> str | None:
 
 def _warn_of_missing(path: str) -> None:
     logger.warning(
-        f"{path} does not exist, so the pass rates start from the prior. That is right for a checkpoint of a run that "
+        f"{path} does not exist, so what is expected of the prompts starts anew. That is right for a checkpoint of a run that "
         "kept no record of them; otherwise restore the file."
     )

@@ -99,7 +99,7 @@ def measure(
             What to sample for.
         model (`str`), tokenizer (`PreTrainedTokenizerBase`), data (`str`):
             Names of the model and the data set, and what renders the prompts.
-        args ([`~sampling.SamplingArguments`]):
+        args ([`~measurement.samplers.SamplingArguments`]):
             How to sample.
         make_sampler (`Callable[[], Sampler]`):
             Called if there is anything to sample.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..core.metrics import misses_contrast
 from ..planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
 from ..planning.outcomes import sequential_outcome, single_round_outcome
 
@@ -94,12 +95,17 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
         yield Finding("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
         return
     signals = sample.signals[~np.isnan(sample.signals)]
-    crossing = signals.min() <= args.positive_threshold < signals.max()
-    advice = ""
-    if not crossing and np.ptp(signals) > 0:
+    low, high, mean = signals.min(), signals.max(), signals.mean()
+    crossing, advice = low <= args.positive_threshold < high, ""
+    if not crossing and low < high:
         advice = (
-            f"The signal ranges from {signals.min():.3g} to {signals.max():.3g} and never crosses positive_threshold "
+            f"The signal ranges from {low:.3g} to {high:.3g} and never crosses positive_threshold "
             f"({args.positive_threshold:g}): set it between, or see whether the prompts are of the right difficulty."
+        )
+    elif misses_contrast(low, high, mean, positives.sum() / draws.sum()):
+        advice = (
+            f"The signal ranges from {low:.3g} to {high:.3g} with a mean of {mean:.3g}, and positive_threshold "
+            f"({args.positive_threshold:g}) hardly tells any of it apart: set it to what counts as a success."
         )
     elif not crossing:
         advice = f"All of them {'pass: harder' if positives.any() else 'fail: easier'} prompts, or other rewards."

@@ -27,7 +27,7 @@ def summarise(
     All figures of an evaluation, as JSON values; shares are between 0 and 1.
 
     The weighted average weighs each data set by its number of problems, as in the paper's table 1, which makes it the
-    mean over all problems. Intervals are those of [`~core.accuracy.bootstrap_interval`].
+    mean over all problems. Intervals are those of [`~measurement.accuracy.bootstrap_interval`].
 
     Args:
         measured (`Mapping[str, Mapping[str, Measurement]]`):
@@ -37,7 +37,7 @@ def summarise(
         max_new_tokens (`int`):
             Limit that makes a completion count as truncated.
         difficulty_edges (`Sequence[float]`):
-            See [`~core.accuracy.difficulty_bins`].
+            See [`~measurement.accuracy.difficulty_bins`].
         pass_rates (`Sequence[float]`, *optional*):
             Of all problems, in order, measured elsewhere: what the difficulty bins are made of. By default the first half
             of the first model's completions; its own accuracy in a bin is then that of the second half, since problems

@@ -13,9 +13,9 @@ from .stream import PromptStream
 
 logger = get_logger(__name__)
 
-RETURNING_SHARE = 0.75  # of the lanes, at most, for prompts that go on: a hard set cannot fill the batch
+RETURNING_SHARE = 0.75  # of the lanes, or one, for prompts that go on: a hard set cannot fill the batch
 EXPLORING_SHARE = 0.25  # of the new prompts, at least, in the data's order
-MAX_PASSED_OVER = 8  # times, then a prompt is asked
+MAX_PASSED_OVER = 8  # times, then a prompt comes first
 
 
 class Beliefs(NamedTuple):
@@ -127,7 +127,7 @@ class PromptQueue:
         self.chosen = [candidate.position for candidate in unused if not candidate.in_order] + self.chosen
         going_on = [lane.unfinished for lane in lanes] if self.schedule.fixed_budget else []
         going_on = sorted((c for c in going_on if c is not None), key=lambda candidate: candidate.rounds)
-        self.returning = going_on[: int(RETURNING_SHARE * self.schedule.lanes)]
+        self.returning = going_on[: self._places_to_return]
         self.stream.forget({candidate.position for candidate in self.returning} | {*self.chosen})
         new = sum(not candidate.rounds for candidate in asked)
         return self.metrics | {
@@ -138,6 +138,10 @@ class PromptQueue:
             "stream/queue": float(len(self.returning) + len(self.chosen) + self.stream.put_back_rows),
             "stream/epoch": self.stream.epoch,
         }
+
+    @property
+    def _places_to_return(self) -> int:
+        return max(1, int(RETURNING_SHARE * self.schedule.lanes))
 
     def _choose(
         self, number: int, exclude: set[int], beliefs: Callable[[list[int]], Beliefs] | None
@@ -201,5 +205,11 @@ class PromptQueue:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])
-        self.returning = [Candidate(**candidate) for candidate in state["returning"]]
+        returning = [Candidate(**candidate) for candidate in state["returning"]]
+        self.returning = returning[: self._places_to_return]
+        if len(self.returning) < len(returning):
+            logger.warning(
+                f"{len(returning)} prompts were to be asked again; a step has room for {len(self.returning)} of them now, since "
+                "its batch is smaller than that of the checkpoint. The others are left out, as where a step has no room."
+            )
         self.chosen, self.passed_over = list(state["chosen"]), dict(state["passed_over"])

@@ -44,6 +44,7 @@ class RoundSource(RolloutSource):
         own = [row for row, owner in enumerate(owners) if owner == self.process_index]
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows, see `row_of`
         self._owners = owners
+        self._generated: set[int] = set()  # rows, by any process
         self._holders = [{owner} for owner in owners]  # which processes have a data set row
 
     def sample(self, **loop) -> list[Pool]:
@@ -63,6 +64,7 @@ class RoundSource(RolloutSource):
             first_round = rows[0][1] == 0
             completions = self.generate(padded[start : start + share], first_round)
             self.keep(completions, first_round=first_round, padding=padding)
+            self._keep_states(rows, start, completions.states)
             reward_seconds = completions.reward_seconds
             return completions.rewards.tolist()
 
@@ -72,6 +74,15 @@ class RoundSource(RolloutSource):
         rewards = torch.tensor([row for process in received for row in process][: len(rows)])
         sources = [(i // share, offset + i % share) for i in range(len(rows))]
         return self.rollouts([draw for _, draw in rows], rewards, sources)
+
+    def _keep_states(self, rows: Sequence[tuple[int, int]], start: int, states: torch.Tensor | None) -> None:
+        """Of each prompt on the process that generates its first completion; `rows` are those of all processes."""
+        for i, asked in enumerate(rows):
+            row = self.row_of(*asked)
+            if row not in self._generated:
+                self._generated.add(row)
+                if states is not None and 0 <= i - start < len(states):
+                    self.states[row] = states[i - start]
 
     def generate(self, rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
         """One completion for each `(prompt, draw)`, on this process."""

@@ -82,7 +82,7 @@ class PerPromptSource(RolloutSource):
     def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
         loop |= {"samples_per_round": samples_per_round, "positive_threshold": positive_threshold}
-        what = f"the rollouts of {len(self.prompt_ids)} prompts per process could not be completed"
+        what = f"rollouts of {len(self.prompt_ids)} prompts are missing"
         received = gather_results(lambda: self._sample_own(loop), self.vllm.words(what))
         if self.lanes is None:
             return [Pool(positive_threshold, rollouts) for process in received for rollouts in process]
@@ -182,8 +182,8 @@ class PerPromptSource(RolloutSource):
             self._asked.clear()
             self.vllm.vllm_client.cancel()
             logger.warning(
-                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error} The prompts that it was to "
-                "sample further keep the rollouts they have; if it does not recover, the next step stops with an error."
+                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. The prompts that it "
+                "was to sample further keep the rollouts they have; if it does not recover, the next step stops."
             )
         if self.all_rounds_needed or any(first == 0 for _, first in failed):
             raise error

@@ -58,6 +58,8 @@ class Completions(NamedTuple):
             Time spent in reward functions.
         tokens_seen (`int`):
             Tokens of prompts and completions.
+        states (`torch.Tensor` of shape `(rows, H)`, *optional*):
+            The policy's hidden states at the last prompt token, where they were caught.
     """
 
     rows: list[Completion]
@@ -65,6 +67,7 @@ class Completions(NamedTuple):
     tool_calls: tuple[int, int]
     reward_seconds: float
     tokens_seen: int
+    states: torch.Tensor | None = None
 
 
 class Batch(NamedTuple):
@@ -121,6 +124,9 @@ class RolloutSource:
         self.stats: dict[str, float] = defaultdict(float)
         self.first_round: list[tuple[int, bool]] = []  # of this process's completions: length, truncated
         self._rows: list[Completion] = []  # what this process generated
+        self.states: dict[
+            int, torch.Tensor
+        ] = {}  # by row (see `row_of`) that this process was the first to generate for
 
     def row_of(self, prompt: int, draw: int) -> int:
         """Which of the rows that the source was given is asked: the prompt, or the lane's candidate of that time."""

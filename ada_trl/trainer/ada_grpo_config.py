@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from .config_checks import CHOICES, ESTIMATOR_OF, check_config, resolve_defaults
+from .config_checks import CHOICES, ESTIMATOR_OF, check_config, check_types, resolve_defaults
 
 
 @dataclass
@@ -31,9 +31,8 @@ class AdaGRPOConfig(GRPOConfig):
                   exactly; `pass_rate_estimator` says where the estimate comes from. `"est-ema"` and `"est-value"` are
                   the paper's names for it with `"counts"` and with `"value"`.
                 - `"uniform"`: exactly `num_generations` per prompt. With `baseline="pool"` it has GRPO's advantages: the
-                  same weights as [`~trl.GRPOTrainer`], bit for bit. None of the parameters below changes anything
-                  then, except that `positive_threshold` and `exit_reward` are used for the `ada/` metrics, and that
-                  `track_pass_rates` and `unresolved="mask"` work.
+                  same weights as [`~trl.GRPOTrainer`], bit for bit. `positive_threshold` and `exit_reward` are used for
+                  the `ada/` metrics only then, and what is for other modes is refused.
 
         samples_per_round (`int`, *optional*):
             M, the rollouts drawn in each round for every prompt that is still active. At least `num_generations`. If
@@ -63,7 +62,7 @@ class AdaGRPOConfig(GRPOConfig):
 
         prompt_candidates (`int`, *optional*, defaults to `1`):
             Of how many prompts of the data set one is asked: those that are expected to teach most, w(p̂) · p̂(1 − p̂); a
-            quarter is taken in the data's order, and nobody is passed over more than 8 times. 1 asks all, in the data's
+            quarter is taken in the data's order, and who was passed over 8 times comes first. 1 asks all, in the data's
             order; so does the trainer while its estimates (see `pass_rate_estimator`) predict nothing.
         max_replacements (`int`, *optional*, defaults to `3`):
             For `unresolved="replace"`: how many further prompts are asked, one after another, in the place of one without
@@ -123,7 +122,10 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"pool"`: the mean of everything that the prompt drew in this step, as in the paper. A prompt whose
                   rollouts all score the same teaches nothing.
                 - `"posterior"`: what was expected of the prompt (see `pass_rate_estimator`), joined with its other
-                  rollouts. Every rollout teaches, so that `num_generations` may be 1, and all of them are trained on.
+                  rollouts and the level of the other prompts. Every rollout teaches, so that `num_generations` may be 1, and
+                  all of them are trained on.
+                - `"batch"`: the mean of all other rollouts of the generation. It knows nothing of the prompt, and needs no
+                  record; for the rest as `"posterior"`.
         prompt_weighting (`str` or `float`, *optional*):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]: the three names
@@ -176,7 +178,8 @@ class AdaGRPOConfig(GRPOConfig):
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
     > - `num_generations`: Defaults to `4` instead of `8`.
     > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. `"group"` divides by the standard deviation of the
-    >   prompt's whole pool, `"batch"` by that of all pools.
+    >   prompt's whole pool, `"batch"` by that of all pools; with `baseline="posterior"` or `"batch"` by a running one of
+    >   earlier generations.
     > - `epsilon_high`: Defaults to `0.28` instead of `None`.
     """
 
@@ -383,13 +386,16 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        check_types(self, AdaGRPOConfig.__annotations__)
         n = self.num_generations
-        if n == 1 and self.baseline == "posterior":
+        if n == 1:  # which is refused below where a group is compared with itself
             self.num_generations = _Alone(1)
         super().__post_init__()
         self.num_generations = n
         resolve_defaults(self)
         check_config(self)
+
+    estimator_was_given = True  # else it is what follows from the other fields
 
     @property
     def exit_condition(self) -> ExitCondition:
@@ -433,7 +439,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def has_fixed_budget(self) -> bool:
         """Whether rounds share the rows of the update batch, which are all trained on."""
-        return self.samples_in_rounds and self.baseline == "posterior"
+        return self.samples_in_rounds and self.baseline != "pool"
 
     @property
     def uses_stream(self) -> bool:
@@ -446,9 +452,26 @@ class AdaGRPOConfig(GRPOConfig):
         return self.estimates_budgets or self.baseline == "posterior" or self.prompt_candidates > 1
 
     @property
+    def finds_features(self) -> bool:
+        """
+        Whether the policy's hidden states of the prompts come from forward passes that are made anyway: the prefill of
+        a generation, or the pass over completions that gives their log-probabilities. Budgets must be known earlier.
+        """
+        misaligned = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) != 0
+        passed_again = misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
+        prefilled = not self.use_vllm and not self.use_transformers_continuous_batching
+        return (prefilled or passed_again) and not self.estimates_budgets and self.prompt_candidates == 1
+
+    @property
     def needs_pass_rates(self) -> bool:
         """Whether a record of the prompts' pass rates is kept."""
         return self.uses_estimates or self.track_pass_rates
+
+    @property
+    def uses_pass_rates(self) -> bool:
+        """Whether anything depends on estimated pass rates: budgets, a choice of prompts, weights from before the draw."""
+        weighted = self.baseline == "posterior" and self.prompt_weighting != "none"
+        return self.estimates_budgets or self.prompt_candidates > 1 or weighted
 
     @property
     def uses_value_network(self) -> bool:

@@ -1,6 +1,8 @@
 """GRPO that keeps sampling the prompts that would have taught nothing."""
 
 import inspect
+import logging
+import math
 import os
 import textwrap
 from collections.abc import Sequence
@@ -11,11 +13,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..core import Pool, Rollout, completion_metrics
+from ..core import Pool, RewardScale, Rollout, batch_priors, completion_metrics
 from ..core.identity import prompt_reference
 from ..engine.vllm import vllm_generation_with
 from ..estimation.head import prompt_features
 from ..estimation.tracker import PassRateTracker
+from ..notices import get_logger, said_once
 from ..processes import gather_results, shared
 from ..prompts.lanes import Lane, lane_done
 from ..rollouts.in_rounds import RoundSource
@@ -30,6 +33,9 @@ from .signal_warning import SignalWarning
 from .streaming import Asked, FromStream
 
 
+logger = get_logger(__name__)
+
+TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
@@ -54,8 +60,8 @@ class AdaGRPOTrainer(FromStream):
     Args:
         model, reward_funcs, args, ...:
             As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` needs
-            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models need any mode but
-            `"est-value"`.
+            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models need
+            `pass_rate_estimator="counts"` where pass rates are estimated (not `"value"` or `"value+counts"`).
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -80,6 +86,8 @@ class AdaGRPOTrainer(FromStream):
     """
 
     pass_rates: PassRateTracker | None = None
+    _scale: RewardScale | None = None  # where no statistic of the rollouts that are compared may divide them
+    _warned_of_unfinished_generation = False
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "reinforce-ada"]
@@ -123,43 +131,58 @@ class AdaGRPOTrainer(FromStream):
         self.adaptive_sampling = args.adaptive_sampling
         if args.needs_pass_rates:
             self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
+            self._catches_states = self.pass_rates.reads_hidden_states and not self._estimates_first
+        if args.baseline != "pool":
+            self._scale = RewardScale() if args.baseline == "batch" else self.pass_rates.belief.scale
         if args.uses_stream:
             self._build_queue()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
+        if args.adaptive_sampling == "uniform":  # for the model card
+            self._name, self._paper = GRPOTrainer._name, GRPOTrainer._paper
+            if args.baseline != "pool":
+                self._name, self._paper = f"GRPO with a {args.baseline} baseline", {}
 
     # Collect, then replay through the parent
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
+            output = super()._generate_and_score_completions(inputs)
+            self._look_at_sampled(output)
+            return output
         if self.args.is_plain_grpo:
             observed = Observing()
             with self._having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
             self._log_uniform_metrics(inputs, observed)
-            self._warn_of_other_weights()
+            self._look_at_sampled(output)
             if self.args.unresolved == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
                 silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
                 self._mask_rows(output, silent.repeat_interleave(self.num_generations).tolist())
             return output
-        with self._environments_kept():
+        with self._environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
-        with self._replaying(replay):
+        with self._replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
+            self._judge(replay, phase.states)
             self._apply_replay(output)
-        self._warn_of_other_weights()
+        self._look_at_sampled(output)
         return output
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
         args = self.args
+        known = False
         if args.uses_stream:
             candidates = self._open_lanes()
             own, owners = self._own_candidates(candidates)
+            known = self._keep_candidates(candidates)
         else:
             own, owners = self._own_prompts(inputs), self._owners(len(inputs))
-        self._estimate(own)
+        if not known:
+            self._identify(own)
+            if self._estimates_first:
+                self._predict()
         size, lanes = args.samples_per_round if args.samples_in_rounds else args.num_generations, None
         budgets = self.pass_rates.budgets() if args.estimates_budgets else None
         if args.uses_stream:
@@ -182,23 +205,78 @@ class AdaGRPOTrainer(FromStream):
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
         if lanes is not None:
             return self._plan_lanes(source, lanes, seed)
-        replay = self._plan(source, pools, select_groups(pools, args, seed))
-        replay.metrics |= self._learn(pools)
-        return replay
+        return self._plan(source, pools, select_groups(pools, args, seed))
 
     def _plan(
         self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]], asked: Asked | None = None
     ) -> Replay:
         """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        priors, lanes, typical = None, asked and asked.lanes, asked and asked.typical
-        if self.args.baseline == "posterior":
-            priors = informed(self.pass_rates.priors(), self.pass_rates.visit.keys, pools, lanes)
-        weights = self.reward_weights.tolist()
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, weights, priors, typical)
+        typical, lanes = (None, None) if asked is None else (asked.typical, asked.lanes)
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, typical, lanes)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
+        if self._catches_states:
+            indices = range(len(pools)) if asked is None else asked.indices
+            replay.features = self._shared_states([source.states.get(i) for i in indices])
         return replay
+
+    def _judge(self, replay: Replay, states: torch.Tensor | None) -> None:
+        """
+        Put advantages and metrics into the replay, and learn from it.
+
+        Args:
+            states (`torch.Tensor`, *optional*):
+                The policy's hidden states of the prompts, `(rows of this process, H)`, if the parent has passed them.
+        """
+        args, priors, stds, scale = self.args, None, None, self._scale
+        if self.pass_rates is not None and not self._estimates_first:
+            if self._catches_states and states is not None:
+                replay.features = self._shared_states(self._by_prompt(replay, states))
+            self._predict(replay.features)
+        if args.baseline == "posterior":
+            belief = self.pass_rates.belief
+            priors = informed(
+                self.pass_rates.priors(),
+                self.pass_rates.visit.keys,
+                replay.pools,
+                replay.lanes,
+                shrinkage=belief.shrinkage,
+            )
+        elif args.baseline == "batch":
+            rates = [math.nan] * len(replay.pools) if self.pass_rates is None else self.pass_rates.shared_estimates()
+            priors = batch_priors(replay.pools, rates, replay.lanes)
+        if priors is not None and args.scale_rewards == "batch":
+            stds = scale.known_deviations(replay.pools, replay.lanes)
+        if args.baseline == "batch":
+            scale.observe([reward for pool in replay.pools for reward in pool.rewards])
+        replay.judge(args, self.reward_weights.tolist(), priors, stds)
+        if self.pass_rates is not None:
+            step = self.state.global_step + 1
+            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.typical, replay.lanes)
+
+    def _by_prompt(self, replay: Replay, states: torch.Tensor) -> list[torch.Tensor | None]:
+        """Of each prompt whose first row of the batch is on this process, the state of that row."""
+        found: list[torch.Tensor | None] = [None] * len(replay.pools)
+        prompts = replay.per_row(range(len(replay.pools)))
+        for i, prompt in enumerate(prompts[replay.local]):
+            row = replay.local.start + i
+            if row == 0 or prompts[row - 1] != prompt:
+                found[prompt] = states[i]
+        return found
+
+    def _shared_states(self, own: list[torch.Tensor | None]) -> torch.Tensor | None:
+        """
+        The features of all prompts, `(P, H)`, from those that are on this process; `None` if those of a prompt are nowhere.
+        Collective.
+        """
+        size = self.model.get_output_embeddings().in_features
+        features = torch.zeros(len(own), size + 1, device=self.accelerator.device)
+        for row, state in zip(features, own, strict=True):
+            if state is not None:
+                row[:size], row[size] = state, 1
+        features = self.accelerator.reduce(features, reduction="sum").cpu()
+        return features[:, :size] if (features[:, size] == 1).all() else None
 
     def _log_sampling(self, replay: Replay, batch: Batch) -> None:
         """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
@@ -220,14 +298,23 @@ class AdaGRPOTrainer(FromStream):
 
     # Pass rates: known before sampling, learnt after
 
-    def _estimate(self, own: list[dict]) -> None:
-        """Estimate the pass rates of all processes' prompts, if they are tracked; `own` are this process's."""
+    @property
+    def _estimates_first(self) -> bool:
+        """Whether anything depends on the estimates before the draw, so that they are worth a forward pass of their own."""
+        return self.pass_rates is not None and (self.args.estimates_budgets or self.args.prompt_candidates > 1)
+
+    def _identify(self, own: list[dict]) -> None:
+        """Tell the prompts of all processes from others, if anything is known of them; `own` are this process's."""
         if self.pass_rates is None:
             return
         owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
         by_content = self.args.uses_value_network
         known = gather_results(lambda: [prompt_reference(row, whole_row=owned, keep_prompt=by_content) for row in own])
-        self.pass_rates.predict([prompt for process in known for prompt in process], self._prompt_features)
+        self.pass_rates.identify([prompt for process in known for prompt in process])
+
+    def _predict(self, features: torch.Tensor | None = None) -> None:
+        """Estimate what was identified, from features that are known already or from a forward pass. Collective."""
+        self.pass_rates.predict(lambda prompts: self._prompt_features(prompts) if features is None else features)
 
     def _prompt_features(self, prompts: list) -> torch.Tensor:
         return prompt_features(
@@ -239,18 +326,36 @@ class AdaGRPOTrainer(FromStream):
             batch_size=self.args.per_device_train_batch_size,
         )
 
-    def _learn(self, pools: list[Pool], typical: list[bool] | None = None) -> dict[str, float]:
-        if self.pass_rates is None:
-            return {}
-        return self.pass_rates.observe(pools, self.state.global_step + 1, typical)
-
     def _save_checkpoint(self, model, trial):
+        self._warn_of_unfinished_generation()
         # First, because the parent pushes the checkpoint to the hub as its last act.
         if self.pass_rates is not None and self.args.should_save:
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             self.pass_rates.save(os.path.join(self._get_output_dir(trial=trial), name))
-        self._save_queue(trial)
+        self._save_state(trial)
         super()._save_checkpoint(model, trial)
+
+    def _small_state(self) -> dict[str, Any]:
+        state = super()._small_state()
+        return state | {"scale": self._scale.state_dict()} if self.args.baseline == "batch" else state
+
+    def _load_small_state(self, state: dict[str, Any]) -> None:
+        super()._load_small_state(state)
+        if self.args.baseline == "batch" and "scale" in state:
+            self._scale.load_state_dict(state["scale"])
+
+    def _warn_of_unfinished_generation(self) -> None:
+        """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
+        args, micro_steps = self.args, self.args.steps_per_generation * self.num_iterations
+        unfinished = self._step % micro_steps and self.state.global_step < self.state.max_steps
+        if unfinished and not self._warned_of_unfinished_generation:
+            self._warned_of_unfinished_generation = True
+            steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
+            logger.warning(
+                f"The checkpoint at step {self.state.global_step} is in the middle of a generation, which is {steps} steps "
+                "long and which a resumed run starts anew: it will not be the same as one that is not interrupted. Set "
+                f"save_steps to a multiple of {steps}."
+            )
 
     def _get_train_sampler(self, dataset=None):
         self._train_sampler = super()._get_train_sampler(dataset)
@@ -263,7 +368,7 @@ class AdaGRPOTrainer(FromStream):
                 next(iter(self._train_sampler), None)
         if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
-        self._load_queue(checkpoint)
+        self._load_state(checkpoint)
 
     def _build_source(self, own: list[dict], owners: list[int], lanes: Sequence[Lane] | None = None) -> RolloutSource:
         """
@@ -303,7 +408,7 @@ class AdaGRPOTrainer(FromStream):
         if self.pass_rates is not None:
             self.pass_rates.keep(asked.indices)
         replay = self._plan(source, asked.pools, asked.groups, asked)
-        replay.metrics |= self._learn(asked.pools, asked.typical) | self._close_lanes(lanes)
+        replay.metrics |= self._close_lanes(lanes)
         return replay
 
     def _own_prompts(self, inputs: list[dict]) -> list[dict]:
@@ -362,8 +467,9 @@ class AdaGRPOTrainer(FromStream):
         rewards = finite(observed.rewards)
         pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
-            self._estimate(self._own_prompts(inputs))
-            metrics |= self._learn(pools)
+            self._identify(self._own_prompts(inputs))
+            self._predict()
+            metrics |= self.pass_rates.observe(pools, self.state.global_step + 1)
         tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)
         metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()
         metrics["tokens/discarded"] = 0.0

@@ -7,11 +7,12 @@ from torch import nn
 from transformers import ProcessorMixin
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
+from ..notices import get_logger
 from .ada_grpo_config import AdaGRPOConfig
-from .config_checks import check_prompt_column
+from .config_checks import check_prompt_column, check_size
 
 
-COUNTS_INSTEAD = "adaptive_sampling='seq-balance', or 'est' with pass_rate_estimator='counts'"
+logger = get_logger(__name__)
 
 
 def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
@@ -31,6 +32,7 @@ def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
     check_support(args, given.get("rollout_func"), given.get("environment_factory"), given.get("processing_class"))
     if given.get("environment_factory") is None:  # which may bring the prompts and a reward
         check_prompt_column(given.get("train_dataset"))
+        check_size(args, given.get("train_dataset"))
         names = _reward_names(given.get("reward_funcs"))
         if names is not None:
             check_exit_reward(args, names)
@@ -44,11 +46,20 @@ def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: A
     if rollout_func is not None and not args.is_plain_grpo:
         remedy = "adaptive_sampling='uniform' and baseline='pool'"
         _refuse(args, "rollout_func", "it brings its own sampling loop", remedy)
-    if environment_factory is not None and args.uses_value_network:
-        _refuse(args, "environment_factory", "the value network reads the prompt alone", COUNTS_INSTEAD)
-    if isinstance(processing_class, ProcessorMixin) and args.uses_value_network:
-        reason = "the value head does not see the images"
-        _refuse(args, "a vision-language model", reason, COUNTS_INSTEAD)
+    if environment_factory is not None:
+        _check_estimator(args, "environment_factory", "the prompt is not all that a model reads there")
+    if isinstance(processing_class, ProcessorMixin):
+        _check_estimator(args, "a vision-language model", "the images belong to the prompt")
+
+
+def _check_estimator(args: AdaGRPOConfig, name: str, reason: str) -> None:
+    """A value network reads what generation does, or the prompt alone: then counts take its place, unless it was asked for."""
+    if not args.uses_value_network or (args.value_model is None and args.finds_features):
+        return
+    if args.estimator_was_given or args.value_model is not None or args.adaptive_sampling == "est-value":
+        _refuse(args, name, f"the value network reads prompts alone, and {reason}", "pass_rate_estimator='counts'")
+    logger.info(f"pass_rate_estimator is 'counts', since with {name} {reason}.")
+    args.pass_rate_estimator = "counts"
 
 
 def check_exit_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:

@@ -3,19 +3,25 @@
 import dataclasses
 import math
 import os
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, get_args
 
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
 from ..core import check_budget
 from ..core.advantages import POWERS
+from ..notices import get_logger
+
+
+logger = get_logger(__name__)
 
 
 CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
-    "baseline": ("pool", "posterior"),
+    "baseline": ("pool", "posterior", "batch"),
     "allocation_rule": ("power", "variance", "reward_std"),
     "unresolved": ("keep", "mask", "replace"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
@@ -27,7 +33,34 @@ _ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives")
 _BUDGETS = ("min_samples", "max_samples", "allocation_rule", "allocation_exponent")
 _ESTIMATES = ("ema_decay", "pass_rate_prior")
 _VALUE_NETWORK = ("value_model", "value_head_learning_rate")
-_POOLS = ("selection_correction", "unresolved")
+
+
+def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
+    """
+    Check what the checks below and TRL's compute with, before they do.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Its fields that are numbers.
+        annotations (`Mapping[str, Any]`):
+            Types of its fields by name.
+
+    Raises:
+        `ValueError`: for a choice that there is not, or a number that is none.
+    """
+    for name, choices in CHOICES.items():
+        value = getattr(args, name)
+        if value not in choices and not (value is None and name == "pass_rate_estimator"):
+            raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+    for name, annotation in annotations.items():
+        kinds, value = set(get_args(annotation) or [annotation]), getattr(args, name)
+        if not kinds & {int, float} or str in kinds or (value is None and NoneType in kinds):
+            continue
+        if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
+            kind = "number" if float in kinds else "whole number"
+            raise ValueError(f"{name} ({value!r}) must be a {kind}.")
+    if args.num_generations < 1:
+        raise ValueError(f"num_generations ({args.num_generations}) must be at least 1, the rollouts of a prompt.")
 
 
 def resolve_defaults(args: GRPOConfig) -> None:
@@ -35,6 +68,7 @@ def resolve_defaults(args: GRPOConfig) -> None:
     uniform, est = args.adaptive_sampling == "uniform", args.adaptive_sampling in ESTIMATOR_OF
     if args.pass_rate_estimator is None and args.uses_estimates:
         args.pass_rate_estimator = ESTIMATOR_OF.get(args.adaptive_sampling) or "value+counts"
+        args.estimator_was_given = False
     if args.prompt_weighting is None:
         args.prompt_weighting = "none" if uniform or args.has_fixed_budget else "inverse_sqrt"
     if args.samples_per_round is None and not uniform and not est:
@@ -54,10 +88,6 @@ def check_config(args: GRPOConfig) -> None:
     Raises:
         `ValueError`: for a value that cannot be honoured in the chosen mode.
     """
-    for name, choices in CHOICES.items():
-        value = getattr(args, name)
-        if value not in choices and not (value is None and name == "pass_rate_estimator"):
-            raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
     if args.scale_rewards not in ("none", "group", "batch"):
         raise ValueError(f"scale_rewards ({args.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
     if not math.isfinite(args.positive_threshold):
@@ -69,8 +99,6 @@ def check_config(args: GRPOConfig) -> None:
     _check_vllm(args)
     _check_estimates(args)
     _check_stream(args)
-    if args.is_plain_grpo:
-        return
     if not args.uses_value_network:
         _refuse(
             args,
@@ -83,8 +111,19 @@ def check_config(args: GRPOConfig) -> None:
         _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
     if not args.estimates_budgets:
         _refuse(args, _BUDGETS, "adaptive_sampling='est', 'est-ema' or 'est-value'")
-    if args.baseline == "posterior":
-        _check_posterior(args)
+    if not args.samples_in_rounds or args.baseline != "pool":
+        _refuse(
+            args, ("selection_correction",), "'seq-balance' or 'seq-pos' with baseline='pool', which select groups"
+        )
+    if args.is_plain_grpo:
+        _refuse(args, ("prompt_weight_floor",), "a prompt_weighting")
+    if args.num_generations == 1 and args.baseline == "pool":
+        raise ValueError(
+            "num_generations (1) leaves a rollout nothing to be compared with but itself. Set baseline='posterior', which "
+            "compares it with what was expected of its prompt, or at least 2."
+        )
+    if args.baseline != "pool":
+        _check_baseline(args)
     if args.samples_in_rounds:
         _check_rounds(args)
     elif args.estimates_budgets:
@@ -108,7 +147,7 @@ def _check_weight(args: GRPOConfig) -> None:
     """Names stay names, numbers become floats: a command line gives strings."""
     weighting, floor = args.prompt_weighting, args.prompt_weight_floor
     if weighting == "inverse_samples":
-        if not (args.has_fixed_budget and args.adaptive_sampling == "seq-pos"):
+        if not (args.baseline == "posterior" and args.adaptive_sampling == "seq-pos"):
             raise ValueError(
                 "prompt_weighting='inverse_samples' divides by the rounds that a prompt is expected to draw, for "
                 f"adaptive_sampling='seq-pos' with baseline='posterior', not {args.adaptive_sampling!r} with "
@@ -172,7 +211,7 @@ def _check_stream(args: GRPOConfig) -> None:
             f"{args.adaptive_sampling!r} gives every prompt a number of its own. Use 'uniform', 'seq-pos' or 'seq-balance'."
         )
     if not args.has_fixed_budget:
-        _refuse(args, ("rounds_per_step",), "'seq-pos' or 'seq-balance' with baseline='posterior'")
+        _refuse(args, ("rounds_per_step",), "'seq-pos' or 'seq-balance' with baseline='posterior' or 'batch'")
         return
     if args.samples_per_round != args.num_generations:
         raise ValueError(
@@ -187,17 +226,24 @@ def _check_stream(args: GRPOConfig) -> None:
         )
 
 
-def _check_posterior(args: GRPOConfig) -> None:
-    _refuse(args, _POOLS, "baseline='pool', which selects groups and knows prompts without contrast")
+def _check_baseline(args: GRPOConfig) -> None:
+    """What holds where no statistic of the rollouts that are compared may divide them."""
+    _refuse(args, ("unresolved",), "baseline='pool', which knows prompts without contrast")
     if args.scale_rewards == "group":
         raise ValueError(
-            "scale_rewards='group' divides by the standard deviation of the rollouts that are compared, which makes "
-            "baseline='posterior' biased. Use scale_rewards='none' or 'batch'."
+            "scale_rewards='group' (True is the same) divides by the standard deviation of the rollouts that are compared, "
+            f"which makes baseline={args.baseline!r} biased. Use scale_rewards='none' (False) or 'batch'."
         )
     if args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} normalizes rewards by the prompt's own "
-            "rollouts, which baseline='posterior' does without. Use 'sum_then_normalize', or baseline='pool'."
+            "rollouts, which a baseline of "
+            f"{args.baseline!r} does without. Use 'sum_then_normalize', or baseline='pool'."
+        )
+    if args.baseline == "batch" and not args.uses_estimates and args.prompt_weighting != "none":
+        raise ValueError(
+            f"prompt_weighting ({args.prompt_weighting!r}) weighs a prompt by the pass rate that is expected of it, which "
+            "baseline='batch' does not estimate. Use prompt_weighting='none', or baseline='posterior'."
         )
 
 
@@ -256,6 +302,24 @@ def _check_vllm(args: GRPOConfig) -> None:
                 f"vllm_weight_sync={args.vllm_weight_sync!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
                 f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave vllm_weight_sync unset."
             )
+
+
+def check_size(args: GRPOConfig, dataset: Any) -> None:
+    """
+    Raises:
+        `ValueError`: if a training data set has fewer rows than a step asks prompts, so that there would be no step. Plain
+            GRPO takes it with a warning, as [`~trl.GRPOTrainer`] does.
+    """
+    prompts = args.generation_batch_size // args.num_generations
+    if not isinstance(dataset, Dataset) or len(dataset) >= prompts:
+        return
+    words = (
+        f"A step asks {prompts} different prompts (generation_batch_size {args.generation_batch_size} / num_generations "
+        f"{args.num_generations}), but the training data set has only {len(dataset)}. Use a smaller batch or a larger data set."
+    )
+    if not args.is_plain_grpo:
+        raise ValueError(words)
+    logger.warning(f"{words} As it is, there is no step to train.")
 
 
 def check_prompt_column(dataset: Any) -> None:

@@ -19,8 +19,10 @@ SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
 class WithEngine(ThroughParent):
     """A [`ThroughParent`] that looks after its engine, if it has one. [`AdaGRPOTrainer`] decides what is asked of it."""
 
+    vllm_mode: str | None = None  # until the parent sets it
     _warned_of_other_weights = False
     _uses_server = False
+    _weights_confirmed = True  # those of the last generation's rollouts, by asking the server afterwards
 
     def train(self, *args, **kwargs):
         with self._using_server():
@@ -64,7 +66,7 @@ class WithEngine(ThroughParent):
             return super()._generate(prompts)
         self._bring_weights()
         columns = super()._generate(prompts)
-        self.vllm_generation.confirm_weights()
+        self._weights_confirmed = self.vllm_generation.confirm_weights()
         return columns
 
     @contextmanager
@@ -75,7 +77,7 @@ class WithEngine(ThroughParent):
         elif self._syncs_with_server:
             self._bring_weights()
             yield
-            self.vllm_generation.confirm_weights()
+            self._weights_confirmed = self.vllm_generation.confirm_weights()
         else:
             with self.vllm_generation.awake(self._push_weights):
                 yield
@@ -92,10 +94,16 @@ class WithEngine(ThroughParent):
                 self.vllm_generation.prove_weights(self.model)
         self._last_loaded_step = self.state.global_step
 
-    def _warn_of_other_weights(self) -> None:
-        """A server that was started from other weights answers as readily as the right one."""
+    def _look_at_sampled(self, output: dict[str, torch.Tensor]) -> None:
+        """What the log-probabilities of a batch of rollouts say of the weights that they were sampled from. Collective."""
         if not self._syncs_with_server:
             return
+        if not self._weights_confirmed:
+            self.vllm_generation.check_sampled(sampled_differences(output))
+        self._warn_of_other_weights()
+
+    def _warn_of_other_weights(self) -> None:
+        """A server that was started from other weights answers as readily as the right one."""
         differences = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
         if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
             self._warned_of_other_weights = True
@@ -106,6 +114,18 @@ class WithEngine(ThroughParent):
                 "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
                 "dtype, and with --logprobs-mode processed_logprobs."
             )
+
+
+def sampled_differences(output: dict[str, torch.Tensor]) -> list[float] | None:
+    """
+    By row, the mean absolute difference of the sampled tokens' log-probabilities, as the engine said and as the trainer
+    has recomputed them, in nats per token; `None` where it does not recompute them.
+    """
+    if not {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys():
+        return None
+    mask = output["completion_mask"] * output.get("tool_mask", 1)  # (B, T)
+    differences = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs() * mask
+    return (differences.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
 
 
 @contextmanager

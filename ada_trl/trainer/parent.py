@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..engine.vllm import build_vllm_generation
+from ..estimation.head import caught_states
 from ..notices import get_logger
 from ..processes import apart, local_when_apart, shared
 from ..rollouts.source import Completion, Completions
@@ -67,6 +68,7 @@ class Sampling:
 
     answers: Answers | None = None
     tool_calls: tuple[int, int] = (0, 0)  # and how many of them failed
+    states: torch.Tensor | None = None  # (rows, H), the policy's hidden states of the prompts, where they are caught
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Replaying:
     """The parent makes the update batch of what was selected."""
 
     replay: Replay
+    states: torch.Tensor | None = None  # as above, of this process's rows
 
 
 class Prepared(Exception):
@@ -117,6 +120,7 @@ class ThroughParent(GRPOTrainer):
     """
 
     _phase: Idle | Observing | Preparing | Sampling | Replaying = Idle()
+    _catches_states = False  # whether the policy's hidden states of the prompts are wanted
     _played: dict[str | None, list] | None = (
         None  # by environment's name, the instances that rollouts of this step used
     )
@@ -154,7 +158,30 @@ class ThroughParent(GRPOTrainer):
         match self._phase:
             case Sampling(Answers() as answers):
                 return answers.completion_ids, answers.logprobs
+            case Sampling(states=None) as phase if self._catches_states and not self.use_vllm:
+                with caught_states(self.model, -1, first_only=True) as caught:
+                    result = super()._generate_single_turn(*args, **kwargs)
+                phase.states = caught[0] if caught else None
+                return result
         return super()._generate_single_turn(*args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        given = (model, input_ids, attention_mask, logits_to_keep, *args)
+        match self._phase:
+            # The first of these passes, of the policy: the next ones may be of its reference.
+            case Replaying(states=None) as phase if self._catches_states and self._recomputes_logprobs:
+                with caught_states(model, -logits_to_keep - 1) as caught:
+                    result = super()._get_per_token_logps_and_entropies(*given, **kwargs)
+                phase.states = torch.cat(caught)
+                return result
+        return super()._get_per_token_logps_and_entropies(*given, **kwargs)
+
+    @property
+    def _recomputes_logprobs(self) -> bool:
+        """Whether the parent makes a forward pass over what was generated before it is trained on."""
+        args = self.args
+        misaligned = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations) != 0
+        return misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
         results = super()._tool_call_loop(*args, **kwargs)
@@ -255,6 +282,7 @@ class ThroughParent(GRPOTrainer):
             tool_calls=phase.tool_calls,
             reward_seconds=seconds,
             tokens_seen=seen,
+            states=phase.states,
         )
 
     def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
@@ -306,12 +334,13 @@ class ThroughParent(GRPOTrainer):
 
     @contextmanager
     def _replaying(self, replay: Replay):
-        """Let the parent make the update batch of rollouts whose episodes have been played."""
-        with self._having(_phase=Replaying(replay)):
+        """Let the parent make the update batch of rollouts whose episodes have been played; gives the phase."""
+        phase = Replaying(replay)
+        with self._having(_phase=phase):
             if self.environment_factories is None:
-                yield
+                yield phase
                 return
             names = self.environment_factories
             with self._having(_environment_pool={name: [_EpisodeOver() for _ in replay.rows] for name in names}):
-                yield
+                yield phase
             self.environments = [row.environment for row in replay.rows]

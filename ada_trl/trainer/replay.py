@@ -35,19 +35,36 @@ class Replay:
     The update batch of all processes, handed to the parent in place of what it would have generated and scored.
 
     Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different
-    numbers with the same sum; rows are dealt out to the processes in equal shares either way.
+    numbers with the same sum; rows are dealt out to the processes in equal shares either way. What a rollout is worth is
+    known after [`judge`].
     """
 
     pools: Sequence[Pool]  # per prompt
     groups: list[list[Rollout]]
-    advantages: list[list[float]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    without_contrast: list[bool]  # per prompt: all advantages are 0
-    first_round: list[list[Rollout]]  # per prompt that stands for the data set
-    metrics: dict[str, float]
+    typical: Sequence[bool]  # per prompt: whether it stands for the data set
+    lanes: Sequence[int] | None  # per prompt; `None` if each has one of its own
+    samples_per_round: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    advantages: list[list[float]] = field(default_factory=list)
     # Of this process, see `take`:
     local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
     rows: list[Completion] = field(default_factory=list)
+    features: torch.Tensor | None = None  # (P, H), the policy's hidden states of the prompts, if they were caught
+
+    @property
+    def without_contrast(self) -> list[bool]:
+        """By prompt, whether all its advantages are 0."""
+        return [not any(values) for values in self.advantages]
+
+    @property
+    def first_round(self) -> list[list[Rollout]]:
+        """By prompt that stands for the data set, its first round."""
+        return [
+            [rollout for rollout in pool.rollouts if rollout.draw < self.samples_per_round]
+            for pool, is_typical in zip(self.pools, self.typical, strict=True)
+            if is_typical
+        ]
 
     def per_row(self, values: Sequence[Any]) -> list[Any]:
         """One value per prompt to one per row."""
@@ -72,6 +89,64 @@ class Replay:
             metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
         return metrics | {"frac_reward_zero_std": self.metrics["zero_signal/first_round"]}
 
+    def judge(
+        self,
+        args: AdaGRPOConfig,
+        reward_weights: Sequence[float],
+        priors: Sequence[Prior] | None = None,
+        stds: Sequence[float] | None = None,
+    ) -> None:
+        """
+        Put in advantages and metrics.
+
+        Args:
+            priors (`Sequence[Prior]`, *optional*):
+                What each prompt is compared with; by default the mean of its pool.
+            stds (`Sequence[float]`, *optional*):
+                With `priors`, by prompt what advantages are divided by.
+        """
+        if priors is None:
+            self.advantages = pool_advantages(self.pools, self.groups, args, reward_weights)
+        else:
+            self.advantages, metrics = self._compared_with(priors, stds or [None] * len(priors), args)
+            self.metrics |= metrics
+        self.metrics |= sampling_metrics(
+            self.pools,
+            self.groups,
+            self.advantages,
+            args.exit_condition,
+            samples_per_round=self.samples_per_round,
+            max_rounds=args.max_rounds if args.samples_in_rounds else 1,
+            num_generations=args.num_generations,
+            weighting=prompt_weighting(args),
+            weight_floor=args.prompt_weight_floor,
+            typical=self.typical,
+        )
+
+    def _compared_with(
+        self, priors: Sequence[Prior], stds: Sequence[float | None], args: AdaGRPOConfig
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        """
+        [`~core.posterior_advantages`] of everything that was drawn, and how good the baseline was: the share of the variance
+        of the rewards that it explains, beside that of the leave-one-out mean of the same rollouts (of prompts with more than
+        one), and what it was worth in rollouts.
+        """
+        ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in self.pools]
+        size = args.samples_per_round if args.samples_in_rounds else max(map(len, self.pools))
+        options = {"weighting": prompt_weighting(args), "weight_floor": args.prompt_weight_floor}
+        advantages, baselines, leave_one_out = [], [], []
+        for pool, prior, std in zip(ordered, priors, stds, strict=True):
+            advantages.append(posterior_advantages(pool, prior, samples_per_round=size, std=std, **options))
+            baselines.append(posterior_baselines(pool, prior, samples_per_round=size))
+            nothing = Prior(math.nan, 0.0, prior.pass_rate)
+            leave_one_out.append(posterior_baselines(pool, nothing, samples_per_round=size))
+        metrics = {
+            "baseline/explained_variance": explained_variance(ordered, baselines),
+            "baseline/explained_variance_leave_one_out": explained_variance(ordered, leave_one_out),
+            "baseline/strength": math.fsum(prior.strength for prior in priors) / len(priors),
+        }
+        return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
+
 
 def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
     """The rollouts that are trained on: all of them, or `num_generations` of each pool."""
@@ -81,19 +156,25 @@ def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, .
 
 
 def informed(
-    priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool], lanes: Sequence[int] | None = None
+    priors: Sequence[Prior],
+    keys: Sequence[str],
+    pools: Sequence[Pool],
+    lanes: Sequence[int] | None = None,
+    *,
+    shrinkage: float,
 ) -> list[Prior]:
     """
     Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
     other copies of the same prompt, which `keys` tell. Those of other lanes are sampled independently of the prompt, so a
     rollout has no influence on what they tell about it. If `lanes` is `None`, each prompt has one of its own.
     """
-    priors, lanes = recentred(priors, pools, lanes), range(len(pools)) if lanes is None else lanes
+    priors = recentred(priors, pools, lanes, shrinkage=shrinkage)
+    lanes = range(len(pools)) if lanes is None else lanes
     by_key: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         by_key.setdefault(key, []).append(i)
     return [
-        prior.updated([r for j in by_key[key] if lanes[j] != lane for r in pools[j].scored_rewards])
+        prior.updated([r for j in by_key[key] if lanes[j] != lane for r in pools[j].rewards])
         for prior, key, lane in zip(priors, keys, lanes, strict=True)
     ]
 
@@ -137,77 +218,26 @@ def pool_advantages(
     ]
 
 
-def compared_with_priors(
-    pools: Sequence[Pool], priors: Sequence[Prior], args: AdaGRPOConfig
-) -> tuple[list[list[float]], dict[str, float]]:
-    """
-    [`~core.posterior_advantages`] of everything that was drawn, and how good the baseline was: the share of
-    the variance of the rewards that it explains, beside that of the leave-one-out mean of the same rollouts (of prompts
-    with more than one), and what it was worth in rollouts.
-    """
-    ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in pools]
-    size = args.samples_per_round if args.samples_in_rounds else max(map(len, pools))
-    std = sample_std([r for pool in pools for r in pool.scored_rewards]) if args.scale_rewards == "batch" else None
-    options = {"weighting": prompt_weighting(args), "weight_floor": args.prompt_weight_floor, "std": std}
-    advantages, posterior, leave_one_out = [], [], []
-    for pool, prior in zip(ordered, priors, strict=True):
-        advantages.append(posterior_advantages(pool, prior, samples_per_round=size, **options))
-        posterior.append(posterior_baselines(pool, prior, samples_per_round=size))
-        nothing = Prior(math.nan, 0.0, prior.pass_rate)
-        leave_one_out.append(posterior_baselines(pool, nothing, samples_per_round=size))
-    metrics = {
-        "baseline/explained": explained_variance(ordered, posterior),
-        "baseline/explained_leave_one_out": explained_variance(ordered, leave_one_out),
-        "baseline/prior_strength": math.fsum(prior.strength for prior in priors) / len(priors),
-    }
-    return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
-
-
 def plan_update(
     pools: Sequence[Pool],
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
     device: torch.device,
-    reward_weights: Sequence[float],
-    priors: Sequence[Prior] | None = None,
     typical: Sequence[bool] | None = None,
+    lanes: Sequence[int] | None = None,
 ) -> Replay:
     """
-    Advantages and metrics of the selected groups. What is drawn in one round is all of it the first one. `priors` are
-    those of `baseline="posterior"`, one per pool; `typical` tells which prompts stand for the data set (by default, all).
+    The update on the selected groups. What is drawn in one round is all of it the first one. `typical` tells which prompts
+    stand for the data set (by default, all; where none does, nothing is said about it).
     """
-    typical = typical if typical is not None and any(typical) else [True] * len(pools)
-    first_round = args.samples_per_round if args.samples_in_rounds else max(map(len, pools))
-    baseline_metrics = {}
-    if priors is None:
-        advantages = pool_advantages(pools, groups, args, reward_weights)
-    else:
-        advantages, baseline_metrics = compared_with_priors(pools, priors, args)
-    metrics = sampling_metrics(
-        pools,
-        groups,
-        advantages,
-        args.exit_condition,
-        samples_per_round=first_round,
-        max_rounds=args.max_rounds if args.samples_in_rounds else 1,
-        num_generations=args.num_generations,
-        weighting=prompt_weighting(args),
-        weight_floor=args.prompt_weight_floor,
-        typical=typical,
-    )
     rewards = [rollout.rewards for group in groups for rollout in group]
     return Replay(
         pools=pools,
         groups=groups,
-        advantages=advantages,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        without_contrast=[not any(values) for values in advantages],
-        first_round=[
-            [r for r in pool.rollouts if r.draw < first_round]
-            for pool, is_typical in zip(pools, typical, strict=True)
-            if is_typical
-        ],
-        metrics=metrics | baseline_metrics,
+        typical=[True] * len(pools) if typical is None else typical,
+        lanes=lanes,
+        samples_per_round=args.samples_per_round if args.samples_in_rounds else max(map(len, pools)),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from ..core.metrics import misses_contrast
 from ..notices import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
@@ -30,15 +31,19 @@ REMEDIES = {
 }
 
 
+WORSE_THAN_NOTHING = -0.3  # explained variance of a baseline
+
+
 class SignalWarning:
     """
     Looks at every generation's metrics and warns, once each:
 
     - at construction, if there are several reward functions and none is named as `exit_reward`;
     - after two generations, if no rollout or every rollout counts as positive although rewards differ;
-    - when more than `share` of the prompts have been unresolved for the same reason in all generations of `steps` steps.
+    - when more than `share` of the prompts have been unresolved for the same reason in all generations of `steps` steps;
+    - when a baseline that is no pool has been worse than the rewards' own mean in all generations of `steps` steps.
 
-    The first two are left out where no sampling depends on the signal (`adaptive_sampling="uniform"`).
+    The first is left out where nothing but metrics depends on the signal.
 
     Args:
         args ([`AdaGRPOConfig`]):
@@ -57,13 +62,14 @@ class SignalWarning:
         self._signal = "the reward" if args.exit_reward is None else f"the reward of {args.exit_reward}"
         if self._choice:
             self._signal = f"the weighted total of {' and '.join(self._choice)}"
-        # Every rollout teaches where it is compared with a posterior, whatever its neighbours earned.
-        self._causes = ["unscored"] if args.baseline == "posterior" else list(FOUND)
-        self._early = 0 if args.adaptive_sampling == "uniform" else 2  # generations still to be looked at
+        # Every rollout teaches where it is not compared with its own pool, whatever its neighbours earned.
+        self._causes = list(FOUND) if args.baseline == "pool" else ["unscored"]
+        self._matters = args.samples_in_rounds or args.uses_pass_rates
+        self._early = 2  # generations still to be looked at
         self._range = (math.inf, -math.inf)
         self._last_good: dict[str, int] = {}  # the last step at which it was not so
         self._warned: set[str] = set()
-        if self._choice and self._early:
+        if self._choice and self._matters:
             logger.warning(
                 f"There are {len(names)} reward functions and no exit_reward, so a rollout counts as positive when "
                 f"{self._signal} exceeds positive_threshold ({self.threshold:g}). {self._exit_reward_remedy()}"
@@ -82,7 +88,8 @@ class SignalWarning:
             self._range = min(self._range[0], low), max(self._range[1], high)
             self._early -= 1
             if not self._early:
-                self._warn_of_threshold(*self._range, metrics["signal/mean"])
+                self._warn_of_threshold(*self._range, metrics)
+        self._look_at_baseline(metrics.get("baseline/explained_variance", math.nan), step)
         for cause in self._causes:
             share = metrics[f"unresolved/{cause}"]
             if share <= self.share:
@@ -99,16 +106,29 @@ class SignalWarning:
                     f"gradient. {remedy}"
                 )
 
+    def _look_at_baseline(self, explained: float, step: int) -> None:
+        if not explained < WORSE_THAN_NOTHING:  # nor is NaN
+            self._last_good["baseline"] = step
+        since = step - self._last_good.setdefault("baseline", step - 1)
+        if since >= self.steps and "baseline" not in self._warned:
+            self._warned.add("baseline")
+            logger.warning(
+                f"For {since} steps, the baseline has been a worse guess at the rewards than their own mean "
+                f"(ada/baseline/explained_variance is {explained:.2f} now), so that it adds noise. Use more rows per step, or "
+                "baseline='batch', which compares with the other rollouts of the step alone."
+            )
+
     def _one_sided(self, low: float, high: float) -> bool:
         """Whether rewards differ and the threshold does not."""
         return low < high and not low <= self.threshold < high
 
-    def _warn_of_threshold(self, low: float, high: float, mean: float) -> None:
-        if self._one_sided(low, high):
-            logger.warning(
-                f"{'Every' if low > self.threshold else 'No'} rollout of the first two generations is positive. "
-                + self._threshold_remedy(low, high, mean)
-            )
+    def _warn_of_threshold(self, low: float, high: float, metrics: Mapping[str, float]) -> None:
+        mean, pass_rate = metrics["signal/mean"], metrics["pass_rate/mean"]
+        if self._one_sided(low, high) or misses_contrast(low, high, mean, pass_rate):
+            nearly = "" if self._one_sided(low, high) else "Nearly "
+            which = "every" if pass_rate > 0.5 else "no"
+            words = f"{nearly}{which} rollout of the first two generations is positive. "
+            logger.warning(f"{words[0].upper()}{words[1:]}{self._threshold_remedy(low, high, mean)}")
 
     def _threshold_remedy(self, low: float, high: float, mean: float) -> str:
         words = (
@@ -123,9 +143,14 @@ class SignalWarning:
             )
         else:
             words += "Set "
+        until_then = (
+            "sampling and weights treat all prompts alike"
+            if self._matters
+            else "pass rates in metrics and records say nothing; training does not depend on them"
+        )
         return words + (
             f"positive_threshold to what separates good from bad, between {low:.3g} and {high:.3g} (the mean is "
-            f"{mean:.3g}): until then sampling and weights treat all prompts alike."
+            f"{mean:.3g}): until then {until_then}."
         )
 
     def _exit_reward_remedy(self) -> str:

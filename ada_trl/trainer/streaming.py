@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -20,7 +21,7 @@ from .replay import prompt_weighting, select_groups
 
 logger = get_logger(__name__)
 
-QUEUE_FILE = "ada_prompt_queue.json"
+STATE_FILE = "ada_state.json"  # what is small: the queue of prompts, the scale of rewards
 
 
 @dataclass
@@ -56,6 +57,7 @@ class FromStream(WithEngine):
     """
 
     _queue: PromptQueue | None = None
+    _estimated: list[int] = []  # positions of the prompts that were estimated to be chosen from, in this step
 
     def _build_queue(self) -> None:
         args = self.args
@@ -73,12 +75,6 @@ class FromStream(WithEngine):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_candidates,
         )
-        if isinstance(self.train_dataset, Dataset) and len(self.train_dataset) < self._prompts_per_step:
-            raise ValueError(
-                f"A step asks {self._prompts_per_step} different prompts (generation_batch_size "
-                f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training data set has "
-                f"only {len(self.train_dataset)}. Use a smaller batch or a larger data set."
-            )
         self._queue = PromptQueue(stream, schedule)
 
     @property
@@ -108,13 +104,25 @@ class FromStream(WithEngine):
     # A step
 
     def _open_lanes(self) -> list[list[Candidate]]:
+        self._estimated = []
         return self._queue.open(self._beliefs if self.args.prompt_candidates > 1 else None)
+
+    def _keep_candidates(self, lanes: Sequence[Sequence[Candidate]]) -> bool:
+        """Whether all prompts that may be asked have been estimated when they were chosen: then only those are kept."""
+        index = {position: i for i, position in enumerate(self._estimated)}
+        asked = [candidate.position for candidates in lanes for candidate in candidates]
+        if not index.keys() >= set(asked):
+            return False
+        self.pass_rates.keep([index[position] for position in asked])
+        return True
 
     def _beliefs(self, positions: list[int]) -> Beliefs:
         """What is expected of the rows at `positions`. Collective."""
+        self._estimated = list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        self._estimate([self._queue.stream.row(position) for position in positions[start : start + share]])
+        self._identify([self._queue.stream.row(position) for position in positions[start : start + share]])
+        self._predict()
         rates, weighting = self.pass_rates.shared_estimates(), prompt_weighting(self.args)
         gains = [
             prompt_weight(p, self.args.max_samples, weighting, floor=self.args.prompt_weight_floor) * p * (1 - p)
@@ -168,21 +176,31 @@ class FromStream(WithEngine):
 
     # Checkpoints
 
-    def _save_queue(self, trial) -> None:
-        if self._queue is None or not self.args.should_save:
-            return
+    def _small_state(self) -> dict[str, Any]:
+        """What is saved beside the record of the prompts."""
+        if self._queue is None:
+            return {}
         # A generation that is still being trained on is made again after a resume.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        directory = os.path.join(self._get_output_dir(trial=trial), name)
-        os.makedirs(directory, exist_ok=True)
-        with atomic_write(os.path.join(directory, QUEUE_FILE)) as temporary:
-            temporary.write_text(json.dumps(self._queue.state_dict(before_last_step=under_way)))
+        return {"queue": self._queue.state_dict(before_last_step=under_way)}
 
-    def _load_queue(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self._queue is None:
+    def _load_small_state(self, state: dict[str, Any]) -> None:
+        if self._queue is not None and "queue" in state:
+            self._build_queue()
+            self._queue.load_state_dict(state["queue"])
+
+    def _save_state(self, trial) -> None:
+        state = self._small_state()
+        if not state or not self.args.should_save:
             return
-        path = os.path.join(checkpoint, QUEUE_FILE)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with atomic_write(os.path.join(self._get_output_dir(trial=trial), name, STATE_FILE)) as temporary:
+            temporary.write_text(json.dumps(state))
+
+    def _load_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not self._small_state():
+            return
+        path = os.path.join(checkpoint, STATE_FILE)
         try:
             with open(path) as file:
                 state = json.load(file)
@@ -194,5 +212,4 @@ class FromStream(WithEngine):
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not valid JSON ({error}). Restore it, or delete it to start anew.") from error
         else:
-            self._build_queue()
-            self._queue.load_state_dict(state)
+            self._load_small_state(state)

@@ -52,10 +52,15 @@ class AllKnowing(AdaGRPOTrainer):
     only: its right answer is one string.
     """
 
-    def _estimate(self, own):
-        super()._estimate(own)
-        rates = prompt_sets.pass_rates(self.model, self.processing_class, Dataset.from_list(own))
-        self.pass_rates.visit = self.pass_rates.visit._replace(from_network=rates.tolist())
+    def _predict(self, features=None):
+        super()._predict(features)
+        tracker = self.pass_rates
+        answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in tracker.visit.prompts]
+        rows = Dataset.from_dict({"prompt": tracker.visit.prompts, "answer": answers})
+        rates = prompt_sets.pass_rates(self.model, self.processing_class, rows)
+        guesses = (rates - (tracker.belief.level or 0.0)) / (tracker.belief.scale.deviation or 1.0)
+        expectation = tracker.belief.expect(tracker.visit.keys, guesses)
+        tracker.visit = tracker.visit._replace(from_network=rates.tolist(), expectation=expectation)
 
 
 class Method(NamedTuple):
@@ -256,7 +261,7 @@ def results(runs_dir: Path) -> list[dict]:
             steps = record["steps"][: evaluation["step"]]
             for name in ("generated_tokens", "rollouts", "cpu_seconds"):
                 row[name] = sum(step[name] for step in steps)
-            explained = [step["baseline/explained"] for step in steps if step.get("baseline/explained") is not None]
+            explained = [value for step in steps if (value := step.get("baseline/explained_variance")) is not None]
             row["explained"] = mean(explained) if explained else None
             rows[run, evaluation["step"]] = row
     return list(rows.values())

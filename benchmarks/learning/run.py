@@ -161,7 +161,7 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     names = ["zero_signal/first_round", "zero_signal/final", "unresolved/all_positive", "unresolved/all_negative"]
     names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
     names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
-    names += ["baseline/explained", "baseline/explained_leave_one_out", "baseline/prior_strength"]
+    names += [f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")]
     names += ["stream/new", "stream/cut_off", "stream/replaced", "stream/passed_over", "stream/pass_rate"]
     names += [f"active_prompts/round_{k}" for k in range(1, 5)]
     return {

@@ -37,6 +37,16 @@ class Call:
     features: dict | None = None  # of the prompt's images
     prompt_ids: list[int] = field(default_factory=list)
     weights: float = 0.0  # fingerprint of what the server held when it was asked
+    asked_of: PreTrainedModel | None = (
+        None  # that tells the completions' log-probabilities; by default they are made up
+    )
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        if self.asked_of is None:
+            return [-1.0] * len(ids)
+        with torch.no_grad():
+            logprobs = self.asked_of(torch.tensor([self.prompt_ids + ids])).logits[0, :-1].log_softmax(-1)
+        return logprobs[-len(ids) :].gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 def choices_of(call: Call, texts: list[str]) -> list[dict]:
@@ -45,7 +55,9 @@ def choices_of(call: Call, texts: list[str]) -> list[dict]:
     for index, text in enumerate(texts):
         ids = [*call.tokenizer(text)["input_ids"], call.tokenizer.eos_token_id]
         tokens = [f"token_id:{i}" for i in ids]
-        logprobs = {"tokens": tokens, "token_logprobs": [-1.0] * len(ids), "top_logprobs": [{t: -1.0} for t in tokens]}
+        values = call.logprobs(ids)
+        tops = [{token: value} for token, value in zip(tokens, values, strict=True)]
+        logprobs = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
         if call.features is not None:
             logprobs = {"content": [{"token": t, "logprob": -1.0, "top_logprobs": []} for t in tokens]}
         choice = {"index": index, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
@@ -83,6 +95,7 @@ class FakeServer:
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     model: PreTrainedModel | None = None
+    truthful: bool = False  # about the log-probabilities of what it "samples"
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
     render: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before images are processed
@@ -148,6 +161,7 @@ class FakeServer:
         position = (self.rounds[prompt], next(self.numbers))
         call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features, prompt_ids)
         call.weights = fingerprint(self.served[call.model].parameters())
+        call.asked_of = self.served[call.model] if self.truthful else None
         self.rounds[prompt] += 1
         self.completions.append(call)
         self.in_flight += 1

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,9 +11,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.engine.client import VLLMServerError
+from ada_trl.engine.vllm import LONGEST_ERROR
 
 from ..helpers import QUICK, free_port, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import reward
@@ -103,6 +107,19 @@ def wait_until(condition, process, seconds=200):
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, "It ended before, or it takes too long."
         time.sleep(0.1)
+
+
+@contextmanager
+def fails(match):
+    """An error of the server, told in a sentence; what does not fit into it is in those that it was raised from."""
+    with pytest.raises(VLLMServerError) as caught:
+        yield caught
+    error, texts = caught.value, []
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__
+    assert len(texts[0]) <= LONGEST_ERROR, texts[0]
+    assert re.search(match, " | ".join(texts), re.DOTALL), texts
 
 
 def our_threads():

@@ -71,7 +71,7 @@ def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
             start("check", words(task, server, "--vllm_weight_sync=disk"))
     printed = capsys.readouterr()
     assert ended.value.code == 2
-    assert "does not generate from the weights that are trained" in printed.err
+    assert "it does not have this step's weights" in printed.err
     assert "**failed** in sampling and scoring" in printed.out
     assert sorted(task.rglob("*")) == before
 

@@ -11,7 +11,8 @@ from .helpers import launch
 
 DEADLINE = 1.5
 BUSY_MACHINE = 5  # times as long as the run without a fault
-REMEDY = "Check the server's log|and the server's log|correct vllm_server_base_url|Give this run a server of its own"
+REMEDY = "Check its log|correct vllm_server_base_url|Give this run a server of its own"
+LONGEST = 250
 
 
 def script(seed: int, runs: int, processes: int) -> tuple[list[Fault | None], list[dict]]:
@@ -55,6 +56,8 @@ def check(outcomes: list[dict], server: FaultyServer, met: float | None, normal:
     for error in filter(None, errors):
         if server.url not in error or not re.search(REMEDY, error):
             yield f"no address or remedy: {error}"
+        if len(error.partition(": ")[2]) > LONGEST:
+            yield f"{len(error)} characters: {error}"
     for outcome in outcomes:
         rows = [(server.completions[number].weights, ours) for number, ours in outcome["rows"]]
         if any(abs(theirs - ours) > 1e-9 * ours for theirs, ours in rows):

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.cli import start
-from ada_trl.engine.client import VLLMServerError
 from ada_trl.engine.vllm import AdaVLLMGeneration
 from ada_trl.engine.weight_sync import WeightSync
 from ada_trl.evaluate import EvaluationArguments, run
@@ -22,7 +21,7 @@ from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import QUICK, free_port, logs_of
-from .helpers import ROOT, launch, our_threads, started, wait_until
+from .helpers import ROOT, fails, launch, our_threads, started, wait_until
 
 
 RANK = 8
@@ -127,7 +126,7 @@ def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_d
     """The negative control of the test above, in which nothing else stops the run."""
     monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
     for name in ("prove_weights", "confirm_weights"):
-        monkeypatch.setattr(AdaVLLMGeneration, name, lambda *_: None)
+        monkeypatch.setattr(AdaVLLMGeneration, name, lambda *_: True)
     logs = train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
     assert logs[0]["sampling/sampling_logp_difference/mean"] < 1e-4
     assert logs[-1]["sampling/sampling_logp_difference/mean"] > 0.05
@@ -136,7 +135,7 @@ def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_d
 @pytest.mark.parametrize(("sync", "peft_config"), [("disk", None), ("lora", LORA)], ids=["disk", "lora"])
 def test_without_the_sync_the_proof_stops_the_run(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
-    with pytest.raises(VLLMServerError, match="cannot be shown that the weights have arrived.*per token on average"):
+    with fails("does not have this step's weights.*per token"):
         train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
     assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
 
@@ -154,7 +153,7 @@ def test_another_run_that_uses_the_same_server_is_noticed(mode, server, task_dir
         requests.post(f"{server}/collective_rpc", json=reload, timeout=60).raise_for_status()
         return exact_match(completions, **kwargs)
 
-    with pytest.raises(VLLMServerError, match="other weights.*another run|cannot be shown that the weights"):
+    with fails("other weights than those|does not have this step's weights"):
         options = {"eval_strategy": "no", "max_steps": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
         train(server, task_dir, tmp_path, vllm_weight_sync="disk", reward=reward, **options, **mode)
 
@@ -215,7 +214,7 @@ def test_a_real_refusal_names_its_reason(server, task_dir, tmp_path):
     trainer = AdaGRPOTrainer(
         str(task_dir / "base"), exact_match, AdaGRPOConfig(str(tmp_path), **QUICK | options), dataset
     )
-    with pytest.raises(VLLMServerError, match="400: .*maximum context length is 64"):
+    with fails("400: .*maximum context length is 64"):
         trainer.train()
 
 

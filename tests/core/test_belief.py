@@ -1,0 +1,445 @@
+"""What prompts are expected to earn: for any rewards, without a look at what is compared, and as good as it should be."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ada_trl.core import (
+    Belief,
+    Pool,
+    Prior,
+    RewardScale,
+    Rollout,
+    batch_priors,
+    posterior_advantages,
+    posterior_baselines,
+    recentred,
+)
+from ada_trl.core.belief import DISCOUNTS, SHARES, SHRINKAGES, STRENGTHS
+from ada_trl.core.counts import PromptCounts
+from ada_trl.core.priors import GuessStrength
+from ada_trl.trainer.replay import informed
+
+
+def pools_of(rewards):
+    return [Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(row))) for row in rewards]
+
+
+def compared(belief, keys, rewards, guesses=None, lanes=None):
+    """What a generation is compared with, `(P, n)`, and what is learnt from it."""
+    pools, expectation = pools_of(rewards), belief.expect(keys, guesses)
+    priors = informed(belief.priors(expectation, [0.5] * len(keys)), keys, pools, lanes, shrinkage=belief.shrinkage)
+    belief.observe(expectation, pools, lanes)
+    return np.array([posterior_baselines(p, q, samples_per_round=len(p)) for p, q in zip(pools, priors, strict=True)])
+
+
+# The formula
+
+
+def test_by_hand():
+    belief = Belief(guesses=True)
+    assert compared(belief, ["a", "b"], [[3.0], [1.0]]).tolist() == [[1.0], [3.0]]  # the other prompt, and that is all
+    assert belief.level == 2.0 and belief.scale.deviation == 1.0
+    s, discount, share = STRENGTHS[0], DISCOUNTS[0], SHARES[0]
+    residual = 3.0 - 1.0  # of the first prompt against the level that the other one shows
+    first, new = belief.priors(belief.expect(["a", "c"], [0.5, -1.0]), [0.1, 0.2])
+    assert first == Prior(pytest.approx(2.0 + (s * share * 0.5 + residual) / (s + 1)), s + 1, 0.1)
+    assert new == Prior(pytest.approx(2.0 - share), s, 0.2)
+    compared(belief, ["a"], [[5.0, 5.0]])
+    draws, residuals = belief.history["a"][:, DISCOUNTS.index(discount)]
+    assert draws == pytest.approx(discount * 1 + 2)
+    assert residuals == pytest.approx(
+        discount * residual + 2 * 5.0 - 2 * 2.0
+    )  # nobody else is there to move the level
+
+
+def test_the_head_alone_remembers_nothing_and_counts_alone_guess_nothing():
+    forgetful, blind = Belief(guesses=True, remembers=False), Belief(guesses=False)
+    for belief in (forgetful, blind):
+        for _ in range(3):
+            compared(belief, ["a", "b"], [[1.0], [0.0]])
+    (prior,) = forgetful.priors(forgetful.expect(["a"], [0.0]), [0.5])
+    assert prior.mean == forgetful.level and prior.strength == STRENGTHS[0] and not forgetful.history
+    with_guess, without = (blind.priors(blind.expect(["a"], guess), [0.5]) for guess in ([9.0], None))
+    assert with_guess == without and without[0].mean > blind.level
+
+
+@pytest.mark.parametrize("strength", [1.0, 4.0])
+def test_of_two_valued_rewards_it_is_the_mean_of_a_beta_posterior(strength):
+    """A guess h worth s rollouts, k of n positive: Beta(s h + k, s (1 − h) + n − k)."""
+    h, k, n = 0.3, 5, 8
+    belief = Belief(guesses=True)
+    belief.level, belief.scale.variance = 0.4, 0.24
+    belief.errors[:] = 1
+    belief.errors[SHARES.index(1.0), DISCOUNTS.index(1.0), STRENGTHS.index(strength), 0] = 0
+    belief.history["a"] = np.array([[n] * len(DISCOUNTS), [k - 0.4 * n] * len(DISCOUNTS)])
+    (prior,) = belief.priors(belief.expect(["a"], [(h - 0.4) / math.sqrt(0.24)]), [0.5])
+    assert prior.mean == pytest.approx((strength * h + k) / (strength + n)) and prior.strength == strength + n
+
+
+# How good it is: the noise E(r − b)² / Var(r | x) of 48 prompts, 16 rows per step; 1 is perfect.
+
+
+def beta_rewards(rng, means, n):
+    return rng.beta(4 * means[:, None], 4 * (1 - means[:, None]), (len(means), n))
+
+
+def coins(rng, means, n):
+    return (rng.random((len(means), n)) < means[:, None]).astype(float)
+
+
+SETTINGS = {  # how rewards are drawn at step t, and their variance given the mean
+    "0 and 1": (lambda rng, m, n, t: coins(rng, m, n), lambda m: m * (1 - m)),
+    "0 to 0.7": (lambda rng, m, n, t: 0.7 * beta_rewards(rng, m, n), lambda m: 0.49 * m * (1 - m) / 5),
+    "1 to 100": (lambda rng, m, n, t: 1 + 99 * beta_rewards(rng, m, n), lambda m: 99**2 * m * (1 - m) / 5),
+    "-5 to 0": (lambda rng, m, n, t: 5 * beta_rewards(rng, m, n) - 5, lambda m: 25 * m * (1 - m) / 5),
+    "a drift": (lambda rng, m, n, t: coins(rng, m, n) - 0.05 * t, lambda m: m * (1 - m)),
+}
+
+
+def noise(draw, variance, n, guess=None, seed=0, steps=300, rows=16, prompts=48):
+    rng = np.random.default_rng(seed)
+    means, belief, order = rng.uniform(0.05, 0.95, prompts), Belief(guesses=guess is not None), []
+    squares = expected = 0.0
+    for t in range(steps):
+        if len(order) < rows // n:
+            order = list(rng.permutation(prompts))
+        asked = np.array([order.pop() for _ in range(rows // n)])
+        rewards = draw(rng, means[asked], n, t)
+        guesses = None if guess is None else guess(rng, means[asked])
+        baselines = compared(belief, [str(i) for i in asked], rewards, guesses)
+        squares += ((rewards - baselines) ** 2).sum()
+        expected += n * variance(means[asked]).sum()
+    return squares / expected
+
+
+# One seed scatters by about .01 (4,800 rewards, of which the excess over 1 is a tenth): the bounds are ten deviations away.
+@pytest.mark.parametrize(("n", "most"), [(1, 1.2), (4, 1.15)])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_noise_is_nearly_that_of_a_perfect_baseline(setting, n, most):
+    assert 0.95 < noise(*SETTINGS[setting], n) < most
+
+
+def test_the_bounds_tell_a_worse_baseline():
+    """The mean of all other rollouts of the step has three times as much, where rewards scatter little within a prompt."""
+    draw, variance = SETTINGS["1 to 100"]
+    rng = np.random.default_rng(0)
+    means = rng.uniform(0.05, 0.95, 48)
+    squares = expected = 0.0
+    for _ in range(300):
+        asked = rng.choice(48, 16, replace=False)
+        rewards = draw(rng, means[asked], 1, 0)
+        others = (rewards.sum() - rewards) / 15
+        squares, expected = squares + ((rewards - others) ** 2).sum(), expected + variance(means[asked]).sum()
+    assert squares / expected > 2.5
+
+
+def test_a_guess_that_is_noise_is_not_believed_and_one_that_knows_is():
+    draw, variance = SETTINGS["0 and 1"]
+    knows = noise(draw, variance, 1, lambda rng, m: (m - 0.5) / 0.5)
+    noisy = noise(draw, variance, 1, lambda rng, m: rng.normal(size=len(m)))
+    nothing = noise(draw, variance, 1)
+    assert knows < nothing - 0.02 and noisy < nothing + 0.06
+
+
+def test_what_a_guess_is_worth_is_found_with_one_rollout_per_prompt():
+    """A likelihood of single draws could not tell; the next draws of the same prompts can."""
+    rng, belief = np.random.default_rng(0), Belief(guesses=False)
+    means = rng.beta(2.0, 2.0, 200)  # around a level of 1/2, worth 4 rollouts
+    for _ in range(60):
+        asked = rng.permutation(200)[:64]
+        compared(belief, [str(i) for i in asked], coins(rng, means[asked], 1))
+    assert belief.metrics()["guess_strength"] in (2.0, 4.0, 8.0)
+    assert belief.metrics()["discount"] == 1.0
+
+
+def test_old_rewards_are_forgotten_where_prompts_change():
+    rng, belief = np.random.default_rng(0), Belief(guesses=False)
+    means = rng.random(64)
+    for _ in range(60):
+        moving = rng.random(64) < 0.3
+        means[moving] = rng.random(moving.sum())
+        compared(belief, [str(i) for i in range(64)], coins(rng, means, 1))
+    assert belief.metrics()["discount"] == 0.7
+
+
+# What it must not see
+
+
+rewards_of_prompts = st.lists(
+    st.lists(st.floats(-100, 100, allow_nan=False, width=32), min_size=1, max_size=3), min_size=2, max_size=4
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(before=rewards_of_prompts, now=rewards_of_prompts, other=st.floats(-1000, 1000), data=st.data())
+def test_a_rollout_has_no_influence_on_its_own_baseline(before, now, other, data):
+    """Nor on what it is divided by. Duplicates inform each other, and that is allowed: they are other draws."""
+    i = data.draw(st.integers(0, len(now) - 1))
+    j = data.draw(st.integers(0, len(now[i]) - 1))
+    keys = data.draw(st.lists(st.sampled_from("ab"), min_size=len(now), max_size=len(now)))
+    changed = [list(row) for row in now]
+    changed[i][j] = other
+    found = []
+    for rewards in (now, changed):
+        belief = Belief(guesses=False)
+        for _ in range(2):
+            learn(belief, "abcd"[: len(before)], before)
+        pools = pools_of(rewards)
+        priors = belief.priors(belief.expect(keys), [0.5] * len(keys))
+        priors = informed(priors, keys, pools, shrinkage=belief.shrinkage)
+        baseline = posterior_baselines(pools[i], priors[i], samples_per_round=len(rewards[i]))[j]
+        of_batch = posterior_baselines(
+            pools[i], batch_priors(pools, [0.5] * len(keys))[i], samples_per_round=len(rewards[i])
+        )[j]
+        scale = [fresh.known_deviations(pools)[i] for fresh in (belief.scale, RewardScale())]
+        found.append([baseline, of_batch, *scale])
+    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
+
+
+def learn(belief, keys, rewards):
+    belief.observe(belief.expect(list(keys)), pools_of(rewards))
+
+
+def test_lanes_see_nothing_of_themselves():
+    """Two prompts of one lane: whether the second was asked may depend on the first."""
+    priors = [Prior(0.0, 4, 0.1)] * 3
+    pools = pools_of([[1.0], [0.0, 1.0], [5.0]])
+    means = [prior.mean for prior in recentred(priors, pools, [0, 0, 1], shrinkage=8)]
+    assert means == pytest.approx([5 / (1 + 8), 5 / (1 + 8), 2 / (3 + 8)])
+    alone = recentred(priors, pools, [0, 0, 0], shrinkage=0)
+    assert all(math.isnan(prior.mean) and prior.strength == 0 for prior in alone)
+
+
+# Unbiased, by enumeration of all outcomes of a generation
+
+
+PROBABILITIES, SIZES = (0.3, 0.8, 0.1), (1, 2, 1)
+
+
+def expected_gradient(to_advantages):
+    """E[Σ A ∇ log π] by prompt, of coins with PROBABILITIES drawn SIZES times each, exactly."""
+    gradient = np.zeros(3)
+    owners = [x for x, size in enumerate(SIZES) for _ in range(size)]
+    for drawn in itertools.product((0.0, 1.0), repeat=len(owners)):
+        p = math.prod(PROBABILITIES[x] if y else 1 - PROBABILITIES[x] for x, y in zip(owners, drawn, strict=True))
+        values, rewards = iter(drawn), []
+        for size in SIZES:
+            rewards.append([next(values) for _ in range(size)])
+        for x, own in enumerate(to_advantages(rewards)):
+            gradient[x] += p * sum(a * (y - PROBABILITIES[x]) for a, y in zip(own, rewards[x], strict=True))
+    return gradient
+
+
+def against(priors, pools, stds=None):
+    stds = stds or [None] * len(pools)
+    return [
+        posterior_advantages(pool, prior, samples_per_round=len(pool), std=std)
+        for pool, prior, std in zip(pools, priors, stds, strict=True)
+    ]
+
+
+TRUTH = np.array([size * p * (1 - p) for p, size in zip(PROBABILITIES, SIZES, strict=True)])
+
+
+def trained_belief():
+    belief, rng = Belief(guesses=False), np.random.default_rng(0)
+    for _ in range(5):
+        learn(belief, "abc", coins(rng, np.array(PROBABILITIES), 2))
+    return belief
+
+
+BASELINES = {
+    "batch": lambda pools: batch_priors(pools, [0.5] * 3),
+    "first generation": lambda pools: informed(
+        Belief(guesses=False).priors(Belief(guesses=False).expect("abc"), [0.5] * 3), "abc", pools, shrinkage=0.0
+    ),
+    "belief": lambda pools: informed(
+        trained_belief().priors(trained_belief().expect("abc"), [0.5] * 3), "abc", pools, shrinkage=16.0
+    ),
+    "copies": lambda pools: informed([Prior(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_expected_gradient_is_that_of_the_mean_reward(name):
+    found = expected_gradient(lambda rewards: against(BASELINES[name](pools_of(rewards)), pools_of(rewards)))
+    np.testing.assert_allclose(found, TRUTH, rtol=1e-12)
+
+
+def test_a_batch_mean_that_contains_the_reward_would_be_biased():
+    def leaking(rewards):
+        mean = sum(map(sum, rewards)) / sum(SIZES)
+        return [[r - mean for r in own] for own in rewards]
+
+    assert abs(expected_gradient(leaking) / TRUTH - 1).max() > 0.2
+
+
+def test_scaled_advantages_follow_the_gradient_times_a_weight_that_is_known_before():
+    """In the first generation the weight of a prompt is E[1/σ] of the *others'* σ, exactly; later it is 1/σ of before."""
+
+    def scaled(rewards):
+        pools = pools_of(rewards)
+        return against(batch_priors(pools, [0.5] * 3), pools, RewardScale().known_deviations(pools))
+
+    def inverse_deviation(rewards):
+        return [
+            [y * (1 / s if s else 0.0) for y in own]
+            for own, s in zip(rewards, RewardScale().known_deviations(pools_of(rewards)), strict=True)
+        ]
+
+    # E[y (y − p) / σ] = E[1/σ] p (1 − p), as σ is independent of y.
+    np.testing.assert_allclose(expected_gradient(scaled), expected_gradient(inverse_deviation), rtol=1e-12)
+
+    seen = RewardScale()
+    seen.observe([0.0, 1.0, 1.0, 1.0])
+    known = expected_gradient(
+        lambda rewards: against(
+            batch_priors(pools_of(rewards), [0.5] * 3), pools_of(rewards), seen.known_deviations(pools_of(rewards))
+        )
+    )
+    np.testing.assert_allclose(known, TRUTH / seen.deviation, rtol=1e-12)
+
+
+def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
+    def leaking(rewards):
+        pools = pools_of(rewards)
+        std = float(np.std(np.concatenate(rewards)))
+        return against(batch_priors(pools, [0.5] * 3), pools, [std] * 3)
+
+    weights = expected_gradient(leaking) / TRUTH
+    assert weights.max() / weights.min() > 1.005  # of exact expectations
+
+
+# Any scale
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1.0, 5.0), (100.0, 0.0), (0.01, -3.0), (7.0, 100.0)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scaled):
+    found = {}
+    for a, c in ((1.0, 0.0), (factor, shift)):
+        rng, belief, advantages = np.random.default_rng(3), Belief(guesses=True), []
+        means = rng.uniform(0.05, 0.95, 24)
+        for _ in range(40):
+            asked = rng.permutation(24)[:8]
+            pools = pools_of(a * beta_rewards(rng, means[asked], 2) + c)
+            keys = [str(i) for i in asked]
+            expectation = belief.expect(keys, means[asked] - 0.5)
+            priors = belief.priors(expectation, [0.5] * 8)
+            priors = informed(priors, keys, pools, shrinkage=belief.shrinkage)
+            stds = belief.scale.known_deviations(pools) if scaled else None
+            advantages += [against(priors, pools, stds)]
+            belief.observe(expectation, pools)
+        found[a, c] = np.array(advantages) / (1.0 if scaled else a)
+    np.testing.assert_allclose(found[factor, shift], found[1.0, 0.0], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0, -3.3, 1e6])
+@pytest.mark.parametrize("n", [1, 4])
+def test_constant_rewards_teach_nothing_at_all(constant, n):
+    belief = Belief(guesses=True)
+    for step in range(30):
+        keys = [str((step * 4 + i) % 7) for i in range(4)]
+        pools = pools_of([[constant] * n] * 4)
+        expectation = belief.expect(keys, [0.5, -0.5, 1.0, 0.0])
+        priors = informed(belief.priors(expectation, [0.5] * 4), keys, pools, shrinkage=belief.shrinkage)
+        for baseline in ("posterior", "batch"):
+            priors = priors if baseline == "posterior" else batch_priors(pools, [0.5] * 4)
+            assert not np.any(against(priors, pools, belief.scale.known_deviations(pools)))
+            assert np.abs(against(priors, pools)).max() <= 1e-9 * max(abs(constant), 1)
+        belief.observe(expectation, pools)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_steps_without_contrast_hold_no_share_of_the_update(rows):
+    """
+    Every prompt at p = 0.02: a deviation of the same step would be 0 + 1e-4 in (1 − p)^64 = 27 % of the steps, and those would
+    hold all of the summed squared advantage. Here a failure counts (b/σ)² ≈ p / (1 − p), so they hold about p of it.
+    """
+    rng, belief, silent, total, largest = np.random.default_rng(0), Belief(guesses=False), 0.0, 0.0, 0.0
+    for _ in range(400):
+        keys, pools = [str(i) for i in rng.integers(0, 200, rows)], pools_of(coins(rng, np.full(rows, 0.02), 1))
+        expectation = belief.expect(keys)
+        priors = informed(belief.priors(expectation, [0.5] * rows), keys, pools, shrinkage=belief.shrinkage)
+        values = np.array(against(priors, pools, belief.scale.known_deviations(pools)))
+        belief.observe(expectation, pools)
+        total, largest = total + (values**2).sum(), max(largest, np.abs(values).max())
+        silent += (values**2).sum() * (not any(pool.positives for pool in pools))
+    assert silent < 0.05 * total
+    # σ is at least a tenth of its largest value, which one positive among the rows makes at least √(0.1 (1/rows)(1 − 1/rows)).
+    assert largest < 10 / math.sqrt(0.1 / rows * (1 - 1 / rows)) and largest <= 32
+
+
+def test_what_lies_far_outside_of_everything_seen_is_cut_off():
+    scale = RewardScale()
+    scale.observe([0.0, 1e-6])
+    pool = Pool(0.7, [Rollout(0, 1.0, 1.0), Rollout(1, -1.0, -1.0)])
+    (std,) = scale.known_deviations([pool])
+    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), samples_per_round=2, std=std) == [32.0, -32.0]
+
+
+def test_rewards_without_a_signal_are_compared_too():
+    pool = Pool(0.7, [Rollout(0, 1.0, math.nan), Rollout(1, 0.0, 0.0), Rollout(2, math.nan, 1.0)])
+    assert posterior_advantages(pool, Prior(0.5, 2, 0.5), samples_per_round=3) == pytest.approx([2 / 3, -2 / 3, 0.0])
+    belief = Belief(guesses=False)
+    learn(belief, "a", [[1.0]])
+    belief.observe(belief.expect(["a"]), [pool])
+    assert belief.history["a"][0, 0] == pytest.approx(DISCOUNTS[0] + 2)
+
+
+# State
+
+
+def test_it_continues_from_its_state():
+    def generations(seed):
+        rng = np.random.default_rng(seed)
+        return [(list("abcd"), beta_rewards(rng, np.array([0.1, 0.4, 0.6, 0.9]), 2)) for _ in range(8)]
+
+    whole, half = Belief(guesses=True), Belief(guesses=True)
+    for keys, rewards in generations(0):
+        compared(whole, keys, rewards, [0.1, 0.0, -0.1, 0.2])
+        compared(half, keys, rewards, [0.1, 0.0, -0.1, 0.2])
+    resumed = Belief(guesses=True)
+    resumed.load_state_dict(half.state_dict())
+    resumed.history = half.history
+    for keys, rewards in generations(1):
+        np.testing.assert_array_equal(compared(whole, keys, rewards), compared(resumed, keys, rewards))
+    assert whole.state_dict() == resumed.state_dict()
+    other = Belief(guesses=False)  # which chooses anew, and goes on with level and scale
+    other.load_state_dict(half.state_dict())
+    assert not other.errors.any() and other.level == half.level
+
+
+def test_nothing_scored_teaches_nothing():
+    belief = Belief(guesses=True)
+    before = belief.state_dict()
+    belief.observe(belief.expect(["a"]), [Pool(0.7, [Rollout(0, math.nan, math.nan)])])
+    assert belief.state_dict() == before and not belief.history
+
+
+@pytest.mark.parametrize("number", [len(SHARES), len(DISCOUNTS), len(STRENGTHS), len(SHRINKAGES)])
+def test_candidates_can_differ(number):
+    assert number > 1
+
+
+# Pass rates
+
+
+@pytest.mark.parametrize("true_strength", [1.0, 4.0, 16.0])
+def test_what_a_guess_of_a_pass_rate_is_worth_is_found(true_strength):
+    rng = np.random.default_rng(0)
+    guess = rng.uniform(0.1, 0.9, 20_000)
+    p = rng.beta(true_strength * guess, true_strength * (1 - guess))
+    counts = [PromptCounts(6.0, float(k)) for k in rng.binomial(6, p)]
+    strength = GuessStrength()
+    assert strength.best == 4.0
+    strength.observe(guess, counts, rng.binomial(4, p), np.full(20_000, 4))
+    assert strength.best == true_strength  # the next candidate is several standard errors of the difference behind
+    resumed = GuessStrength()
+    resumed.load_state_dict(strength.state_dict())
+    assert resumed.best == true_strength
