@@ -11,7 +11,7 @@ from .pool import Pool
 
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
-LARGEST_DEVIATION = 32.0  # where advantages are scaled: a reward so far outside of all that was seen is cut off
+LARGEST_DEVIATION = 1.5  # where advantages are scaled: farther away than this counts as this far
 
 
 class Prior(NamedTuple):
@@ -191,7 +191,7 @@ def posterior_advantages(
             See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
             σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
-            cut off at ±32, and 0 where σ is 0: nothing is known about the scale.
+            cut off at ±1.5, and 0 where σ is 0: nothing is known about the scale.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from .config_checks import CHOICES, ESTIMATOR_OF, check_config, check_types, resolve_defaults
+from .config_checks import CHOICES, ESTIMATOR_OF, check_config, check_types, resolve_defaults, resolve_sampling
 
 
 @dataclass
@@ -21,8 +21,9 @@ class AdaGRPOConfig(GRPOConfig):
     Parameters:
         > Parameters that control the sampling
 
-        adaptive_sampling (`str`, *optional*, defaults to `"seq-balance"`):
-            Which rollouts to draw. Possible values are:
+        adaptive_sampling (`str`, *optional*):
+            Which rollouts to draw. If `None`, `"seq-balance"`; with `baseline="posterior"` or `"batch"`, `"uniform"`.
+            Possible values are:
 
                 - `"seq-balance"`: rounds of `samples_per_round` rollouts until a prompt has `min_positives` positives
                   and `min_negatives` negatives.
@@ -176,7 +177,8 @@ class AdaGRPOConfig(GRPOConfig):
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
-    > - `num_generations`: Defaults to `4` instead of `8`.
+    > - `num_generations`: Defaults to `4` instead of `8`; with `baseline="posterior"` or `"batch"` and `"uniform"` sampling
+    >   to `1`.
     > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. `"group"` divides by the standard deviation of the
     >   prompt's whole pool, `"batch"` by that of all pools; with `baseline="posterior"` or `"batch"` by a running one of
     >   earlier generations.
@@ -185,8 +187,11 @@ class AdaGRPOConfig(GRPOConfig):
 
     # Parameters whose default values are overridden from GRPOConfig
     num_generations: int | None = field(
-        default=4,
-        metadata={"help": "Number of rollouts per prompt that are trained on (n)."},
+        default=None,
+        metadata={
+            "help": "Number of rollouts per prompt that are trained on (n). If `None`, 4; 1 where `baseline` is `'posterior'` "
+            "or `'batch'` and the sampling uniform."
+        },
     )
     scale_rewards: str = field(
         default="none",
@@ -201,10 +206,11 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the sampling
-    adaptive_sampling: str = field(
-        default="seq-balance",
+    adaptive_sampling: str | None = field(
+        default=None,
         metadata={
-            "help": "Which rollouts to draw: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
+            "help": "Which rollouts to draw (if `None`, `'seq-balance'`; with `baseline='posterior'` or `'batch'`, "
+            "`'uniform'`): `'seq-balance'` (rounds until a prompt has both positives and negatives), "
             "`'seq-pos'` (rounds until it has positives), `'est'` (one round with budgets from estimated pass rates; "
             "`'est-ema'` and `'est-value'` name the estimator too) or `'uniform'` (plain GRPO, bit for bit).",
             "choices": list(CHOICES["adaptive_sampling"]),
@@ -387,6 +393,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         check_types(self, AdaGRPOConfig.__annotations__)
+        resolve_sampling(self)
         n = self.num_generations
         if n == 1:  # which is refused below where a group is compared with itself
             self.num_generations = _Alone(1)

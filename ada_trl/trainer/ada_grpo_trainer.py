@@ -27,6 +27,7 @@ from ..rollouts.progress import StepProgress
 from ..rollouts.source import Batch, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
+from .logs import constant_metrics, show_one_line
 from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
@@ -137,6 +138,8 @@ class AdaGRPOTrainer(FromStream):
         if args.uses_stream:
             self._build_queue()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
+        self._constant_metrics = constant_metrics(args)
+        show_one_line(self)
         if args.adaptive_sampling == "uniform":  # for the model card
             self._name, self._paper = GRPOTrainer._name, GRPOTrainer._paper
             if args.baseline != "pool":
@@ -325,6 +328,12 @@ class AdaGRPOTrainer(FromStream):
             pad_token_id=self._tokenizer.pad_token_id,
             batch_size=self.args.per_device_train_batch_size,
         )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for metrics in self._metrics.values():
+            for name in self._constant_metrics & metrics.keys():
+                del metrics[name]
+        super().log(logs, start_time)
 
     def _save_checkpoint(self, model, trial):
         self._warn_of_unfinished_generation()

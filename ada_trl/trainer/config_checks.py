@@ -50,7 +50,7 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
     """
     for name, choices in CHOICES.items():
         value = getattr(args, name)
-        if value not in choices and not (value is None and name == "pass_rate_estimator"):
+        if value not in choices and not (value is None and name in ("adaptive_sampling", "pass_rate_estimator")):
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
     for name, annotation in annotations.items():
         kinds, value = set(get_args(annotation) or [annotation]), getattr(args, name)
@@ -59,8 +59,17 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
         if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
             kind = "number" if float in kinds else "whole number"
             raise ValueError(f"{name} ({value!r}) must be a {kind}.")
-    if args.num_generations < 1:
+    if args.num_generations is not None and args.num_generations < 1:
         raise ValueError(f"num_generations ({args.num_generations}) must be at least 1, the rollouts of a prompt.")
+
+
+def resolve_sampling(args: GRPOConfig) -> None:
+    """Give `adaptive_sampling` and `num_generations`, where they are `None`, the value that belongs to the baseline."""
+    alone = args.baseline != "pool"  # a rollout that needs no other one of its prompt
+    if args.adaptive_sampling is None:
+        args.adaptive_sampling = "uniform" if alone else "seq-balance"
+    if args.num_generations is None:
+        args.num_generations = 1 if alone and args.adaptive_sampling == "uniform" else 4
 
 
 def resolve_defaults(args: GRPOConfig) -> None:

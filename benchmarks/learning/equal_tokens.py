@@ -124,6 +124,8 @@ METHODS = {
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),
+    "Posterior n=1, scaled": _part(scale_rewards="batch"),
+    "Batch n=1": _part(baseline="batch"),
     "Posterior n=1, counts": _part(pass_rate_estimator="counts"),
     "Posterior n=1, value": _part(pass_rate_estimator="value"),
     "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),

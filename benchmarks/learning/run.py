@@ -170,9 +170,9 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
         "entropy": logs["entropy"],
         "grad_norm": logs["grad_norm"],
         "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("stream/asked", prompts_per_step)),
-        "rounds": ada["rounds/mean"],
+        "rounds": ada.get("rounds/mean", 1.0),
         "generated_tokens": round(ada["tokens/generated"]),
-        "trained_tokens": round(ada["tokens/generated"] - ada["tokens/discarded"]),
+        "trained_tokens": round(ada["tokens/generated"] - ada.get("tokens/discarded", 0)),
         **{name: ada.get(name) for name in names},
         **seconds,
     }

@@ -1,0 +1,180 @@
+"""What a run says about itself: what it will do, one line per logging step, and the metrics that can vary in its mode."""
+
+import logging
+import math
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from .ada_grpo_config import AdaGRPOConfig
+
+
+REFERENCE = 4  # rollouts per prompt of the GRPO that a run is set beside
+
+
+def summary(args: AdaGRPOConfig) -> str:
+    """
+    Which prompts a step asks, how many rollouts each gets, what these are compared with, how much the prompt counts, and
+    how many prompts GRPO with 4 rollouts would ask with as many rows.
+    """
+    rows = args.generation_batch_size
+    prompts = rows // args.num_generations
+    if args.samples_in_rounds and args.has_fixed_budget:
+        prompts //= args.rounds_per_step
+    step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
+    text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {_rollouts(args)}; {_baseline(args)}; {_weight(args)}. "
+    text += f"{rows} rows are trained on."
+    if prompts != rows // REFERENCE:
+        text += f" GRPO with {REFERENCE} rollouts has {_count(rows // REFERENCE, 'prompt')} in as many."
+    return text
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
+def _order(args: AdaGRPOConfig) -> str:
+    if args.prompt_candidates > 1:
+        return f", one of {args.prompt_candidates} candidates each"
+    return ", another for one without contrast" if args.unresolved == "replace" else ""
+
+
+def _rollouts(args: AdaGRPOConfig) -> str:
+    n = args.num_generations
+    if args.estimates_budgets:
+        return f"{n} rollouts each on average, more for those that pass rarely"
+    if not args.samples_in_rounds:
+        return f"{_count(n, 'rollout')} each"
+    condition = args.exit_condition
+    until = f"{condition.min_positives} right" + f" and {condition.min_negatives} wrong" * (
+        condition.min_negatives > 0
+    )
+    if args.has_fixed_budget:
+        return f"{_count(n, 'rollout')} per round until {until}, over at most {args.max_rounds} rounds"
+    rounds = f"rounds of {args.samples_per_round} rollouts until {until}, at most {args.max_samples_per_prompt}"
+    return f"{rounds}, of which {n} are trained on"
+
+
+def _baseline(args: AdaGRPOConfig) -> str:
+    return {
+        "pool": "compared with the mean of the prompt's rollouts",
+        "posterior": "compared with what was expected of the prompt",
+        "batch": "compared with the mean of all other rollouts",
+    }[args.baseline]
+
+
+def _weight(args: AdaGRPOConfig) -> str:
+    names = {
+        "none": "all prompts count the same",
+        "inverse_sqrt": "a prompt counts 1/√p",
+        "inverse": "a prompt counts 1/p",
+    }
+    return names.get(args.prompt_weighting, f"prompt_weighting={args.prompt_weighting!r}")
+
+
+LARGEST_LINE = 100  # characters
+# By what is known of a mode. Without these, metrics of different modes can be laid over each other: the mean number of
+# rollouts and the share of prompts that teach nothing are logged by all.
+_ALL_ALIKE = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
+    "ada/rounds/mean",
+    "ada/active_prompts/round_1",
+]
+_ONE_MEAN = [f"ada/reward/{name}" for name in ("selected", "prompt_level", "batch_level", "samples_covariance")]
+_ALONE = ["frac_reward_zero_std", "ada/resolved", "ada/zero_signal/first_round", "ada/recovered"]
+_ALONE += ["ada/short_of_positives/round_1", "ada/short_of_negatives/round_1"]
+_ALONE += [
+    f"ada/{name}" for name in ("unresolved/all_positive", "unresolved/all_negative", "pass_rate/p10", "pass_rate/p90")
+]
+
+
+def constant_metrics(args: AdaGRPOConfig) -> set[str]:
+    """Names of metrics that never vary where `args` run, or are another one's in every step."""
+    names = []
+    if not args.samples_in_rounds and not args.estimates_budgets and not args.uses_stream:
+        names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
+        if args.num_generations == 1:
+            names += _ALONE
+    if args.prompt_weighting == "none":
+        names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
+    if args.baseline == "batch":
+        names.append("ada/baseline/strength")
+    return set(names)
+
+
+def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
+    """At most 100 characters of what matters in the mode that runs."""
+    if "train_runtime" in logs:
+        return f"{step} steps in {_duration(logs['train_runtime'])}"
+    evaluated = any(name.startswith("eval_") for name in logs)
+    shown = {"reward": ("reward", ".3f"), "length": ("completions/mean_length", "length")}
+    if not evaluated:
+        signal = {"zero signal": ("ada/zero_signal/final", ".2f")}
+        if args.baseline != "pool":
+            signal = {"explained": ("ada/baseline/explained_variance", ".2f")}
+        if args.samples_in_rounds or args.uses_stream:
+            signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
+        shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
+        shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}
+    parts = {}
+    for label, (name, form) in shown.items():
+        value = logs.get(f"eval_{name}" if evaluated else name)
+        if value is not None and not math.isnan(value):
+            parts[label] = f"{label} {_formatted(value, form)}"
+    start = f"step {step}{', evaluation' if evaluated else ''}: "
+    for least in ("entropy", "seconds", "length"):
+        if len(start + ", ".join(parts.values())) > LARGEST_LINE:
+            parts.pop(least, None)
+    return start + ", ".join(parts.values())
+
+
+def _formatted(value: float, form: str) -> str:
+    if form == "length":
+        form = ".0f" if value >= 100 else ".1f"
+    elif form == "large":
+        return _short(value)
+    return f"{value:{form}}"
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+class OneLineProgress(ProgressCallback):
+    """The progress bar, with a line per logging step instead of all metrics."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and self.training_bar is not None:
+            self.training_bar.write(console_line(logs, args, state.global_step))
+
+
+class OneLinePrinter(PrinterCallback):
+    """The same without a bar, for `disable_tqdm=True`."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_local_process_zero:
+            print(console_line(logs, args, state.global_step))
+
+
+class Announcement(TrainerCallback):
+    """Says at the start of a training what will run."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero and args.get_process_log_level() <= logging.WARNING:
+            print(summary(args), flush=True)
+
+
+def show_one_line(trainer) -> None:
+    """Put these callbacks in the place of transformers' own, where they are used: a notebook's table stays."""
+    for theirs, ours in ((ProgressCallback, OneLineProgress), (PrinterCallback, OneLinePrinter)):
+        callbacks = trainer.callback_handler.callbacks
+        callbacks[:] = [ours() if type(callback) is theirs else callback for callback in callbacks]
+    trainer.callback_handler.callbacks.insert(0, Announcement())
