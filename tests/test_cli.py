@@ -80,7 +80,7 @@ def test_help_of_train_is_ours_and_then_theirs():
     assert positions == sorted(positions)
     assert "Reinforce-Ada: sampling:" in text and "Reinforce-Ada: advantages:" in text
     assert (
-        "(default: seq-balance)" in " ".join(text.split())
+        "(default: pool)" in " ".join(text.split())
         and " …\n" not in text[text.index("max_rounds") : text.index("The data:")]
     )
 
@@ -94,7 +94,7 @@ def test_the_whole_help_is_read_from_the_sources_as_they_are():
     listed = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
     assert sorted(listed) == sorted({*fields, "config", "help"})  # --debug, of transformers too
     assert {name for names in MOST_USED.values() for name in names} | set(NEEDED_FIELDS) <= fields.keys()
-    for name in ("learning_rate", "num_generations", "max_completion_length", "lora_r", "logging_steps"):
+    for name in ("learning_rate", "max_rounds", "max_completion_length", "lora_r", "logging_steps"):
         for shown in (text, train_help()):
             default = re.search(rf"^  --{name} .*?\(default:\s+(\S+)\)", shown, flags=re.MULTILINE | re.DOTALL)
             assert float(default[1]) == fields[name].default

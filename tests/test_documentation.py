@@ -131,7 +131,7 @@ def logged(tmp_path_factory):
         {},
         {"adaptive_sampling": "est-value"},
         {"adaptive_sampling": "uniform", "track_pass_rates": True},
-        {"adaptive_sampling": "uniform", "baseline": "posterior"},
+        {"baseline": "posterior", "num_generations": 4},
         {"adaptive_sampling": "uniform", "prompt_candidates": 2},
     ):
         args = AdaGRPOConfig(str(tmp_path_factory.mktemp("run")), **QUICK | mode)

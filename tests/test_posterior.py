@@ -50,7 +50,7 @@ def test_every_parameter_moves_and_every_rollout_is_trained_on(n, estimator, tmp
         prompts = prompts_of(batch)
         assert len(prompts) == 8 and (batch["advantages"] != 0).all()
         assert all(len(set(prompts[i : i + n])) == 1 for i in range(0, 8, n))
-        assert logs["ada/zero_signal/final"] == 0 and logs["ada/tokens/discarded"] == 0
+        assert logs["ada/zero_signal/final"] == 0
         assert logs["ada/samples_per_prompt/mean"] == n
         assert ("ada/baseline/explained_variance_leave_one_out" in logs) == (n > 1)
         assert all(math.isfinite(value) for name, value in logs.items() if isinstance(value, float)), logs
@@ -169,7 +169,7 @@ def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
     rewards, original = [], trainer._judge
     trainer._judge = lambda replay, states: (rewards.append(replay.rewards[:, 0]), original(replay, states))
     trainer.train()
-    assert trainer.pass_rates is None and all(logs["ada/baseline/strength"] == 6 for logs in logs_of(trainer))
+    assert trainer.pass_rates is None
     for batch, r in zip(trainer.batches, rewards, strict=True):
         torch.testing.assert_close(batch["advantages"], r - (r.sum() - r) / 7)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,8 @@ class Task(NamedTuple):
     rates: tuple[float, ...]  # learning rates to choose from
     read: Callable[[Path, str], tuple[Dataset, Dataset, Dataset | None]]  # training, test and unselected prompts
     evaluate: Callable[..., dict]  # of model, tokenizer and test prompts
+    load: Callable[[Path], tuple] = prompt_sets.load
+    peft_config: Any = None
 
 
 ADDITION = Task(
@@ -200,13 +202,13 @@ def train_once(
     torch.set_num_threads(1)
     options = COMMON | task.options | options
     iterations = options.get("num_iterations", 1)
-    model, tokenizer = prompt_sets.load(task_dir / "base")
+    model, tokenizer = task.load(task_dir / "base")
     train_rows, test, spread = task.read(task_dir, run.prompt_set)
     recorder = Recorder(model, tokenizer, test, spread, eval_every * iterations, task.evaluate)
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
-            per_device_train_batch_size=prompts_per_step * options["num_generations"],
+            per_device_train_batch_size=prompts_per_step * options.get("num_generations", 1),
             max_steps=steps * iterations,
             seed=run.seed,
             **options,
@@ -218,6 +220,7 @@ def train_once(
             train_rows,
             processing_class=tokenizer,
             callbacks=[recorder],
+            peft_config=task.peft_config,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
