@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from ada_trl.files import atomic_write
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
-from ..common import load_rows, save_rows
+from ..common import RESULTS, load_rows, save_rows
 from .equal_tokens import Run
 from .prompt_sets import pass_at_k
 from .run import Task, run_missing, train_once
@@ -100,7 +100,7 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
 def results(runs_dir: Path) -> list[dict]:
     """One row per evaluation of a run and family ("all" is the whole set), with what was spent until then."""
     rows = {}
-    for row in load_rows("language_model"):
+    for row in load_rows("language_model") if (RESULTS / "language_model.parquet").exists() else []:
         rows[Run(*(row[name] for name in Run._fields)), row["step"], row["family"]] = row
     for path in sorted(runs_dir.glob("*.json")):
         record = json.loads(path.read_text())
