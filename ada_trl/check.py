@@ -207,7 +207,7 @@ class Preflight:
 
 def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) -> Finding:
     """What `ada-trl plan` makes of so few prompts: the share with a gradient and the rollouts, now and at its best."""
-    from .plan import describe, least_noise, recommend, settings
+    from .plan import describe, recommend, settings
     from .planning.observed import prompts_from_counts
 
     prompts = prompts_from_counts("the sample", positives.astype(float), draws.astype(float))
@@ -215,10 +215,8 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
     size = max(args.num_generations, 2)
     found = settings(prompts, num_generations=size, budget=max(rollouts, size), max_samples=max(32, size))
     budget = max(rollouts, size)
-    best, quietest = recommend(found, budget)[0], least_noise(found, budget)
-    advice = f"The least noise for a rollout has {quietest.method} ({describe(quietest)})."
-    if args.baseline == "pool":
-        advice = f"For as many {best.method} ({describe(best)}) has {best.with_gradient:.0%}. {advice}"
+    best = recommend(found, budget)
+    advice = f"The least noise for a rollout has {best.method} ({describe(best)})."
     return Finding(
         "plan",
         f"{1 - lost:.0%} of the prompts would have a gradient, for {rollouts:.1f} rollouts each",

@@ -2,7 +2,7 @@
 Which sampling settings fit your prompts and your budget?
 
 `ada-trl plan --pass_rates FILE` reads how hard your prompts are for your model, computes for every setting what share of
-prompts would have a gradient, what that costs and how noisy the update is, and recommends one for a mean number of rollouts per prompt.
+prompts would have a gradient, what that costs and how noisy the update is, and recommends the one with the least noise.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ from .planning.outcomes import Outcome, pool_distribution, refill_outcome, seque
 
 REFILL_ROUNDS = 10  # after which DAPO gives a place in the batch up
 WEIGHTING = "inverse_sqrt"  # prompt_weighting's default in the paper's modes
+ALWAYS = ("Posterior", "Batch", "Rounds")  # methods that have a gradient from every prompt
+TIE = 1.1  # noise is computed under an assumption about the policy; such a difference is not to be relied on
 LARGEST_STRENGTH = 32.0  # as the largest candidate of a run's priors
 
 
@@ -127,8 +129,8 @@ class Setting:
 def settings(prompts: Prompts, *, num_generations: int, budget: float, max_samples: int) -> list[Setting]:
     """
     All settings that are compared: GRPO of several sizes, DAPO's filter and refill, Seq-pos and Seq-balance with
-    several M, N and quotas, Est with several means, and the posterior baseline, also with rounds across steps, none with
-    more than `max_samples` rollouts for a prompt.
+    several M, N and quotas, Est with several means, the mean of all other rollouts, and the posterior baseline, also with rounds
+    across steps, none with more than `max_samples` rollouts for a prompt.
     """
     n = num_generations
     rates, weights = prompts.distribution
@@ -168,9 +170,13 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
         outcome, shares, moments = _estimated_outcome(prompts, mean, min(2, mean), max_samples)
         add("Est", fields, outcome, shares, mean, moments)
     for size in sorted({1, 2, n}):
-        fields = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": size}
+        number = {"num_generations": size} if size > 1 else {}
         outcome = Outcome(np.zeros(1), np.full(1, float(size)), np.ones(1))
-        add("Posterior", fields, outcome, np.ones(1), size, _against_what_is_known(prompts, size))
+        moments = _against_what_is_known(prompts, size)
+        add("Posterior", {"baseline": "posterior"} | number, outcome, np.ones(1), size, moments)
+    outcome = Outcome(np.zeros(1), np.ones(1), np.ones(1))
+    moments = Moments(*(np.array([weights @ v]) for v in posterior_moments(rates, 1, float(weights @ rates), np.inf)))
+    add("Batch", {"baseline": "batch"}, outcome, np.ones(1), 1, moments)
     for most in (r for r in (4, 8, 16) if r <= max_samples):
         fields = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1, "max_rounds": most}
         tries = np.array([expected_rounds(p, 1, most) for p in rates])
@@ -209,31 +215,37 @@ def _against_what_is_known(prompts: Prompts, size: int, tries: np.ndarray | floa
     return Moments(*((prompts.posterior * values * tries).sum(axis=1).mean(keepdims=True) for values in moments))
 
 
-def recommend(found: list[Setting], budget: float) -> tuple[Setting, list[Setting]]:
+def recommend(found: list[Setting], budget: float) -> Setting:
     """
-    The setting with the pool's mean as its baseline and the most prompts that have a gradient within the budget (of equals,
-    the cheapest), and the best of each method, in the order in which the methods come.
+    The setting with the least noise for its rollouts within the budget; of those within `TIE` of it, the one of fewest rollouts
+    per prompt, which leaves most prompts to a step.
 
     Raises:
-        `ValueError`: if not even GRPO fits.
+        `ValueError`: if nothing fits.
     """
-    ranked = sorted(_affordable(found, budget), key=lambda s: (-round(s.with_gradient, 6), s.rollouts))
-    runnable = [s for s in ranked if s.method != "DAPO" and "baseline" not in s.fields]
-    if not runnable:
-        cheapest = min(s.rollouts for s in found if "baseline" not in s.fields)
+    affordable = _affordable(found, budget)
+    if not affordable:
+        cheapest = min(s.rollouts for s in found)
         raise ValueError(
-            f"A budget of {budget:g} rollouts per prompt is below the cheapest setting's {cheapest:g}. Raise --budget or "
-            "lower --num_generations."
+            f"A budget of {budget:g} rollouts per prompt is below the cheapest setting's {cheapest:g}. Raise --budget."
         )
-    methods = dict.fromkeys(s.method for s in found)
-    return runnable[0], [best for method in methods if (best := next((s for s in ranked if s.method == method), None))]
+    least = min(s.noise for s in affordable)
+    return min((s for s in affordable if s.noise <= TIE * least), key=lambda s: (s.rollouts, s.noise))
 
 
-def least_noise(found: list[Setting], budget: float) -> Setting:
-    """The setting with the least noise for its rollouts within the budget; of those within 2 %, the one of fewest per prompt."""
-    runnable = _affordable(found, budget)
-    least = min(s.noise for s in runnable)
-    return min((s for s in runnable if s.noise <= 1.02 * least), key=lambda s: s.rollouts)
+def most_gradients(found: list[Setting], budget: float) -> list[Setting]:
+    """
+    The setting of each method with the most prompts that have a gradient within the budget, of equals the cheapest; where
+    every prompt has one, as [`recommend`] chooses. In the order in which the methods come.
+    """
+    best = []
+    for method in dict.fromkeys(s.method for s in found):
+        own = _affordable([s for s in found if s.method == method], budget)
+        if own and method in ALWAYS:
+            best.append(recommend(own, budget))
+        elif own:
+            best.append(min(own, key=lambda s: (-round(s.with_gradient, 6), s.rollouts)))
+    return best
 
 
 def _affordable(found: list[Setting], budget: float) -> list[Setting]:
@@ -244,7 +256,9 @@ def describe(setting: Setting) -> str:
     """The setting's parameters in a few letters."""
     f = setting.fields
     if setting.method in ("GRPO", "Posterior"):
-        return f"n={f['num_generations']}"
+        return f"n={f.get('num_generations', 1)}"
+    if setting.method == "Batch":
+        return "n=1"
     if setting.method == "DAPO":
         return f"n={setting.trained:g}, refill"
     if setting.method == "Rounds":
@@ -255,23 +269,30 @@ def describe(setting: Setting) -> str:
 
 
 def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
-    """The recommendation as Markdown."""
-    best, best_of_each = recommend(found, budget)
+    """The recommendation as Markdown; where no rollout has told prompts apart, one sentence about what to do."""
+    best = recommend(found, budget)
     rates, weights = prompts.distribution
-    shown = [found[0], *(setting for setting in best_of_each if setting is not found[0])]
+    for rate, word, remedy in ((0, "never", "easier"), (1, "always", "harder")):
+        if (prompts.observed == rate).all():
+            return (
+                f"All of the {len(prompts.observed)} prompts {word} passed. There is nothing to learn from these at this budget: "
+                f"take {remedy} prompts, or ask for more than right and wrong."
+            )
+    shown = [found[0], *(setting for setting in most_gradients(found, budget) if setting is not found[0])]
+    shown += [best] * (best not in shown)  # GRPO of another size than the one with the most gradients, for instance
     columns = {
         "Method": lambda s: s.method + " **(recommended)**" * (s is best),
         "Settings": describe,
         "With gradient": lambda s: f"{s.with_gradient:.1%}",
         "Recovered": lambda s: "–" if s.method == "DAPO" else f"{s.recovered:.1%}",
         "Rollouts": lambda s: f"{s.rollouts:.1f}",
-        "per gradient": lambda s: f"{s.per_gradient:.1f}",
+        "per gradient": lambda s: f"{s.per_gradient:.1f}" if s.per_gradient < 1000 else "–",
         "Noise": lambda s: f"{s.noise:.2f}",
         "Rounds": lambda s: f"{s.rounds:.2f}",
         "Trained": lambda s: f"{s.trained:.3g}",
     }
     rows = [[show(setting) for show in columns.values()] for setting in shown]
-    quietest = least_noise(found, budget)
+    paper = next((s for s in shown if s.method == "Seq-balance"), None)
     return (
         f"{len(prompts.observed)} prompts, mean pass rate {weights @ rates:.3f}; "
         f"{np.mean(prompts.observed == 0):.1%} never passed, {np.mean(prompts.observed == 1):.1%} always did. "
@@ -284,9 +305,13 @@ def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
         f"*Noise*: rollouts, of all prompts, for an update as clear as that of GRPO with {describe(found[0])}, which is 1. "
         "DAPO replaces prompts instead of recovering them. *Rounds* asks a prompt again, in the next step, until it passes. Est assumes that its estimates are as good as this file, and "
         "Posterior and Rounds that a run knows of each prompt what this file says."
+        f"\n\nRecommended, the least noise for a rollout (of those within {TIE - 1:.0%}, the fewest rollouts per prompt):"
         f"\n\n```yaml\n{_as_yaml(best)}\n```"
-        f"\n\nThe least noise for a rollout ({quietest.method} {describe(quietest)}, {quietest.noise:.2f}):"
-        f"\n\n```yaml\n{_as_yaml(quietest)}\n```"
+        + (
+            f"\n\nIn the paper's mode, the most prompts with a gradient:\n\n```yaml\n{_as_yaml(paper)}\n```"
+            if paper
+            else ""
+        )
     )
 
 
@@ -307,12 +332,12 @@ def figure(prompts: Prompts, found: list[Setting], budget: float):
     left.hist(rates, edges, weights=weights, histtype="step", linewidth=1.8, color="black")
     left.legend(["fitted", "observed"], frameon=False)
     left.set(xlabel="Pass rate", ylabel="Share of the prompts")
-    best, _ = recommend(found, budget)
+    best = recommend(found, budget)
     for axis, name in ((middle, "with_gradient"), (right, "noise")):
         for method in dict.fromkeys(s.method for s in found):
             label = "DAPO (other prompts)" if method == "DAPO" else method
             points = sorted((s.rollouts, getattr(s, name)) for s in found if s.method == method)
-            line = "o-" if method in ("GRPO", "Est", "Posterior") else "o"
+            line = "o-" if method in ("GRPO", "Est", "Posterior") else "s" if method == "Batch" else "o"
             axis.plot(*zip(*points, strict=True), line, markersize=4, label=label)
         axis.plot(best.rollouts, getattr(best, name), "o", markersize=11, markerfacecolor="none", color="black")
         axis.axvline(budget, color="grey", linestyle=":")
@@ -334,8 +359,7 @@ def write(path: Path, prompts: Prompts, found: list[Setting], budget: float) -> 
     if path.suffix == ".md":
         path.write_text(report(prompts, found, budget) + "\n")
     elif path.suffix == ".json":
-        best, quietest = recommend(found, budget)[0], least_noise(found, budget)
-        plan = {"budget": budget, "recommended": best.fields, "least_noise": quietest.fields}
+        plan = {"budget": budget, "recommended": recommend(found, budget).fields}
         plan["settings"] = [dataclasses.asdict(setting) for setting in found]
         path.write_text(json.dumps(plan, indent=2) + "\n")
     else:
@@ -349,7 +373,7 @@ def main(args: list[str] | None = None) -> None:
         command="plan",
         description="Which sampling settings fit your prompts and your budget? Reads how hard the prompts are for the "
         "model, "
-        "finds for every setting the share of prompts with a gradient and its cost, and recommends one.",
+        "finds for every setting the share of prompts with a gradient, its cost and its noise, and recommends one.",
         example="--pass_rates outputs/run --budget 16 --write plan.md plan.png",
     )
     (options,) = parser.parse_args_and_config(args)

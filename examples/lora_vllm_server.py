@@ -36,10 +36,11 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None, **
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/lora",
+        baseline="posterior",  # "pool" is the paper's mode
         use_vllm=True,
         vllm_mode="server",
         vllm_weight_sync="lora",
-        per_device_train_batch_size=32,  # 8 prompts × 4 rollouts
+        per_device_train_batch_size=32,  # as many prompts, with one rollout each
         gradient_accumulation_steps=4,
         max_completion_length=512,
         learning_rate=1e-5,  # an adapter needs more than a whole model

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from transformers.training_args import TrainingArguments
 
 from ada_trl import AdaGRPOConfig
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +59,8 @@ def test_full_settings_are_a_valid_config(gibibytes, major, dtype, generation, m
     assert isinstance(args, TrainingArguments) and not given["use_cpu"]
     assert args.model_init_kwargs == {"dtype": dtype}
     assert (given["fp16"], given["bf16"]) == (dtype == "float16", dtype == "bfloat16")
-    assert args.generation_batch_size == namespace["PROMPTS"] * namespace["N"]
+    assert args.generation_batch_size == namespace["PROMPTS"]
+    assert args.baseline == RECOMMENDED and args.num_generations == 1
     assert args.steps_per_generation == args.gradient_accumulation_steps
     assert args.per_device_eval_batch_size % args.num_generations_eval == 0
     assert args.use_vllm == (generation == "vllm-server")

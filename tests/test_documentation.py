@@ -14,6 +14,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.cli import COMMANDS
 from ada_trl.core.advantages import POWERS
 from ada_trl.planning.outcomes import sequential_outcome
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from ada_trl.trainer.config_checks import CHOICES
 from benchmarks.analyses import diagram, overview
 from benchmarks.common import FIGURES
@@ -234,10 +235,11 @@ def test_the_diagram_tells_of_the_defaults_and_of_a_prompt_that_stays_silent():
     assert pools[-1].is_uniform and len(pools[-1]) == args.max_samples_per_prompt
 
 
-def test_the_two_names_are_all_that_changes(monkeypatch):
+def test_two_names_and_one_word_are_all_that_changes(monkeypatch):
     (diff,) = blocks(README, "diff")
     sides = {sign: "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign)) for sign in "-+"}
     renamed = sides["-"].replace("from trl import", "from ada_trl import").replace("GRPO", "AdaGRPO")
+    renamed = renamed.replace('output_dir="out"', f'output_dir="out", baseline="{RECOMMENDED}"')
     assert sorted(renamed.splitlines()) == sorted(sides["+"].splitlines())
     given = {}
 
@@ -252,11 +254,11 @@ def test_the_two_names_are_all_that_changes(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: f"{name}:{split}")
     exec(
         sides["+"].replace(
-            'AdaGRPOConfig(output_dir="out")', 'AdaGRPOConfig(output_dir="out", use_cpu=True, bf16=False)'
+            'AdaGRPOConfig(output_dir="out"', 'AdaGRPOConfig(output_dir="out", use_cpu=True, bf16=False'
         ),
         {},
     )
-    assert given["trained"] and isinstance(given["args"], AdaGRPOConfig) and callable(given["reward_funcs"])
+    assert given["trained"] and given["args"].baseline == RECOMMENDED and callable(given["reward_funcs"])
 
 
 @page

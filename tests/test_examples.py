@@ -40,7 +40,7 @@ def test_two_rewards(tmp_path):
     assert names["format_reward"](completions) == [1, 0, 0, 0]
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 8, "answer": ["2", "5"] * 8})
+    dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 16, "answer": ["2", "5"] * 16})
     trainer = names["main"]([*QUICK_ARGUMENTS, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
     assert trainer.args.exit_reward == "accuracy_reward"
     for logs in logs_of(trainer):

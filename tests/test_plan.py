@@ -12,7 +12,8 @@ import pytest
 from ada_trl.cli import start
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
 from ada_trl.estimation.record import save_pass_rates
-from ada_trl.plan import least_noise, main, read_prompts, recommend, report, settings
+from ada_trl.plan import TIE, main, most_gradients, read_prompts, recommend, report, settings
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +100,51 @@ def test_estimates_pay_only_where_they_tell_prompts_apart(tmp_path, counts_file)
     assert same["Est", 8].with_gradient == pytest.approx(same["GRPO", 8].with_gradient)
 
 
-def test_the_recommendation_is_the_best_that_fits(counts_file):
+def test_the_recommendation_has_nothing_in_its_table_ahead_of_it(counts_file):
     found = plan(counts_file)
-    best, best_of_each = recommend(found, 16)
-    # DAPO takes other prompts; against a posterior every prompt has a gradient, and the noise is what tells.
-    affordable = [s for s in found if s.rollouts <= 16 and s.method not in ("DAPO", "Posterior", "Rounds")]
-    assert best.with_gradient == max(s.with_gradient for s in affordable)
-    assert {s.method for s in best_of_each} == {"GRPO", "DAPO", "Seq-pos", "Seq-balance", "Est", "Posterior", "Rounds"}
-    assert all(s.rollouts <= 16 + 1e-9 for s in best_of_each)
-    assert recommend(found, 4)[0].rollouts == pytest.approx(4)
-    with pytest.raises(ValueError, match="budget of 3 .* cheapest setting's 4"):
-        recommend(found, 3)
+    for budget in (1, 4, 16):
+        affordable = [s for s in found if s.rollouts <= budget + 1e-9]
+        best, shown = recommend(found, budget), most_gradients(found, budget)
+        assert all(best.noise <= TIE * s.noise for s in affordable) and all(s in affordable for s in shown)
+    assert {s.method for s in shown} == {
+        "GRPO",
+        "DAPO",
+        "Seq-pos",
+        "Seq-balance",
+        "Est",
+        "Posterior",
+        "Batch",
+        "Rounds",
+    }
+    balance = [s for s in affordable if s.method == "Seq-balance"]
+    assert next(s for s in shown if s.method == "Seq-balance").with_gradient == max(s.with_gradient for s in balance)
+    with pytest.raises(ValueError, match="budget of 0.5 .* cheapest setting's 1"):
+        recommend(found, 0.5)
+
+
+@pytest.mark.parametrize(("positives", "word"), [(0, "never"), (16, "always")])
+def test_where_there_is_nothing_to_learn_it_says_so(positives, word, tmp_path, capsys):
+    path = tmp_path / "counts.csv"
+    pa.csv.write_csv(pa.table({"positives": [positives] * 50, "draws": [16] * 50}), path)
+    main(["--pass_rates", str(path)])
+    assert f"All of the 50 prompts {word} passed. There is nothing to learn" in capsys.readouterr().out
+
+
+def test_against_the_mean_of_all_others_a_prompt_is_as_noisy_as_it_is_far_from_it(tmp_path):
+    """E[(r − b)²] = p (1 − p) + (p − b)² with b the mean of all; the unit is GRPO with 4, whose noise is 4 / 3 of p (1 − p)."""
+    path = tmp_path / "rates.csv"
+    rates = np.array([0.5, 0.5, 0.1, 0.9])
+    pa.csv.write_csv(pa.table({"pass_rate": rates}), path)
+    (batch,) = (s for s in plan(path) if s.method == "Batch")
+    own = (rates * (1 - rates)).mean()
+    assert batch.noise == pytest.approx((own + rates.var()) / own / (4 / 3))
 
 
 def test_the_posterior_is_compared_by_its_noise(tmp_path, counts_file):
     """Pass rates that are exact are a right prior: n / (n − 1) of GRPO's rollouts are saved; 16 draws say a little less."""
     path = tmp_path / "rates.csv"
     pa.csv.write_csv(pa.table({"pass_rate": [0.5, 0.5, 0.1, 0.9]}), path)
-    exact = {s.fields.get("num_generations"): s for s in plan(path) if s.method == "Posterior"}
+    exact = {s.fields.get("num_generations", 1): s for s in plan(path) if s.method == "Posterior"}
     assert sorted(exact) == [1, 2, 4]
     assert [exact[n].rollouts for n in (1, 2, 4)] == [1, 2, 4] and exact[1].with_gradient == 1
     assert exact[1].noise == pytest.approx(3 / 4, abs=1e-6)
@@ -124,8 +152,7 @@ def test_the_posterior_is_compared_by_its_noise(tmp_path, counts_file):
     assert found[0].noise == 1  # GRPO with num_generations is the unit
     one = next(s for s in found if s.method == "Posterior" and s.rollouts == 1)
     assert 3 / 4 < one.noise < 1
-    best = least_noise(found, 16)
-    assert best.fields == {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 1}
+    assert recommend(found, 16).fields == recommend(found, 1).fields == {"baseline": RECOMMENDED}
     grpo = {s.fields["num_generations"]: s.noise for s in found if s.method == "GRPO"}
     assert [grpo[n] for n in (8, 16)] == pytest.approx([(8 / 7) / (4 / 3), (16 / 15) / (4 / 3)])
 
@@ -143,9 +170,9 @@ def test_a_run_that_knows_nothing_is_not_promised_anything(tmp_path):
 def test_recommended_fields_are_accepted_by_the_configuration(counts_file, tmp_path):
     from ada_trl import AdaGRPOConfig
 
-    for setting in recommend(plan(counts_file), 16)[1]:
+    for setting in most_gradients(plan(counts_file), 16):
         if setting.fields:
-            size = 8 * setting.fields["num_generations"]
+            size = 8 * setting.fields.get("num_generations", 1)
             AdaGRPOConfig(tmp_path, use_cpu=True, bf16=False, per_device_train_batch_size=size, **setting.fields)
 
 
@@ -203,7 +230,7 @@ def test_command_line(counts_file, tmp_path, capsys):
         ("pass_rate\n1.5\n", [], "1.5 of 1 as pass rate"),
         ("pass_rate\n", [], "no row as pass rate"),
         ("positives,draws\n0,0\n", [], "None of the 1 prompts has any draws"),
-        ("pass_rate\n0.5\n", ["--budget", "2"], "budget of 2 rollouts"),
+        ("pass_rate\n0.5\n", ["--budget", "0.5"], "budget of 0.5 rollouts"),
         ("pass_rate\n0.5\n", ["--write", "plan.pdf"], "plan.pdf: expected"),
         ("pass_rate\n0.5\n", ["--num-generations", "64"], r"\(64\) must be between 2 and --max_samples \(32\)"),
         ("pass_rate\n0.5\nnan\n", [], "1 of 2 rows without a value in 'pass_rate', the first one is row 2. Drop"),

@@ -93,9 +93,9 @@ def signal_figure(runs: Mapping[str, Log]):
 def sampling_figure(runs: Mapping[str, Log]):
     """
     What adaptive sampling did, a row of panels per run: prompts still active in each round, rollouts per prompt, and
-    why prompts stayed unresolved. `None` if no run has logged it.
+    why prompts stayed unresolved. `None` if all prompts of all runs got the same.
     """
-    adaptive = {run: log for run, log in runs.items() if len(curve(log, "ada/samples_per_prompt/mean").steps)}
+    adaptive = {run: log for run, log in runs.items() if len(curve(log, "ada/rounds/mean").steps)}
     if not adaptive:
         return None
     figure, panels = make_panels(len(adaptive), 3)

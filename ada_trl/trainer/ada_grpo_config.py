@@ -8,6 +8,9 @@ from ..core import ExitCondition
 from .config_checks import CHOICES, ESTIMATOR_OF, check_config, check_types, resolve_defaults, resolve_sampling
 
 
+RECOMMENDED = "posterior"  # the baseline that we advise (docs/report.md); the default is the paper's
+
+
 @dataclass
 class AdaGRPOConfig(GRPOConfig):
     r"""

@@ -324,7 +324,8 @@ def check_size(args: GRPOConfig, dataset: Any) -> None:
         return
     words = (
         f"A step asks {prompts} different prompts (generation_batch_size {args.generation_batch_size} / num_generations "
-        f"{args.num_generations}), but the training data set has only {len(dataset)}. Use a smaller batch or a larger data set."
+        f"{args.num_generations}), but the training data set has only {len(dataset)}. Use a smaller batch, more "
+        "rollouts per prompt or a larger data set."
     )
     if not args.is_plain_grpo:
         raise ValueError(words)

@@ -41,8 +41,8 @@ def caption() -> str:
     return (
         f"*Left, exact: a prompt that is solved once in {1 / CAPTION_RATE:.0f} tries gives GRPO with "
         f"{grpo.rollouts:.0f} rollouts (n={grpo.rollouts:.0f}) no gradient in {grpo.zero_signal:.0%} of the steps. "
-        f"Seq-balance gets that down to {ours.zero_signal:.0%}, for {ours.rollouts:.0f} rollouts; against the posterior "
-        "every rollout teaches. Right, measured: a small model learns integer addition, learning rates tuned; means and "
+        f"Seq-balance gets that down to {ours.zero_signal:.0%}, for {ours.rollouts:.0f} rollouts; compared with "
+        "what was expected of the prompt (posterior), every rollout teaches. Right, measured: a small model learns integer addition, learning rates tuned; means and "
         "95% intervals over seeds.*"
     )
 
