@@ -128,7 +128,7 @@ class Setting:
 
 def settings(prompts: Prompts, *, num_generations: int, budget: float, max_samples: int) -> list[Setting]:
     """
-    All settings that are compared: GRPO of several sizes, DAPO's filter and refill, Seq-pos and Seq-balance with
+    All settings that are compared: GRPO of several sizes, DAPO, Seq-pos and Seq-balance with
     several M, N and quotas, Est with several means, the mean of all other rollouts, and the posterior baseline, also with rounds
     across steps, none with more than `max_samples` rollouts for a prompt.
     """
@@ -260,7 +260,7 @@ def describe(setting: Setting) -> str:
     if setting.method == "Batch":
         return "n=1"
     if setting.method == "DAPO":
-        return f"n={setting.trained:g}, refill"
+        return f"n={setting.trained:g}"
     if setting.method == "Rounds":
         return f"n=1, at most {f['max_rounds']}"
     if setting.method == "Est":

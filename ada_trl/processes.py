@@ -146,32 +146,32 @@ def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, in
 
 # One process by itself
 
-_apart: ContextVar[bool] = ContextVar("apart", default=False)
+_local: ContextVar[bool] = ContextVar("local", default=False)
 
 
 @contextmanager
-def apart():
+def local():
     """
     While the block runs, collective calls of this thread concern this process only: other processes do other things,
     perhaps at other times, and may fail. Other threads notice nothing.
     """
-    token = _apart.set(True)
+    token = _local.set(True)
     try:
         yield
     finally:
-        _apart.reset(token)
+        _local.reset(token)
 
 
-def is_apart() -> bool:
-    """Whether this thread is inside of [`apart`]."""
-    return _apart.get()
+def is_local() -> bool:
+    """Whether this thread is inside of [`local`]."""
+    return _local.get()
 
 
-def local_when_apart(gather: Callable[[T], T]) -> Callable[[T], T]:
-    """`gather`, which returns what it is given inside of [`apart`]."""
+def gather_unless_local(gather: Callable[[T], T]) -> Callable[[T], T]:
+    """`gather`, which returns what it is given inside of [`local`]."""
 
     @functools.wraps(gather)
-    def gather_unless_apart(tensor: T) -> T:
-        return tensor if _apart.get() else gather(tensor)
+    def gather_here(tensor: T) -> T:
+        return tensor if _local.get() else gather(tensor)
 
-    return gather_unless_apart
+    return gather_here

@@ -16,7 +16,7 @@ from trl.trainer import grpo_trainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.vllm import AdaVLLMGeneration, vllm_generation_with
-from ada_trl.processes import apart, is_apart, local_when_apart
+from ada_trl.processes import gather_unless_local, is_local, local
 from ada_trl.rollouts.source import Completion, _portable
 
 from .conversations import Counting, ToolUser
@@ -44,7 +44,7 @@ def test_a_trainer_made_without_init_dispatches_a_rollout():
     """As TRL's own tests make theirs: `object.__new__`, and what the method under test reads."""
     tokenizer = tiny_tokenizer()
     trainer = object.__new__(AdaGRPOTrainer)
-    gather = local_when_apart(lambda tensor: tensor)
+    gather = gather_unless_local(lambda tensor: tensor)
     trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=gather, is_main_process=True)
     trainer.model, trainer.state = (
         SimpleNamespace(training=True),
@@ -81,11 +81,11 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
     idle, metrics = trainer._phase, trainer._metrics
     trainer.train()
-    assert trainer._phase is idle and trainer._metrics is metrics and not is_apart()
+    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
     broken.append(True)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert trainer._phase is idle and trainer._metrics is metrics and not is_apart()
+    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
 
 
 def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_path):
@@ -103,30 +103,30 @@ def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_p
 # Threads
 
 
-def test_only_the_thread_that_is_apart_is_local():
+def test_only_the_thread_that_asks_for_it_is_local():
     def collective(tensor):
         return "everyone's"
 
-    gather, inside, outside = local_when_apart(collective), threading.Event(), threading.Event()
+    gather, inside, outside = gather_unless_local(collective), threading.Event(), threading.Event()
     seen = []
 
     def other():
         inside.wait(10)
         seen.append(gather("mine"))
-        with apart():
+        with local():
             seen.append(gather("mine"))
             outside.set()
 
     thread = threading.Thread(target=other)
     thread.start()
-    with apart():
+    with local():
         inside.set()
         assert outside.wait(10)
-        with apart():
+        with local():
             assert gather("mine") == "mine"
         assert gather("mine") == "mine"
     thread.join()
-    assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not is_apart()
+    assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not is_local()
 
 
 def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
@@ -153,7 +153,7 @@ class Scripted(AdaGRPOTrainer):
 
     def prepare(self):
         self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()
-        self.accelerator.gather = local_when_apart(self.counting("accelerator"))
+        self.accelerator.gather = gather_unless_local(self.counting("accelerator"))
 
     def counting(self, name):
         def gather(tensor):
@@ -222,7 +222,7 @@ def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_p
         expected_logs, logs = expected.state.log_history[0], found.state.log_history[0]
         for key, value in expected_logs.items():
             assert "time" in key or logs[key] == pytest.approx(value, rel=1e-3, abs=1e-6, nan_ok=True), key
-    assert not is_apart()
+    assert not is_local()
 
 
 # Environments

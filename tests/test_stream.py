@@ -236,7 +236,7 @@ def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
 
     def nobody_typical(lanes, seed):
         asked.append(original(lanes, seed))
-        asked[-1].typical[:] = [False] * len(asked[-1].typical)
+        asked[-1].representative[:] = [False] * len(asked[-1].representative)
         return asked[-1]
 
     trainer._asked = nobody_typical

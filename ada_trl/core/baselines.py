@@ -181,8 +181,9 @@ def posterior_advantages(
     """
     A_i = w(p̂) · (r_i − b_i) [/ σ], with b_i from [`posterior_baselines`] and p̂ of the prior.
 
-    Weight and σ are known before the draw, so the expected gradient is exactly w · E[N] · ∇(mean reward) [/ σ]. That holds
-    for *all* rollouts of the pool: training on a selection of them brings a bias back.
+    Weight, b_i and σ are known without r_i, so the expected gradient is exactly w · E[N] · ∇(mean reward). With σ it is that of
+    the mean of the rewards as they are cut off, / σ: what lies far outside counts, but does not decide the update. Both hold for
+    *all* rollouts of the pool: training on a selection of them brings a bias back.
 
     Args:
         pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
@@ -191,7 +192,7 @@ def posterior_advantages(
             See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
         std (`float`, *optional*):
             σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
-            cut off at ±1.5, and 0 where σ is 0: nothing is known about the scale.
+            cut off at ±[`LARGEST_DEVIATION`], and 0 where σ is 0: nothing is known about the scale.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.

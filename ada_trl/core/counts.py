@@ -112,7 +112,7 @@ class EMAPassRate:
         draws: Sequence[int],
         *,
         step: int,
-        typical: Sequence[bool] | None = None,
+        representative: Sequence[bool] | None = None,
     ) -> None:
         """
         Take in everything that was drawn in one step: call it once per step, with all prompts of all processes.
@@ -126,7 +126,7 @@ class EMAPassRate:
                 Scored rollouts of each prompt.
             step (`int`):
                 What to record as the step of this visit.
-            typical (`Sequence[bool]`, *optional*):
+            representative (`Sequence[bool]`, *optional*):
                 Which prompts stand for all, so that an empirical prior is fitted to them; by default, all. A prompt that
                 returns because it has not passed does not.
 
@@ -134,7 +134,11 @@ class EMAPassRate:
             `ValueError`: if a prompt has more positives than draws, or a negative count.
         """
         totals: dict[str, tuple[int, int]] = {}
-        typical_keys = {key for key, is_typical in zip(keys, typical or [True] * len(keys), strict=True) if is_typical}
+        representative_keys = {
+            key
+            for key, is_representative in zip(keys, representative or [True] * len(keys), strict=True)
+            if is_representative
+        }
         for key, k, n in zip(keys, positives, draws, strict=True):
             check_counts(key, k, n)
             previous = totals.get(key, (0, 0))
@@ -147,7 +151,7 @@ class EMAPassRate:
             counts.draws += n
             counts.positives += k
             counts.last_step = step
-        shown = [total for key, total in totals.items() if key in typical_keys]
+        shown = [total for key, total in totals.items() if key in representative_keys]
         if self.prior == "empirical" and shown:
             self._learn_prior(shown)
 

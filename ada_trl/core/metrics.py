@@ -86,7 +86,7 @@ def sampling_metrics(
     num_generations: int,
     weighting: PromptWeighting,
     weight_floor: float | None = None,
-    typical: Sequence[bool] | None = None,
+    representative: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """
     The adaptive figures of one step, one number each, over all prompts of all processes.
@@ -114,7 +114,7 @@ def sampling_metrics(
             n, the group size of the GRPO that `zero_signal/first_round` compares with.
         weighting (`str` or `float`), weight_floor (`float`, *optional*):
             See [`prompt_weight`].
-        typical (`Sequence[bool]`, *optional*):
+        representative (`Sequence[bool]`, *optional*):
             Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `zero_signal/first_round` are of these, NaN
             where there are none. By default, all.
     """
@@ -124,8 +124,8 @@ def sampling_metrics(
     first_rounds = [Pool(p.positive_threshold, (r for r in p.rollouts if r.draw < samples_per_round)) for p in pools]
     zero_before = zero_signal_of_grpo(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    stand_for_all = np.ones(len(pools), dtype=bool) if typical is None else np.array(typical)
-    sample = [pool for pool, is_typical in zip(first_rounds, stand_for_all, strict=True) if is_typical]
+    stand_for_all = np.ones(len(pools), dtype=bool) if representative is None else np.array(representative)
+    sample = [pool for pool, is_representative in zip(first_rounds, stand_for_all, strict=True) if is_representative]
     pass_rates = [pool.pass_rate for pool in sample]
     weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting, floor=weight_floor) for p in pools]
     signals = [rollout.signal for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)]

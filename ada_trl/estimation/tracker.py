@@ -242,14 +242,14 @@ class PassRateTracker:
         self,
         pools: Sequence[Pool],
         step: int,
-        typical: Sequence[bool] | None = None,
+        representative: Sequence[bool] | None = None,
         lanes: Sequence[int] | None = None,
     ) -> dict[str, float]:
         """
         Learn from the pools of the prompts that were predicted last.
 
         Args:
-            typical (`Sequence[bool]`, *optional*):
+            representative (`Sequence[bool]`, *optional*):
                 Which of them stand for the data set; by default, all.
             lanes (`Sequence[int]`, *optional*):
                 See [`~core.recentred`].
@@ -260,11 +260,11 @@ class PassRateTracker:
         started = time.perf_counter()
         visit = self.visit
         positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
-        metrics = self._look_at_estimates(pools, positives, draws, typical or [True] * len(pools))
+        metrics = self._look_at_estimates(pools, positives, draws, representative or [True] * len(pools))
         if self.network is not None:
             self.strength.observe(visit.from_network, visit.counts, positives, draws)
             self.network.observe(visit.inputs, positives, draws)
-        self.ema.observe(visit.keys, positives, draws, step=step, typical=typical)
+        self.ema.observe(visit.keys, positives, draws, step=step, representative=representative)
         if self.belief is not None:
             metrics |= {f"baseline/{name}": value for name, value in self.belief.metrics().items()}
             self.belief.observe(visit.expectation, pools, lanes)
@@ -281,13 +281,13 @@ class PassRateTracker:
         self.reward_network.observe(self._reward_inputs(self.visit), sums, [len(pool.rewards) for pool in pools])
 
     def _look_at_estimates(
-        self, pools: Sequence[Pool], positives: list[int], draws: list[int], typical: Sequence[bool]
+        self, pools: Sequence[Pool], positives: list[int], draws: list[int], representative: Sequence[bool]
     ) -> dict[str, float]:
         """How good the pass rates were that something depends on, or that the run is to record."""
         if not (self.args.uses_pass_rates or self.args.track_pass_rates):
             return {}
         metrics = self._brier(positives, draws) | {"estimator/prior_mean": self.ema.prior_mean}
-        self._remember_brier(positives, draws, typical)
+        self._remember_brier(positives, draws, representative)
         if self.args.adaptive_sampling != "uniform":
             samples = samples_by_estimate(self.estimates, [len(pool) for pool in pools])
             metrics |= {f"estimator/{name}": value for name, value in samples.items()}
@@ -304,8 +304,8 @@ class PassRateTracker:
                 metrics[f"brier_{label}"] = brier_metrics(estimates, positives, draws)["brier"]
         return {f"estimator/{name}": value for name, value in metrics.items()}
 
-    def _remember_brier(self, positives: list[int], draws: list[int], typical: Sequence[bool]) -> None:
-        scored = [i for i, n in enumerate(draws) if n and typical[i]]
+    def _remember_brier(self, positives: list[int], draws: list[int], representative: Sequence[bool]) -> None:
+        scored = [i for i, n in enumerate(draws) if n and representative[i]]
         if len(scored) < 2:
             return
         p, k, n = (np.array([values[i] for i in scored]) for values in (self.estimates, positives, draws))

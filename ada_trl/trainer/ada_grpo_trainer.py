@@ -160,8 +160,10 @@ class AdaGRPOTrainer(FromStream):
             self._look_at_sampled(output)
             if self.args.unresolved == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
-                silent = (groups == groups[:, :1]).all(dim=1)  # equal rewards; rounding may leave a mean that is not
-                self._mask_rows(output, silent.repeat_interleave(self.num_generations).tolist())
+                zero_variance = (groups == groups[:, :1]).all(
+                    dim=1
+                )  # equal rewards; rounding may leave a mean that is not
+                self._mask_rows(output, zero_variance.repeat_interleave(self.num_generations).tolist())
             return output
         with self._environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
@@ -215,8 +217,8 @@ class AdaGRPOTrainer(FromStream):
     ) -> Replay:
         """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        typical, lanes = (None, None) if asked is None else (asked.typical, asked.lanes)
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, typical, lanes)
+        representative, lanes = (None, None) if asked is None else (asked.representative, asked.lanes)
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, representative, lanes)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         if self._catches_states:
@@ -256,7 +258,7 @@ class AdaGRPOTrainer(FromStream):
         replay.judge(args, self.reward_weights.tolist(), priors, stds)
         if self.pass_rates is not None:
             step = self.state.global_step + 1
-            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.typical, replay.lanes)
+            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.representative, replay.lanes)
 
     def _by_prompt(self, replay: Replay, states: torch.Tensor) -> list[torch.Tensor | None]:
         """Of each prompt whose first row of the batch is on this process, the state of that row."""

@@ -16,7 +16,7 @@ from trl.trainer import grpo_trainer
 from ..engine.vllm import build_vllm_generation
 from ..estimation.head import caught_states
 from ..notices import get_logger
-from ..processes import apart, local_when_apart, shared
+from ..processes import gather_unless_local, local, shared
 from ..rollouts.source import Completion, Completions
 from .replay import Replay
 
@@ -24,7 +24,7 @@ from .replay import Replay
 logger = get_logger(__name__)
 
 # What TRL looks up in its module, once for all trainers; both do as TRL unless one of ours asks for something else.
-grpo_trainer.gather = local_when_apart(grpo_trainer.gather)
+grpo_trainer.gather = gather_unless_local(grpo_trainer.gather)
 grpo_trainer.VLLMGeneration = build_vllm_generation
 
 # What the columns of `GRPOTrainer._generate` are where they have no values: prompt_ids, completion_ids, tool_mask,
@@ -127,7 +127,7 @@ class ThroughParent(GRPOTrainer):
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
-        self.accelerator.gather = local_when_apart(self.accelerator.gather)
+        self.accelerator.gather = gather_unless_local(self.accelerator.gather)
 
     @contextmanager
     def _having(self, **attributes: Any):
@@ -198,7 +198,7 @@ class ThroughParent(GRPOTrainer):
                 return replay.rewards
             case Sampling():  # whose caller shares errors
                 return super()._calculate_rewards(*given)
-        with shared(), apart():
+        with shared(), local():
             rewards = super()._calculate_rewards(*given)
         rewards = gather(rewards)
         if isinstance(self._phase, Observing):
@@ -264,7 +264,7 @@ class ThroughParent(GRPOTrainer):
     def _sample(self, rows: list[dict], prompts: list, first_round: bool, phase: Sampling) -> Completions:
         tokens_seen = self.state.num_input_tokens_seen
         try:
-            with self._having(_phase=phase), self._logs_apart(first_round), apart():
+            with self._having(_phase=phase), self._separate_logs(first_round), local():
                 columns = self._generate(prompts)
                 _, completion_ids, _, completions, *_ = columns
                 started = time.perf_counter()
@@ -305,7 +305,7 @@ class ThroughParent(GRPOTrainer):
             for i, values in enumerate(_rows_of(columns, len(prompts)))
         ]
 
-    def _logs_apart(self, keep_pending: bool):
+    def _separate_logs(self, keep_pending: bool):
         """
         What the parent logs of some completions is not said of the step. What reward functions log with `log_metric` is
         taken for it with `keep_pending`.

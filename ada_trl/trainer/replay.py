@@ -42,7 +42,7 @@ class Replay:
     pools: Sequence[Pool]  # per prompt
     groups: list[list[Rollout]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    typical: Sequence[bool]  # per prompt: whether it stands for the data set
+    representative: Sequence[bool]  # per prompt: whether it stands for the data set
     lanes: Sequence[int] | None  # per prompt; `None` if each has one of its own
     samples_per_round: int
     metrics: dict[str, float] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class Replay:
         """By prompt that stands for the data set, its first round."""
         return [
             [rollout for rollout in pool.rollouts if rollout.draw < self.samples_per_round]
-            for pool, is_typical in zip(self.pools, self.typical, strict=True)
-            if is_typical
+            for pool, is_representative in zip(self.pools, self.representative, strict=True)
+            if is_representative
         ]
 
     def per_row(self, values: Sequence[Any]) -> list[Any]:
@@ -120,7 +120,7 @@ class Replay:
             num_generations=args.num_generations,
             weighting=prompt_weighting(args),
             weight_floor=args.prompt_weight_floor,
-            typical=self.typical,
+            representative=self.representative,
         )
 
     def _compared_with(
@@ -223,11 +223,11 @@ def plan_update(
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
     device: torch.device,
-    typical: Sequence[bool] | None = None,
+    representative: Sequence[bool] | None = None,
     lanes: Sequence[int] | None = None,
 ) -> Replay:
     """
-    The update on the selected groups. What is drawn in one round is all of it the first one. `typical` tells which prompts
+    The update on the selected groups. What is drawn in one round is all of it the first one. `representative` tells which prompts
     stand for the data set (by default, all; where none does, nothing is said about it).
     """
     rewards = [rollout.rewards for group in groups for rollout in group]
@@ -235,7 +235,7 @@ def plan_update(
         pools=pools,
         groups=groups,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        typical=[True] * len(pools) if typical is None else typical,
+        representative=[True] * len(pools) if representative is None else representative,
         lanes=lanes,
         samples_per_round=args.samples_per_round if args.samples_in_rounds else max(map(len, pools)),
     )

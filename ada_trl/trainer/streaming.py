@@ -38,7 +38,7 @@ class Asked:
             Whose lane it was.
         indices (`list[int]`):
             Its position among the candidates of all lanes.
-        typical (`list[bool]`):
+        representative (`list[bool]`):
             Whether it stands for the data set: asked for the first time, in the data's order, and not in the place of
             another one.
     """
@@ -47,7 +47,7 @@ class Asked:
     groups: list[list[Rollout]]
     lanes: list[int]
     indices: list[int]
-    typical: list[bool]
+    representative: list[bool]
 
 
 class FromStream(WithEngine):
@@ -160,7 +160,7 @@ class FromStream(WithEngine):
             asked.lanes += [number] * len(pools)
             asked.indices += [before + i for i in lane.asked]
             candidates = [lane.candidates[i] for i in lane.asked]
-            asked.typical += [
+            asked.representative += [
                 candidate.in_order and not candidate.rounds and (args.has_fixed_budget or not i)
                 for i, candidate in enumerate(candidates)
             ]

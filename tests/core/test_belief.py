@@ -19,6 +19,7 @@ from ada_trl.core import (
     posterior_baselines,
     recentred,
 )
+from ada_trl.core.baselines import LARGEST_DEVIATION
 from ada_trl.core.belief import DISCOUNTS, SHARES, SHRINKAGES, STRENGTHS
 from ada_trl.core.counts import PromptCounts
 from ada_trl.core.priors import GuessStrength
@@ -279,30 +280,38 @@ def test_a_batch_mean_that_contains_the_reward_would_be_biased():
     assert abs(expected_gradient(leaking) / TRUTH - 1).max() > 0.2
 
 
-def test_scaled_advantages_follow_the_gradient_times_a_weight_that_is_known_before():
-    """In the first generation the weight of a prompt is E[1/σ] of the *others'* σ, exactly; later it is 1/σ of before."""
+def utility(rewards, known):
+    """
+    For each rollout y · (f(1) − f(0)), where f(r) is (r − b) / σ cut off, b the mean of all other rollouts and σ what is known
+    without its prompt: as b and σ are independent of y, E[y (y − p) (f(1) − f(0))] is E[f(1) − f(0)] · p (1 − p).
+    """
+    pools, found = pools_of(rewards), []
+    for x, (own, std) in enumerate(zip(rewards, known(pools), strict=True)):
+        others = [r for y, row in enumerate(rewards) if y != x for r in row]
+        weights = []
+        for i in range(len(own)):
+            b = np.mean(others + own[:i] + own[i + 1 :])
+            cut = [np.clip((r - b) / std, -LARGEST_DEVIATION, LARGEST_DEVIATION) if std else 0.0 for r in (0.0, 1.0)]
+            weights.append(cut[1] - cut[0])
+        found.append([y * weight for y, weight in zip(own, weights, strict=True)])
+    return found
+
+
+@pytest.mark.parametrize("seen", [[], [0.0, 1.0, 1.0, 1.0], [-2.0, 3.0]], ids=["first", "as large", "larger"])
+def test_scaled_advantages_follow_the_gradient_of_the_cut_reward(seen):
+    """In the first generation σ is that of the other prompts, later of earlier ones; with a large one nothing is cut off."""
+    scale = RewardScale()
+    if seen:
+        scale.observe(seen)
 
     def scaled(rewards):
         pools = pools_of(rewards)
-        return against(batch_priors(pools, [0.5] * 3), pools, RewardScale().known_deviations(pools))
+        return against(batch_priors(pools, [0.5] * 3), pools, scale.known_deviations(pools))
 
-    def inverse_deviation(rewards):
-        return [
-            [y * (1 / s if s else 0.0) for y in own]
-            for own, s in zip(rewards, RewardScale().known_deviations(pools_of(rewards)), strict=True)
-        ]
-
-    # E[y (y − p) / σ] = E[1/σ] p (1 − p), as σ is independent of y.
-    np.testing.assert_allclose(expected_gradient(scaled), expected_gradient(inverse_deviation), rtol=1e-12)
-
-    seen = RewardScale()
-    seen.observe([0.0, 1.0, 1.0, 1.0])
-    known = expected_gradient(
-        lambda rewards: against(
-            batch_priors(pools_of(rewards), [0.5] * 3), pools_of(rewards), seen.known_deviations(pools_of(rewards))
-        )
-    )
-    np.testing.assert_allclose(known, TRUTH / seen.deviation, rtol=1e-12)
+    expected = expected_gradient(lambda rewards: utility(rewards, scale.known_deviations))
+    np.testing.assert_allclose(expected_gradient(scaled), expected, rtol=1e-12)
+    if seen == [-2.0, 3.0]:
+        np.testing.assert_allclose(expected, TRUTH / scale.deviation, rtol=1e-12)
 
 
 def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
@@ -359,9 +368,11 @@ def test_constant_rewards_teach_nothing_at_all(constant, n):
 def test_steps_without_contrast_hold_no_share_of_the_update(rows):
     """
     Every prompt at p = 0.02: a deviation of the same step would be 0 + 1e-4 in (1 − p)^64 = 27 % of the steps, and those would
-    hold all of the summed squared advantage. Here a failure counts (b/σ)² ≈ p / (1 − p), so they hold about p of it.
+    hold all of the summed squared advantage. Here a failure counts (b/σ)² ≈ p / (1 − p) and a success 1.5², so those steps hold less
+    than their share.
     """
     rng, belief, silent, total, largest = np.random.default_rng(0), Belief(guesses=False), 0.0, 0.0, 0.0
+    share = 0.98**rows
     for _ in range(400):
         keys, pools = [str(i) for i in rng.integers(0, 200, rows)], pools_of(coins(rng, np.full(rows, 0.02), 1))
         expectation = belief.expect(keys)
@@ -370,9 +381,7 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
         belief.observe(expectation, pools)
         total, largest = total + (values**2).sum(), max(largest, np.abs(values).max())
         silent += (values**2).sum() * (not any(pool.positives for pool in pools))
-    assert silent < 0.05 * total
-    # σ is at least a tenth of its largest value, which one positive among the rows makes at least √(0.1 (1/rows)(1 − 1/rows)).
-    assert largest < 10 / math.sqrt(0.1 / rows * (1 - 1 / rows)) and largest <= 32
+    assert silent < share * total and largest == LARGEST_DEVIATION
 
 
 def test_what_lies_far_outside_of_everything_seen_is_cut_off():
@@ -380,7 +389,10 @@ def test_what_lies_far_outside_of_everything_seen_is_cut_off():
     scale.observe([0.0, 1e-6])
     pool = Pool(0.7, [Rollout(0, 1.0, 1.0), Rollout(1, -1.0, -1.0)])
     (std,) = scale.known_deviations([pool])
-    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), samples_per_round=2, std=std) == [32.0, -32.0]
+    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), samples_per_round=2, std=std) == [
+        LARGEST_DEVIATION,
+        -LARGEST_DEVIATION,
+    ]
 
 
 def test_rewards_without_a_signal_are_compared_too():
