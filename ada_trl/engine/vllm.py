@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..notices import get_logger
-from ..processes import Words, gather_results, is_apart, shared
+from ..processes import Words, gather_results, is_local, shared
 from .client import CONNECT_SECONDS, DeadlineClient, VLLMServerError, VLLMServerUnavailable
 from .proof import check_model, dtypes, known_prompt, prove_weights, rounding, token_logprobs
 from .weight_sync import CLOSE_SECONDS, WeightSync
@@ -276,7 +276,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
         completion_ids, logprobs = [], []
         what = f"{len(groups)} prompts were not answered"
-        with nullcontext() if is_apart() else shared(self.words(what)), self.requests() as start:
+        with nullcontext() if is_local() else shared(self.words(what)), self.requests() as start:
             for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
                 ids, logps = answer.result()
                 completion_ids += ids
