@@ -1,6 +1,7 @@
 """The README and docs/ against the code: fields, metrics, commands, links, and every number on the first screen."""
 
 import ast
+import asyncio
 import dataclasses
 import importlib
 import re
@@ -259,6 +260,21 @@ def test_two_names_and_one_word_are_all_that_changes(monkeypatch):
         {},
     )
     assert given["trained"] and given["args"].baseline == RECOMMENDED and callable(given["reward_funcs"])
+
+
+def test_the_rewards_of_the_page_on_rewards_work():
+    """The second needs something to ask."""
+    first, second = blocks(DOCS / "rewards.md", "python")
+    names = {}
+    exec(first, names)
+    assert names["short_and_right"](["1" * 10, " 2"], answer=["1", "2"]) == [0.0, 0.998]
+
+    async def ask_the_judge(text):
+        return float(len(text))
+
+    names["ask_the_judge"] = ask_the_judge
+    exec(second, names)
+    assert asyncio.run(names["judged"](["a", "bb"])) == [1.0, 2.0]
 
 
 @page

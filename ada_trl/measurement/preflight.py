@@ -122,7 +122,7 @@ def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple
         outcome = sequential_outcome(rates, args.exit_condition, **sampling)
     else:  # Est hands out as many on average, and rounds across steps share what a batch holds
         outcome = single_round_outcome(rates, args.num_generations)
-    lost = 0.0 if args.baseline == "posterior" else float(weights @ outcome.zero_signal)
+    lost = 0.0 if args.baseline != "pool" else float(weights @ outcome.zero_signal)
     rollouts = float(weights @ outcome.rollouts)
     if args.unresolved == "replace":
         rollouts *= sum(lost**again for again in range(1 + args.max_replacements))
