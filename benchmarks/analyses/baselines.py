@@ -111,23 +111,21 @@ def plot(rows: list[dict]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8, 4.4), layout="constrained")
     reference = {r["pass_rate"]: r["noise_per_rollout"] for r in rows if r["baseline"] == "Pool mean, n=4"}
     for name, baseline in BASELINES.items():
         points = [r for r in rows if r["baseline"] == name]
         p = [r["pass_rate"] for r in points]
-        axes[0].plot(p, [r["weight"] for r in points], label=name, **baseline.style)
         # Rollouts that are needed for the same noise: the square of the ratio.
         needed = [(r["noise_per_rollout"] / reference[r["pass_rate"]]) ** 2 for r in points]
-        axes[1].plot(p, needed, **baseline.style)
-    axes[0].set(ylabel="Signal kept: E[estimate] / gradient", ylim=(0, 1.05))
-    axes[1].set(ylabel="Rollouts for the same noise, pool mean n=4 is 1", ylim=(0, 1.6))
-    for axis in axes:
-        axis.set(xlabel="Pass rate", xscale="logit")
-        axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
-        axis.xaxis.minorticks_off()
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        axis.plot(p, needed, label=name, **baseline.style)
+    axis.set(
+        ylabel="Rollouts for the same noise, pool mean n=4 is 1", ylim=(0, 1.6), xlabel="Pass rate", xscale="logit"
+    )
+    axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
+    axis.xaxis.minorticks_off()
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
     save_figure(figure, "baselines")
     plt.close(figure)
 

@@ -250,11 +250,11 @@ def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: 
     return run
 
 
-def results(runs_dir: Path) -> list[dict]:
+def results(runs_dir: Path, known: list[dict]) -> list[dict]:
     """
-    One row per evaluation of a run, with what was spent until then: those in the repository, and those in `runs_dir`.
+    One row per evaluation of a run, with what was spent until then: those that are `known`, and those in `runs_dir`.
     """
-    rows = {(Run(*(row[name] for name in Run._fields)), row["step"]): row for row in load_rows("equal_tokens")}
+    rows = {(Run(*(row[name] for name in Run._fields)), row["step"]): row for row in known}
     for path in sorted(runs_dir.glob("*.json")):
         record = json.loads(path.read_text())
         run = Run(*(record[name] for name in Run._fields))
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="Only add the runs there are to the stored results.")
     args = parser.parse_args()
     if args.store:
-        save_rows(results(args.output_dir), "equal_tokens")
+        save_rows(results(args.output_dir, load_rows("equal_tokens")), "equal_tokens")
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -320,14 +320,15 @@ def main() -> None:
     work = functools.partial(
         train_and_save, runs_dir=args.output_dir, task_dirs=task_dirs, steps=args.steps, eval_every=args.eval_every
     )
-    in_repository = {Run(*(row[name] for name in Run._fields)) for row in load_rows("equal_tokens")}
+    known = load_rows("equal_tokens")
+    in_repository = {Run(*(row[name] for name in Run._fields)) for row in known}
 
     def run_those_missing(runs: list[Run]) -> None:
         run_missing([run for run in runs if run not in in_repository], args.output_dir, work, args.workers)
 
     run_those_missing(tuning(args.methods, args.sets))
-    run_those_missing(second_tuning(args.methods, args.sets, results(args.output_dir)))
-    run_those_missing(reported_runs(args.methods, args.sets, args.seeds, results(args.output_dir)))
+    run_those_missing(second_tuning(args.methods, args.sets, results(args.output_dir, known)))
+    run_those_missing(reported_runs(args.methods, args.sets, args.seeds, results(args.output_dir, known)))
 
 
 if __name__ == "__main__":

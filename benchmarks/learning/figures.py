@@ -54,12 +54,16 @@ def short(method: str) -> str:
     return method.removesuffix(", 1/√p, corrected")
 
 
-def legend(figure, axes) -> None:
-    """One legend for all panels, of the lines in `axes`."""
+def legend(figure, axes, place=None) -> None:
+    """One legend for all panels, of the lines in `axes`: in `place` if there is an empty panel, else below."""
     lines = {}
     for axis in axes:
         lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) | lines
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    shown = {"handles": lines.values(), "labels": lines.keys(), "frameon": False}
+    if place is None:
+        figure.legend(**shown, loc="outside lower center", ncols=4, fontsize="small")
+    else:
+        place.legend(**shown, loc="center left")
 
 
 def curves(evaluations: pd.DataFrame, prompt_set: str, method: str, column: str) -> tuple[pd.DataFrame, np.ndarray]:
@@ -92,13 +96,14 @@ def tokens(equal: pd.DataFrame) -> Figure:
     """Held-out accuracy against generated tokens on every set; bands are 95 % intervals over seeds."""
     sets = [name for name in equal_tokens.SETS if name in set(equal["prompt_set"])]
     figure, axes = panels(math.ceil(len(sets) / 2), rows=2)
-    for axis in axes.flat[len(sets) :]:
+    empty = axes.flat[len(sets) :]
+    for axis in empty:
         axis.set_axis_off()
     for axis, prompt_set in zip(axes.flat, sets, strict=False):
         draw_tokens(axis, equal, prompt_set)
         axis.set_xlabel("Generated tokens")
         axis.set_ylabel(f"Held-out accuracy, {equal_tokens.title(prompt_set)} set")
-    legend(figure, axes[0])
+    legend(figure, axes[0], next(iter(empty), None))
     return figure
 
 
@@ -114,7 +119,7 @@ def draw_tokens(axis, equal: pd.DataFrame, prompt_set: str, scale: float = 1) ->
 
 
 def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
-    """pass@k on held-out problems before training (dotted) and after, at equal tokens; means over seeds."""
+    """pass@k on held-out problems before training and after, at equal tokens; means over seeds."""
     figure, axes = panels(len(sets), rows=1)
     columns = [f"pass@{k}" for k in PASS_AT]
     for axis, prompt_set in zip(axes[0], sets, strict=True):
@@ -122,7 +127,8 @@ def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
             means, _ = curves(equal, prompt_set, method, "accuracy")
             if len(means):
                 axis.plot(PASS_AT, means[columns].iloc[-1], label=short(method), **style)
-                axis.plot(PASS_AT, means[columns].iloc[0], color="black", linestyle=":")
+                before = means[columns].iloc[0]
+        axis.plot(PASS_AT, before, label="before training", color="black", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_xticks(PASS_AT, PASS_AT)
         axis.set_xlabel("k")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..common import FIGURES, RESULTS, ROOT, fill, interval, load_rows, markdown
-from . import equal_tokens, figures
+from . import equal_tokens, figures, one_rollout
 from .figures import CHEAP
 from .prompt_sets import BIN_EDGES, PROMPT_SETS
 from .run import METHODS, PROMPTS_PER_STEP
@@ -234,6 +234,27 @@ def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
     return as_table(rows)
 
 
+def one_rollout_table(runs: pd.DataFrame) -> str:
+    """What one rollout per prompt is compared with: share right, and mean graded reward where rewards are graded."""
+    rows = []
+    for method in one_rollout.METHODS:
+        row = {"Method": method}
+        for name in sets_of(runs):
+            own, cheap = (by_seed(runs, name, m) for m in (method, CHEAP))
+            row[equal_tokens.title(name).capitalize()] = with_difference(final(own), final(cheap), method != CHEAP)
+            if name == "sorting-graded":
+                own, cheap = final(own, "graded"), final(cheap, "graded")
+                row["its mean reward"] = with_difference(own, cheap, method != CHEAP)
+        rows.append(row)
+    return as_table(rows)
+
+
+def against_batch(runs: pd.DataFrame) -> str:
+    """Whether expecting something of a prompt is worth it, beside the mean of all other rollouts."""
+    batch, posterior, called = "Batch n=1", POSTERIOR, "the mean of all others"
+    return f"{differences(runs, posterior, batch, called)}. That mean alone is {differences(runs, batch)}"
+
+
 def more_tokens_table(equal: pd.DataFrame) -> str:
     """As many steps with a quarter of the rollouts: accuracy, and the difference to GRPO n=16."""
     sets = [name for name in sets_of(equal) if by_seed(equal, name, equal_tokens.MORE_TOKENS)]
@@ -359,9 +380,14 @@ def expect_sorting(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def tables(equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame) -> dict[str, str]:
+def tables(
+    equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame, single: pd.DataFrame
+) -> dict[str, str]:
     """Every table by the name of its place in the document."""
-    filled = {"first": first_table(equal), "verdict": verdict(equal), "ablation": ablation_table(equal)}
+    filled = {"first": first_table(equal), "ablation": ablation_table(equal), "one-rollout": one_rollout_table(single)}
+    filled["verdict"] = (
+        f"{verdict(equal)}\n- **The posterior beside the mean of all other rollouts**: {against_batch(single)}."
+    )
     filled |= {"more-tokens": more_tokens_table(equal), "which-prompts": which_prompts_table(equal)}
     for name in equal["prompt_set"].unique():
         filled[f"tokens-{name}"] = tokens_table(equal, name)
@@ -373,10 +399,10 @@ def tables(equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame) 
     return filled
 
 
-def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Evaluations at equal tokens; steps and evaluations at the same prompts per step."""
+def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Evaluations at equal tokens; steps and evaluations at the same prompts per step; evaluations with one rollout."""
     steps, evaluations = (pd.read_parquet(results / name) for name in FILES)
-    return equal_tokens.reported(load_rows("equal_tokens")), steps, evaluations
+    return equal_tokens.reported(load_rows("equal_tokens")), steps, evaluations, one_rollout.stored()
 
 
 def build(
@@ -385,7 +411,7 @@ def build(
     """Fill the tables of the document, draw its figures, and say in that of the recipes what to expect of them."""
     for name, table in tables(*data).items():
         fill(name, table, document)
-    equal, _, evaluations = data
+    equal, _, evaluations, _ = data
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
     fill("expect-sorting", expect_sorting(equal), recipes)
     for name, figure in figures.draw_all(equal, evaluations, ABLATION).items():
