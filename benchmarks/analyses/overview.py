@@ -89,10 +89,10 @@ def draw_signal(lost, cost) -> None:
 
 
 def main() -> None:
-    equal, *_ = stored()
+    equal, *_, single = stored()
     figure(equal).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(), README)
-    fill("verdict", verdict(equal), README)
+    fill("verdict", verdict(equal, single), README)
 
 
 if __name__ == "__main__":
