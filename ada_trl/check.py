@@ -216,11 +216,13 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
     found = settings(prompts, num_generations=size, budget=max(rollouts, size), max_samples=max(32, size))
     budget = max(rollouts, size)
     best = recommend(found, budget)
-    advice = f"The least noise for a rollout has {best.method} ({describe(best)})."
+    fields = {"num_generations": 1} | best.fields
+    runs_best = all(getattr(args, name) == value for name, value in fields.items())
+    advice = "" if runs_best else f"The least noise for a rollout has {best.method} ({describe(best)})."
     return Finding(
         "plan",
         f"{1 - lost:.0%} of the prompts would have a gradient, for {rollouts:.1f} rollouts each",
-        f"{advice} From {len(draws)} prompts only: `ada-trl plan` takes a record.",
+        advice and f"{advice} From {len(draws)} prompts only: `ada-trl plan` takes a record.",
     )
 
 

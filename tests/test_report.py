@@ -7,12 +7,16 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.analyses import overview
 from benchmarks.common import interval
-from benchmarks.learning import report
+from benchmarks.learning import one_rollout, report
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
+
+from .documentation import DOCS
 
 
 TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, "Seq-balance": 40_000}
@@ -222,6 +226,23 @@ def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monk
     monkeypatch.setattr(overview, "FIGURES", tmp_path)
     overview.main()
     assert readme.read_text() == published
+
+
+METHOD_OF = {"posterior": "Posterior n=1", "batch": "Batch n=1"}
+
+
+def test_what_we_advise_is_not_behind_grpo():
+    """For graded rewards with what the settings page adds there."""
+    single = one_rollout.stored()
+    for name in report.sets_of(single):
+        method = METHOD_OF[RECOMMENDED] + (", scaled" if name.endswith("graded") else "")
+        mean, half = paired_difference(*(report.final(by_seed(single, name, m)) for m in (method, report.CHEAP)))
+        assert mean + half > 0, name
+    advice = (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0]
+    pieces = re.findall(r"```yaml\n(.*?)```", advice, flags=re.S)
+    assert len(pieces) > 4 and all(yaml.safe_load(piece)["baseline"] == RECOMMENDED for piece in pieces)
+    (graded,) = (piece for piece in pieces if "scale_rewards" in piece)
+    assert yaml.safe_load(graded) == {"baseline": RECOMMENDED, "scale_rewards": "batch"}
 
 
 def test_store(runs, tmp_path):
