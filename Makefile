@@ -4,6 +4,7 @@
 # make analyses   compute the figures and tables of docs/analyses.md and docs/paper.md again
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/report.md and README.md from the stored results
+# make language-model  train a real language model of 135 million parameters: hours, files in outputs/learning/language_model/
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 # By file: the tests of one share what is expensive to make.
 PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all test-vllm lint benchmark benchmark-vllm report analyses notebooks clean
+.PHONY: demo test test-slow test-all test-vllm lint benchmark benchmark-vllm language-model report analyses notebooks clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -53,7 +54,14 @@ lint: .venv/installed
 
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.baseline
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.verifier
+
+# glibc's allocator is told to keep its memory, which takes a third of the time otherwise.
+language-model: .venv/installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[reasoning]'
+	$(ENVIRONMENT) MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
+		$(BIN)/python -m benchmarks.learning.language_model --workers 2
 
 benchmark-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks.speed.server

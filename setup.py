@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 
 
 ROOT = Path(__file__).parent
-RECIPES = ("accelerate_configs", "arithmetic", "math", "sorting")
+RECIPES = ("accelerate_configs", "arithmetic", "math", "reasoning", "sorting")
 
 
 def long_description() -> str:

@@ -80,7 +80,7 @@ ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison th
 SORTING_RECIPES = {  # of recipes/sorting: set and method
     "grpo-n4": ("sorting", CHEAP),
     "posterior": ("sorting", POSTERIOR),
-    "posterior-graded": ("sorting-graded", POSTERIOR),
+    "posterior-graded": ("sorting-graded", f"{POSTERIOR}, scaled"),
 }
 
 
@@ -372,10 +372,10 @@ def expect_arithmetic(equal: pd.DataFrame, evaluations: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def expect_sorting(equal: pd.DataFrame) -> str:
+def expect_sorting(single: pd.DataFrame) -> str:
     rows = []
     for recipe, (name, method) in SORTING_RECIPES.items():
-        runs = by_seed(equal, name, method)
+        runs = by_seed(single, name, method)
         row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": show((mean_of(final(runs))[0], math.nan))}
         rows.append(row | {"1k tokens": f"{mean_of(final(runs, 'generated_tokens'))[0] / 1e3:.0f}"})
     return as_table(rows)
@@ -410,9 +410,9 @@ def build(
     """Fill the tables of the document, draw its figures, and say in that of the recipes what to expect of them."""
     for name, table in tables(*data).items():
         fill(name, table, document)
-    equal, _, evaluations, _ = data
+    equal, _, evaluations, single = data
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
-    fill("expect-sorting", expect_sorting(equal), recipes)
+    fill("expect-sorting", expect_sorting(single), recipes)
     for name, figure in figures.draw_all(equal, evaluations, ABLATION).items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 
