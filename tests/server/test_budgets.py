@@ -1,5 +1,6 @@
 """Budgets from estimated pass rates, against a scripted server and on several processes."""
 
+import numpy as np
 import pytest
 
 from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
@@ -64,10 +65,9 @@ def test_same_updates_and_record_on_one_process_and_on_two(mode, processes, per_
     records = [load_pass_rates(tmp_path / name / "checkpoint-5" / PASS_RATES_FILE) for name in ("alone", "together")]
     fitted = [state.pop("fitted") for state, _ in records]
     assert records[0] == records[1] and set(records[0][1].values()) == set(PROMPTS)
-    assert fitted[0]["levels"] == fitted[1]["levels"]
-    assert fitted[0]["strength"] == pytest.approx(
-        fitted[1]["strength"], rel=1e-5
-    )  # likelihoods of float32 predictions
+    assert fitted[0].keys() == fitted[1].keys() >= {"strength"}
+    for name, values in fitted[0].items():
+        np.testing.assert_allclose(fitted[1][name], values, rtol=1e-5, atol=1e-7)  # errors of float32 predictions
 
 
 @pytest.mark.parametrize("mode", MODES)

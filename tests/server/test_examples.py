@@ -6,18 +6,22 @@ from pathlib import Path
 from datasets import Dataset
 
 from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
-from .fake import FakeServer
+from .fake import RIGHT, WRONG, FakeServer, answer
 
 
 ROOT = Path(__file__).parents[2]
+
+
+async def every_other(call):
+    return answer(call, [RIGHT if call.number % 2 else WRONG])
 
 
 def test_lora_vllm_server(tmp_path):
     names = runpy.run_path(str(ROOT / "examples" / "lora_vllm_server.py"))
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    dataset = Dataset.from_dict({"prompt": ["0+1=", "1+0=", "2+3=", "3+4="] * 4, "answer": ["1", "1", "5", "7"] * 4})
-    with FakeServer() as server:
+    dataset = Dataset.from_dict({"prompt": ["0+1=", "1+0=", "2+3=", "3+4="] * 8, "answer": ["1", "1", "5", "7"] * 8})
+    with FakeServer(every_other) as server:
         options = [f"--output_dir={tmp_path / 'out'}", f"--vllm_server_base_url={server.url}"]
         trainer = names["main"]([*QUICK_ARGUMENTS, *options], str(tmp_path / "model"), dataset)
     loaded = [path.rpartition("/")[2] for path, _ in server.controls]
