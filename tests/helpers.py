@@ -193,6 +193,32 @@ def build(
     )
 
 
+class Watch:
+    """Counts the policy's forward passes, and compares what is caught with a pass of its own."""
+
+    def __init__(self, trainer):
+        self.trainer, self.passes, self.own_passes, self.compared = trainer, 0, 0, []
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        model.base_model.register_forward_hook(self.count)
+        predict = trainer._predict
+
+        def watch(features=None):
+            if features is None:
+                self.own_passes += 1
+            else:
+                before = self.passes
+                expected = trainer._prompt_features(trainer.pass_rates.visit.prompts)
+                self.passes = before
+                self.compared.append((features, expected))
+            return predict(features)
+
+        trainer._predict = watch
+
+    def count(self, *_):
+        self.passes += 1
+
+
 def remember_pools(trainer):
     """A list that each step of `trainer` adds its pools to."""
     seen, collect = [], trainer._collect

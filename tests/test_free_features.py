@@ -6,37 +6,11 @@ from peft import LoraConfig
 
 from ada_trl.estimation.head import caught_states, last_hidden_states
 
-from .helpers import PROMPTS, build, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from .helpers import PROMPTS, Watch, build, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 
 
 POSTERIOR = {"adaptive_sampling": "uniform", "baseline": "posterior", "learning_rate": 0.05}
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-
-
-class Watch:
-    """Counts the policy's forward passes, and compares what is caught with a pass of its own."""
-
-    def __init__(self, trainer):
-        self.trainer, self.passes, self.own_passes, self.compared = trainer, 0, 0, []
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        model.base_model.register_forward_hook(self.count)
-        predict = trainer._predict
-
-        def watch(features=None):
-            if features is None:
-                self.own_passes += 1
-            else:
-                before = self.passes
-                expected = trainer._prompt_features(trainer.pass_rates.visit.prompts)
-                self.passes = before
-                self.compared.append((features, expected))
-            return predict(features)
-
-        trainer._predict = watch
-
-    def count(self, *_):
-        self.passes += 1
 
 
 CASES = {

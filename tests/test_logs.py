@@ -95,7 +95,7 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
     def reward(completions, **kwargs):
         return [float(sum(map(ord, completion)) % 3 == 0) for completion in completions]
 
-    trainer = build(tmp_path, reward, **MODES[mode] | {"max_steps": 4})
+    trainer = build(tmp_path, reward, log_level="warning", **MODES[mode] | {"max_steps": 4})
     constants, trainer._constant_metrics = trainer._constant_metrics, set()
     trainer.train()
     lines = capsys.readouterr().out.splitlines()

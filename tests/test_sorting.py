@@ -13,7 +13,7 @@ from transformers import Qwen2ForCausalLM
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.train import load_reward_funcs, main, parse_args
-from benchmarks.common import save_rows
+from benchmarks.common import load_rows, save_rows
 from benchmarks.learning import equal_tokens, sorting
 from recipes.arithmetic.task import build_tokenizer
 from recipes.sorting import task
@@ -221,7 +221,7 @@ def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp
     assert record["options"].get("positive_threshold") == (0.99 if name == "sorting-graded" else None)
     assert [row["reward"] for row in record["steps"]] == [pytest.approx(0.25)] * 2
 
-    rows = equal_tokens.results(tmp_path)
+    rows = equal_tokens.results(tmp_path, load_rows("equal_tokens"))
     mine = equal_tokens.finals(rows, method, name)
     assert {row["rate"] for row in mine if row["step"] == 2} >= {1e-3}
     monkeypatch.setattr("benchmarks.common.RESULTS", tmp_path)

@@ -6,8 +6,7 @@ import torch
 
 from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
 
-from ..helpers import PROMPTS, logs_of, prompt_dataset
-from ..test_free_features import Watch
+from ..helpers import PROMPTS, Watch, logs_of, prompt_dataset
 from .fake import FakeServer, answer, random_texts
 from .helpers import build, launch, our_threads
 
