@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cli import start
-from .cli.checks import check_backend, check_installed, check_model
+from .cli.checks import check_backend, check_installed, check_model, check_scorer
 from .cli.errors import explained
 from .cli.parser import CommandParser
 from .measurement.samplers import SamplingArguments
@@ -106,7 +106,7 @@ def main(args: list[str] | None = None) -> None:
     )
     (selection,) = parser.parse_args_and_config(args)
     # What would otherwise be missed after hours of sampling.
-    check_installed("math_verify", "math", "compares the answers")
+    check_scorer(selection.reward_func)
     check_installed("matplotlib", "plots", "draws the histogram")
     check_backend(selection.backend)
     check_model(selection.model_name_or_path)

@@ -1,5 +1,6 @@
 r"""
-Compare models on mathematics: average@k and unbiased pass@k with intervals, as in the paper's evaluation.
+Compare models: average@k and unbiased pass@k with intervals, on mathematics as in the paper's evaluation or by a reward of
+one's own.
 
 `ada-trl evaluate --models Qwen/Qwen2.5-Math-1.5B outputs/grpo outputs/seq-balance --output_dir outputs/evaluation`
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .cli import start
-from .cli.checks import check_backend, check_installed, check_model
+from .cli.checks import check_backend, check_installed, check_model, check_scorer
 from .cli.errors import explained
 from .cli.parser import CommandParser
 from .measurement.accuracy import difficulty_bins
@@ -123,7 +124,11 @@ def load_all(args: EvaluationArguments) -> dict[str, list["Problem"]]:
     loaded = {}
     for name, short in zip(args.datasets, short_names(args.datasets), strict=True):
         problems, *_ = load_problems(
-            name, split=args.dataset_split, problem_column=args.problem_column, answer_column=args.answer_column
+            name,
+            split=args.dataset_split,
+            problem_column=args.problem_column,
+            answer_column=args.answer_column,
+            own_reward=args.reward_func is not None,
         )
         problems = problems[: args.max_problems]
         if not problems:
@@ -181,7 +186,7 @@ def run(
         difficulty_edges=args.difficulty_edges,
         pass_rates=None if None in given else given,
     )
-    results["settings"] = vars(args)
+    results["settings"] = vars(args) | {"scored_by": args.scored_by}
     (output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     (output_dir / "report.md").write_text(markdown(results), encoding="utf-8")
     plot(results, output_dir / "results.png")
@@ -194,13 +199,13 @@ def main(args: list[str] | None = None) -> None:
     parser = CommandParser(
         EvaluationArguments,
         command="evaluate",
-        description="Compare models on mathematics: average@k and unbiased pass@k with intervals, as in the paper's "
-        "evaluation. After an interruption the same command continues.",
+        description="Compare models: average@k and unbiased pass@k with intervals, on mathematics as in the paper's "
+        "evaluation or by a reward of one's own. After an interruption the same command continues.",
         example="--models Qwen/Qwen2.5-Math-1.5B outputs/seq-balance --output_dir outputs/evaluation",
     )
     (evaluation,) = parser.parse_args_and_config(args)
     # What would otherwise be missed after hours of sampling.
-    check_installed("math_verify", "math", "compares the answers")
+    check_scorer(evaluation.reward_func)
     check_installed("matplotlib", "plots", "draws the results")
     check_backend(evaluation.backend)
     for model in evaluation.models:

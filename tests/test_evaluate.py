@@ -171,7 +171,7 @@ def test_unparsable_references_count_as_wrong_and_are_reported(files, tmp_path):
     figures = run(arguments(files, tmp_path / "out", datasets=[str(tmp_path / "d.csv")]), scripted())
     assert figures["models"]["base"]["d"]["average"] == 0.5
     assert figures["unparsable"] == {"d": 1}
-    assert "cannot parse count as wrong: 1 in d." in (tmp_path / "out" / "report.md").read_text()
+    assert "cannot be scored count as wrong: 1 in d." in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_lengths_and_truncation(files, tmp_path):

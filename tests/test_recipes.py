@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ada_trl.train import load_reward_funcs, main, parse_args
+from ada_trl.cli.reward_funcs import load_reward_funcs
+from ada_trl.train import main, parse_args
 from recipes.arithmetic.demo import LABELS, summarise, table
 from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems

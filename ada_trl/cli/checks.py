@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from .errors import UserError
+from .reward_funcs import load_reward_func
 
 
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -79,6 +80,22 @@ def check_backend(backend: str) -> None:
             "--backend vllm: vLLM is not installed. Install it (pip install 'ada_trl[vllm]'), or set --backend "
             "transformers, which is slow but works everywhere, or --backend server."
         )
+
+
+def check_scorer(reward_func: str | None) -> None:
+    """
+    What decides whether a completion is right is there: the function, or math-verify in its place.
+
+    Raises:
+        `UserError`: if not.
+    """
+    if reward_func is None:
+        check_installed("math_verify", "math", "compares the answers; or give your own --reward_func")
+        return
+    try:
+        load_reward_func(reward_func)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def check_installed(module: str, extra: str, purpose: str) -> None:

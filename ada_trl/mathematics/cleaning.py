@@ -15,7 +15,11 @@ PLACEHOLDERS = {"proof", "notfound", "not found"}
 
 
 def clean(
-    problems: list[Problem], tokenizer: PreTrainedTokenizerBase, max_problem_tokens: int, strict: bool = False
+    problems: list[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    max_problem_tokens: int,
+    strict: bool = False,
+    own_reward: bool = False,
 ) -> tuple[list[Problem], dict[str, int]]:
     """
     Drop problems that cannot be learnt from, in the data set's order.
@@ -30,20 +34,22 @@ def clean(
       answer. Where the answer itself is not recognised, the boxed one takes its place.
 
     With `strict`, a problem is dropped when any of these fails: the answer, the recorded solutions, or the annotated one
-    (one without a box cannot be compared and counts as agreeing).
+    (one without a box cannot be compared and counts as agreeing). With `own_reward`, there are no answers to verify.
 
     Returns:
         `tuple[list[Problem], dict[str, int]]`: what is left, and the number dropped by each filter, in order.
     """
-    if not strict:
+    if not strict and not own_reward:
         problems = _with_boxed_answers(problems)
     filters: dict[str, Callable[[list[Problem]], list[bool]]] = {
-        "no problem or no answer": lambda rows: [_complete(p) for p in rows],
+        "no problem or no answer": lambda rows: [bool(p.text.strip()) if own_reward else _complete(p) for p in rows],
         f"more than {max_problem_tokens} tokens": lambda rows: [
             len(ids) <= max_problem_tokens for ids in tokenizer([p.text for p in rows])["input_ids"]
         ],
     }
-    if strict:
+    if own_reward:
+        filters = {"no problem": filters.pop("no problem or no answer"), **filters}
+    elif strict:
         filters |= {
             "no recorded solution verified": lambda rows: [_some_verified(p) for p in rows],
             "answer not verifiable": _verifiable,

@@ -34,12 +34,15 @@ class Problem:
         answer (`str` or `list[str]`):
             Reference answer, or several of which any will do.
         extra (`dict[str, Any]`):
-            What the row has of `EXTRA_COLUMNS`.
+            What the row has of `EXTRA_COLUMNS`; for a reward of one's own all of it.
+        messages (`list[dict[str, str]]`, *optional*):
+            The problem as a conversation, if it is one.
     """
 
     text: str
     answer: str | list[str]
     extra: dict[str, Any]
+    messages: list[dict[str, str]] | None = None
 
     @property
     def id(self) -> str:
@@ -202,7 +205,8 @@ def load_problems(
     split: str = "train",
     problem_column: str | None = None,
     answer_column: str | None = None,
-) -> tuple[list[Problem], str, str]:
+    own_reward: bool = False,
+) -> tuple[list[Problem], str, str | None]:
     """
     Load problems in the data set's order.
 
@@ -211,12 +215,17 @@ def load_problems(
             See [`load_rows`].
         problem_column, answer_column (`str`, *optional*):
             By default the first of `PROBLEM_COLUMNS` and `ANSWER_COLUMNS` that there is, which is logged.
+        own_reward (`bool`, *optional*, defaults to `False`):
+            Whether a reward function takes the place of the answers: they are not needed, it sees all columns, and a
+            column `prompt` comes first, which may hold conversations.
 
     Returns:
-        `tuple[list[Problem], str, str]`: the problems, and the columns of problem and answer. A row without one has an
+        `tuple[list[Problem], str, str | None]`: the problems, and the columns of problem and answer. A row without one has an
         empty text or answer.
     """
     rows = load_rows(name, config, split)
+    if own_reward:
+        return _with_all_columns(rows, name, problem_column)
     problem_column = find_column(rows.column_names, problem_column, PROBLEM_COLUMNS, "problem", name)
     answer_column = find_column(rows.column_names, answer_column, ANSWER_COLUMNS, "answer", name)
     extra = [column for column in EXTRA_COLUMNS if column in rows.column_names]
@@ -230,6 +239,21 @@ def load_problems(
         kept = {column: row[column] for column in extra}
         problems.append(Problem(text or "", _references(row[answer_column]), kept))
     return problems, problem_column, answer_column
+
+
+def _with_all_columns(rows: "Dataset", name: str, problem_column: str | None) -> tuple[list[Problem], str, str | None]:
+    column = find_column(rows.column_names, problem_column, PROBLEM_COLUMNS[::-1], "problem", name)
+    problems = []
+    for row in rows:
+        prompt = row[column] or ""
+        try:
+            text = prompt if isinstance(prompt, str) else "\n".join([message["content"] for message in prompt])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"Column {column!r} of {name!r} holds neither text nor conversations of text. Set --problem_column."
+            ) from error
+        problems.append(Problem(text, "", row, None if isinstance(prompt, str) else prompt))
+    return problems, column, None
 
 
 def _references(value: Any) -> str | list[str]:

@@ -1,7 +1,9 @@
 """Problems to pass rates: render, sample, verify, with every finished problem on disk at once."""
 
+import asyncio
 import hashlib
 import importlib.metadata
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -13,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..cli.reward_funcs import load_reward_func
 from ..mathematics.problems import Problem
 from ..mathematics.prompts import to_prompt
 from ..rewards import verify_answers
@@ -30,11 +33,11 @@ class Measurement:
 
     Args:
         rewards (`np.ndarray` of shape `(num_problems, num_samples)`):
-            1 for a correct completion, 0 for a wrong one. All 0 where the reference cannot be parsed.
+            1 for a correct completion, 0 for a wrong one. All 0 where a problem cannot be scored.
         lengths (`np.ndarray` of shape `(num_problems, num_samples)`):
             Tokens of each completion.
         unparsable (`int`):
-            Problems whose reference cannot be parsed.
+            Problems that cannot be scored: of which the reference cannot be parsed, or a reward is `None`.
     """
 
     rewards: np.ndarray
@@ -52,13 +55,15 @@ class Measurement:
         return self.rewards.mean(axis=1)
 
 
-def to_model_prompt(problem: str, prompt_format: str) -> str | list[dict[str, str]]:
+def to_model_prompt(problem: Problem, prompt_format: str) -> str | list[dict[str, str]]:
     """A problem as a prompt in the sense of TRL: the paper's conversation (`"chat"`), or itself (`"plain"`)."""
-    return to_prompt(problem) if prompt_format == "chat" else problem
+    if problem.messages is not None:
+        return problem.messages
+    return to_prompt(problem.text) if prompt_format == "chat" else problem.text
 
 
 def render(
-    problem: str, tokenizer: PreTrainedTokenizerBase, prompt_format: str, chat_template_kwargs: dict | None = None
+    problem: Problem, tokenizer: PreTrainedTokenizerBase, prompt_format: str, chat_template_kwargs: dict | None = None
 ) -> list[int]:
     """
     Token ids of a problem's prompt.
@@ -105,7 +110,7 @@ def measure(
             Called if there is anything to sample.
     """
     samples = _sample(path, problems, model, tokenizer, data, args, make_sampler)
-    scores = _score(path.with_suffix(".scores.jsonl"), samples, problems, data)
+    scores = _score(path.with_suffix(".scores.jsonl"), samples, problems, data, args)
     rewards = np.zeros((len(problems), args.num_samples))
     lengths = np.zeros((len(problems), args.num_samples), dtype=int)
     unparsable = 0
@@ -114,12 +119,12 @@ def measure(
         if row["rewards"] is None:
             unparsable += 1
         else:
-            rewards[row["index"]] = row["rewards"]
+            rewards[row["index"]] = np.array(row["rewards"]) > args.positive_threshold
     return Measurement(rewards, lengths, unparsable)
 
 
 def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> SampleStore:
-    prompts = [render(problem.text, tokenizer, args.prompt_format, args.chat_template_kwargs) for problem in problems]
+    prompts = [render(problem, tokenizer, args.prompt_format, args.chat_template_kwargs) for problem in problems]
     names = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
     settings = {name: asdict(args)[name] for name in names}
     # The digest of the token ids stands for the problems, their order, the chat template and the tokenizer.
@@ -140,9 +145,17 @@ def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> Sampl
     return store
 
 
-def _score(path: Path, samples: SampleStore, problems: Sequence[Problem], data: str) -> SampleStore:
-    settings = {"samples": samples.id, "answers": _digest([problem.answer for problem in problems])}
-    settings["math_verify"] = importlib.metadata.version("math-verify")
+def _score(
+    path: Path, samples: SampleStore, problems: Sequence[Problem], data: str, args: SamplingArguments
+) -> SampleStore:
+    if args.reward_func is None:
+        score = _compare_answers
+        settings = {"samples": samples.id, "answers": _digest([problem.answer for problem in problems])}
+        settings["math_verify"] = importlib.metadata.version("math-verify")
+    else:
+        score = OwnReward(args.reward_func, args.prompt_format)
+        settings = {"samples": samples.id, "answers": _digest([problem.extra for problem in problems])}
+        settings |= {"reward_func": args.reward_func, "source": score.source}
     with SampleStore(path, settings).open() as store, _counted(store, len(problems), f"{data} verified"):
         with tqdm(total=len(problems), initial=len(store.done), desc=f"Verifying {data}", unit="problem") as progress:
             batch = []
@@ -150,9 +163,9 @@ def _score(path: Path, samples: SampleStore, problems: Sequence[Problem], data: 
                 if row["index"] not in store.done:
                     batch.append(row)
                 if len(batch) * len(row["completions"]) >= VERIFY_TOGETHER:
-                    progress.update(_score_batch(store, batch, problems))
+                    progress.update(_score_batch(store, batch, problems, score))
                     batch = []
-            progress.update(_score_batch(store, batch, problems))
+            progress.update(_score_batch(store, batch, problems, score))
     return store
 
 
@@ -167,10 +180,68 @@ def _counted(store: SampleStore, total: int, what: str) -> Iterator[None]:
         ) from error
 
 
-def _score_batch(store: SampleStore, batch: list[dict[str, Any]], problems: Sequence[Problem]) -> int:
+def _compare_answers(completions: list[str], problems: list[Problem]) -> list[float | None]:
+    return verify_answers(completions, [problem.answer for problem in problems])
+
+
+class OwnReward:
+    """
+    A reward function by its import path, called as TRL calls it: with `prompts`, `completions` and the data set's columns.
+
+    Args:
+        name (`str`):
+            Import path, or a call of a function that makes one, see [`~cli.reward_funcs.load_reward_func`].
+        prompt_format (`str`):
+            See [`to_model_prompt`].
+
+    Raises:
+        `ValueError`: if it is no function.
+    """
+
+    def __init__(self, name: str, prompt_format: str):
+        self.name, self.function, self.prompt_format = name, load_reward_func(name), prompt_format
+
+    @property
+    def source(self) -> str | None:
+        """A hash of the function's text, so that scores of an older version are noticed."""
+        try:
+            return _digest(inspect.getsource(self.function))
+        except (OSError, TypeError):  # not a plain function
+            return None
+
+    def __call__(self, completions: list[str], problems: list[Problem]) -> list[float | None]:
+        if not completions:
+            return []
+        prompts = [to_model_prompt(problem, self.prompt_format) for problem in problems]
+        replies = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for text, prompt in zip(completions, prompts, strict=True)
+        ]
+        names = problems[0].extra.keys() - {"prompt", "completion", "completion_ids"}  # as TRL leaves them out
+        columns = {name: [problem.extra[name] for problem in problems] for name in sorted(names)}
+        rewards = self.function(prompts=prompts, completions=replies, **columns)
+        if inspect.isawaitable(rewards):
+            rewards = asyncio.run(_awaited(rewards))
+        if len(rewards) != len(completions):
+            raise ValueError(
+                f"reward_func {self.name!r} returned {len(rewards)} rewards for {len(completions)} completions. Return one "
+                "for each, or None."
+            )
+        return [None if reward is None else float(reward) for reward in rewards]
+
+
+async def _awaited(rewards):
+    return await rewards
+
+
+def _score_batch(
+    store: SampleStore,
+    batch: list[dict[str, Any]],
+    problems: Sequence[Problem],
+    score: Callable[[list[str], list[Problem]], list[float | None]],
+) -> int:
     completions = [completion for row in batch for completion in row["completions"]]
-    references = [problems[row["index"]].answer for row in batch for _ in row["completions"]]
-    rewards = iter(verify_answers(completions, references))
+    rewards = iter(score(completions, [problems[row["index"]] for row in batch for _ in row["completions"]]))
     for row in batch:
         row_rewards = [next(rewards) for _ in row["completions"]]
         scored = None if None in row_rewards else row_rewards
@@ -197,7 +268,7 @@ def fingerprint(model: str) -> str | None:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]
 
 
 def _seed(seed: int, index: int) -> int:

@@ -27,9 +27,14 @@ class SamplingArguments:
             Of the sampling; temperature 0 is greedy.
         max_new_tokens (`int`, *optional*, defaults to `4096`):
             Most tokens of a completion.
-        prompt_format (`str`, *optional*, defaults to `"chat"`):
+        reward_func (`str`, *optional*):
+            Import path of a reward function as [`~trl.GRPOTrainer`] takes it, which decides what is right. By default
+            math-verify compares the answers.
+        positive_threshold (`float`, *optional*, defaults to `0.7`):
+            A completion is right where `reward_func` gives more.
+        prompt_format (`str`, *optional*):
             `"chat"`: the paper's system prompt and instruction in the model's chat template. `"plain"`: the problem as it
-            is.
+            is. By default `"chat"`, and `"plain"` with a `reward_func`. A conversation stays as it is.
         chat_template_kwargs (`str` or `dict`, *optional*):
             Variables of the chat template, on the command line as JSON. Llama-3.2's writes the current day unless it gets
             a `date_string`: give the one of the training, or an evaluation cannot be resumed the next day.
@@ -58,11 +63,21 @@ class SamplingArguments:
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
     top_p: float = field(default=1.0, metadata={"help": "Nucleus of the sampling; 1 is all of it."})
     max_new_tokens: int = field(default=4096, metadata={"help": "Most tokens of a completion."})
-    prompt_format: str = field(
-        default="chat",
+    reward_func: str | None = field(
+        default=None,
+        metadata={
+            "help": "Import path of a reward function, such as `my_rewards.right`, that decides what is right; default: "
+            "math-verify compares the answers."
+        },
+    )
+    positive_threshold: float = field(
+        default=0.7, metadata={"help": "A completion is right where reward_func gives more."}
+    )
+    prompt_format: str | None = field(
+        default=None,
         metadata={
             "help": "'chat': the paper's system prompt and instruction in the model's chat template; 'plain': the "
-            "problem as it is.",
+            "problem as it is. Default: 'chat', with a reward_func 'plain'. A conversation stays as it is.",
             "choices": ["chat", "plain"],
         },
     )
@@ -101,6 +116,8 @@ class SamplingArguments:
     )
 
     def __post_init__(self):
+        if self.prompt_format is None:
+            self.prompt_format = "chat" if self.reward_func is None else "plain"
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _read_json(self.chat_template_kwargs)
         for name in ("num_samples", "max_new_tokens", "batch_size", "vllm_max_concurrent_requests"):
@@ -110,6 +127,13 @@ class SamplingArguments:
             raise ValueError(
                 f"temperature ({self.temperature}) must be at least 0 and top_p ({self.top_p}) in (0, 1]."
             )
+
+    @property
+    def scored_by(self) -> str:
+        """What decides, in words."""
+        if self.reward_func is None:
+            return "answers compared by math-verify"
+        return f"right where `{self.reward_func}` gives more than {self.positive_threshold:g}"
 
 
 def _read_json(text: str) -> dict:

@@ -41,15 +41,20 @@ def select(pass_rates: np.ndarray, min_pass_rate: float, max_pass_rate: float) -
     return kept
 
 
-def build_dataset(problems: list[Problem], measured: Measurement, kept: np.ndarray, prompt_format: str) -> Dataset:
-    """The selected problems with columns `id`, `prompt`, `problem`, `answer`, `pass_rate` and `draws`."""
+def build_dataset(
+    problems: list[Problem], measured: Measurement, kept: np.ndarray, prompt_format: str, own_reward: bool = False
+) -> Dataset:
+    """
+    The selected problems with columns `id`, `prompt`, `problem`, `answer`, `pass_rate` and `draws`; for a reward of one's own
+    with the source's columns in place of `problem` and `answer`.
+    """
     return Dataset.from_list(
         [
             {
+                **(problems[i].extra if own_reward else {}),
                 "id": problems[i].id,
-                "prompt": to_model_prompt(problems[i].text, prompt_format),
-                "problem": problems[i].text,
-                "answer": problems[i].answer,
+                "prompt": to_model_prompt(problems[i], prompt_format),
+                **({} if own_reward else {"problem": problems[i].text, "answer": problems[i].answer}),
                 "pass_rate": float(measured.pass_rates[i]),
                 "draws": measured.rewards.shape[1],  # behind the pass rate
             }
@@ -81,9 +86,12 @@ def run(
         split=args.dataset_split,
         problem_column=args.problem_column,
         answer_column=args.answer_column,
+        own_reward=args.reward_func is not None,
     )
     counts = {"loaded": len(problems)}
-    problems, dropped = clean(problems, tokenizer, args.max_problem_tokens, args.strict)
+    problems, dropped = clean(
+        problems, tokenizer, args.max_problem_tokens, args.strict, own_reward=args.reward_func is not None
+    )
     problems = problems[: args.max_problems]
     with once(lambda: make(args.model_name_or_path, tokenizer, args)) as sampler:
         measured = measure(
@@ -103,7 +111,7 @@ def run(
         f"pass rate above {args.max_pass_rate:g}": int((measured.pass_rates > args.max_pass_rate).sum()),
         "kept": len(kept),
     }
-    dataset = build_dataset(problems, measured, kept, args.prompt_format)
+    dataset = build_dataset(problems, measured, kept, args.prompt_format, args.reward_func is not None)
     write(Path(args.output_dir), dataset, measured, counts, columns, args)
     return dataset
 
@@ -113,7 +121,7 @@ def write(
     dataset: Dataset,
     measured: Measurement,
     counts: dict[str, int],
-    columns: list[str],
+    columns: list[str | None],
     args: "SelectionArguments",
 ) -> None:
     """Write the data file, `README.md` (the card), `selection.json` and `pass_rates.png`."""
@@ -132,9 +140,9 @@ CARD = """\
 
 # {number:,} problems that {model} solves sometimes
 
-Selected from `{data}` (problem: `{problem_column}`, answer: `{answer_column}`) with `python -m ada_trl.data` by the pass rate
+Selected from `{data}` ({columns}) with `python -m ada_trl.data` by the pass rate
 of `{model}`: {num_samples} completions per problem, temperature {temperature:g}, top_p {top_p:g}, at most {max_new_tokens}
-tokens, prompt format "{prompt_format}", seed {seed}; answers compared by math-verify. Kept: {min_pass_rate:g} < pass rate ≤
+tokens, prompt format "{prompt_format}", seed {seed}; {scored_by}. Kept: {min_pass_rate:g} < pass rate ≤
 {max_pass_rate:g}.
 
 {table}
@@ -149,30 +157,36 @@ when they are sampled again.
 | --- | --- |
 | `id` | hash of the problem's normalised text |
 | `prompt` | what the model is given |
-| `problem`, `answer` | as in the source |
 | `pass_rate`, `draws` | measured, with so many completions |
+| the others | as in the source |
 """
 
 
 def card(
-    dataset: Dataset, measured: Measurement, counts: dict[str, int], columns: list[str], args: "SelectionArguments"
+    dataset: Dataset,
+    measured: Measurement,
+    counts: dict[str, int],
+    columns: list[str | None],
+    args: "SelectionArguments",
 ) -> str:
     """The data set's README."""
     # No `configs`: with them, load_dataset takes what it cached of any directory of the same name for this one.
     metadata = DatasetCardData(
         task_categories=["text-generation"],
-        tags=["math", "reinforcement-learning"],
+        tags=[*([] if args.reward_func else ["math"]), "reinforcement-learning"],
     )
     totals = ("loaded", "sampled", "kept")
     rows = [[n if n in totals else f"dropped: {n}", f"{count:,}"] for n, count in counts.items()]
     return CARD.format(
-        **{name: value for name, value in vars(args).items() if name not in ("problem_column", "answer_column")},
+        **vars(args),
         metadata=metadata.to_yaml(),
         number=len(dataset),
         model=args.model_name_or_path,
         data=args.dataset_name,
-        problem_column=columns[0],
-        answer_column=columns[1],
+        columns=", ".join(
+            f"{what}: `{name}`" for what, name in zip(("problem", "answer"), columns, strict=True) if name
+        ),
+        scored_by=args.scored_by,
         table=markdown_table(["", "problems"], rows, align_right=True),
         sampled=len(measured.rewards),
         mean=measured.pass_rates.mean(),

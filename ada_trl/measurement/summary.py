@@ -115,8 +115,8 @@ REPORT = """\
 # Evaluation
 
 {num_samples} completions per problem at temperature {temperature:g}, top_p {top_p:g}, at most {max_new_tokens} tokens; prompt
-format "{prompt_format}", seed {seed}; answers compared by math-verify. In brackets: 95 % intervals from {num_resamples:,}
-bootstrap resamples of the problems (percentile; problems are resampled within their data set).
+format "{prompt_format}", seed {seed}; {scored_by}. In brackets: 95 % intervals from
+{num_resamples:,} bootstrap resamples of the problems (percentile; problems are resampled within their data set).
 
 ## average@{num_samples}, in percent
 
@@ -180,7 +180,7 @@ def _average_table(results: dict[str, Any]) -> str:
 
 def _notes(results: dict[str, Any]) -> str:
     unparsable = ", ".join(f"{count} in {name}" for name, count in results["unparsable"].items() if count)
-    return f" Problems whose reference math-verify cannot parse count as wrong: {unparsable}." if unparsable else ""
+    return f" Problems that cannot be scored count as wrong: {unparsable}." if unparsable else ""
 
 
 def _difficulty_section(results: dict[str, Any]) -> str:
