@@ -1,14 +1,20 @@
 """The examples do what they say, on tiny models; that of a vLLM server is in tests/server."""
 
+import json
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.recipes.arithmetic.task import prepare
 
-from .helpers import QUICK_ARGUMENTS, chat_tokenizer, logs_of, tiny_chat_model, tiny_model, tiny_tokenizer
+from .agent_worker import play
+from .helpers import QUICK_ARGUMENTS, chat_tokenizer, free_port, logs_of, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +71,56 @@ def test_conversation(tmp_path):
     evaluations = [logs["eval_reward"] for logs in trainer.state.log_history if "eval_reward" in logs]
     assert len(evaluations) == 3 and trainer.state.best_metric == max(evaluations[1:])
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_agent(tmp_path):
+    """Every other game is played by halving, which wins; the others are given up."""
+    game = example("agent")["HigherOrLower"]()
+    assert game.reset(secret=40) == " It is between 1 and 100."
+    assert [game.guess(number) for number in (50, 25, 40)] == ["lower", "higher", "found"] and game.get_reward() == 1
+    trainer = play(tmp_path, "--per_device_train_batch_size=16")
+    for logs in logs_of(trainer):
+        assert logs["reward"] == logs["rewards/HigherOrLower/mean"] == 0.5 and logs["tools/call_frequency"] > 1
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_agent_with_the_models_own_turns(tmp_path):
+    own = AdaGRPOTrainer._generate_single_turn
+    trainer = play(tmp_path, "--per_device_train_batch_size=16", policy=own)
+    assert trainer.pass_rates.reads_hidden_states and [logs["reward"] for logs in logs_of(trainer)] == [0, 0]
+
+
+def test_agent_in_the_papers_mode(tmp_path):
+    trainer = play(tmp_path, "--baseline=pool", "--num_generations=4", "--per_device_train_batch_size=16")
+    assert [logs["reward"] for logs in logs_of(trainer)] == [0.5, 0.5]
+
+
+@pytest.mark.slow
+def test_agent_on_two_processes(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--mixed_precision=no",
+    ]
+    command += [f"--main_process_port={free_port()}", "--module", "tests.agent_worker", str(tmp_path)]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*command, "--per_device_train_batch_size=8"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    ranks = [tmp_path / f"rank{i}.json" for i in range(2)]
+    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
+    first, second = (json.loads(rank.read_text()) for rank in ranks)
+    assert first["weights"] == second["weights"]
+    assert [logs["reward"] for logs in first["logs"]] == [0.5, 0.5]
+    assert first["won"] == second["won"] == [1.0, 0.0] * 4, "The environments of the rows that are trained on."
 
 
 def test_every_example_is_listed_and_run_somewhere():

@@ -1,7 +1,11 @@
 """What a run says: at its start, on the console, and to the trackers."""
 
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +16,10 @@ from transformers import PrinterCallback, ProgressCallback
 from ada_trl import AdaGRPOConfig
 from ada_trl.trainer.logs import LARGEST_LINE, console_line, constant_metrics, summary
 
-from .helpers import build, logs_of
+from .helpers import build, free_port, logs_of
 
 
+ROOT = Path(__file__).parent.parent
 MODES = {
     "posterior": {"baseline": "posterior"},
     "posterior of groups": {"baseline": "posterior", "num_generations": 2},
@@ -113,6 +118,27 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
         copies = [*means, *([1 - value for value in copied] for copied in (means[2], silent))]
         same = len(set(values)) == 1 or any(values == pytest.approx(copy) for copy in copies)
         assert same or name.startswith("ada/pass_rate/p"), f"{name} varies: {values}"
+
+
+@pytest.mark.slow
+def test_on_two_processes_one_of_them_writes(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    command += [
+        "--mixed_precision=no",
+        f"--main_process_port={free_port()}",
+        "--module",
+        "tests.log_worker",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-3000:]
+    runs = re.split(r"^mode (.+)\n", result.stdout, flags=re.MULTILINE)[1:]
+    assert runs[::2] == list(MODES)
+    for text in runs[1::2]:
+        lines = [line for line in text.splitlines() if re.match(r"Each step: |step \d+: |\d+ steps in ", line)]
+        assert [line.split()[0] for line in lines] == ["Each", "step", "step", "2"], text
+        assert all(len(line) <= LARGEST_LINE for line in lines[1:])
 
 
 @pytest.mark.parametrize("mode", MODES)

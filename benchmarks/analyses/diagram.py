@@ -23,7 +23,7 @@ COLUMNS = {  # left edge: the decision, and what the default does
     148: ("② How many rollouts", f"rounds of {M}, until {GROUP // 2} are solved and {GROUP // 2} are not"),
     510: ("③ Compared with", "mean of the row"),
     648: ("④ Weight", "1/√p"),
-    728: ("Trained on", f"{GROUP}, balanced"),
+    728: ("Trained on", f"{GROUP}, reweighted"),
 }
 SOLVED, FAILED, GREY = COLORS["GRPO n=8"], "#8a8a8a", "#666666"
 
