@@ -13,6 +13,7 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 or, with `--stream`, at GRPO's rows, with prompts from the stream:
 
 - GRPO with n = 4,
+- the batch mean and the posterior baseline with one rollout per prompt,
 - refill, without and with a barrier per round,
 - rounds across steps, four rollouts per prompt and one.
 
@@ -146,6 +147,8 @@ def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int
     across = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
+        "Batch n=1": (1, AdaGRPOTrainer, {"baseline": "batch"}),
+        "Posterior n=1": (1, AdaGRPOTrainer, {"baseline": "posterior"}),
         "Refill": (4, AdaGRPOTrainer, refill),
         "Refill, barrier per round": (4, BarrierTrainer, refill),
         "Rounds across steps, n=4": (4, AdaGRPOTrainer, across),
@@ -161,6 +164,8 @@ def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int
     print_ratios(
         runs,
         (
+            ("Batch n=1", "GRPO n=4"),
+            ("Posterior n=1", "GRPO n=4"),
             ("Refill", "Refill, barrier per round"),
             ("Rounds across steps, n=4", "GRPO n=4"),
             ("Rounds across steps, n=1", "GRPO n=4"),

@@ -11,7 +11,7 @@ from .helpers import launch
 
 DEADLINE = 1.5
 BUSY_MACHINE = 5  # times as long as the run without a fault
-REMEDY = "Check its log|correct vllm_server_base_url|Give this run a server of its own"
+REMEDY = "(?i)check its log|correct vllm_server_base_url|give this run a server of its own"
 LONGEST = 250
 
 
@@ -41,7 +41,7 @@ def test_every_row_is_of_the_right_weights_or_all_processes_say_why_not(processe
     assert all(outcomes[0]["error"] is None and outcomes[0]["rows"] for outcomes in ranks)
     wrong, errors = [], 0
     for fault, met, *outcomes in zip(faults, server.met, *ranks, strict=True):
-        problems = list(check(outcomes, server, met, normal))
+        problems = list(check(fault, outcomes, server, met, normal))
         wrong += [(fault, problem) for problem in problems]
         errors += outcomes[0]["error"] is not None
     assert not wrong, "\n".join(map(str, wrong))
@@ -49,7 +49,7 @@ def test_every_row_is_of_the_right_weights_or_all_processes_say_why_not(processe
     assert 0.2 * runs < errors < 0.9 * runs and sum(met is not None for met in server.met) > 0.6 * runs
 
 
-def check(outcomes: list[dict], server: FaultyServer, met: float | None, normal: float):
+def check(fault: Fault, outcomes: list[dict], server: FaultyServer, met: float | None, normal: float):
     errors = [outcome["error"] for outcome in outcomes]
     if any(errors) and not all(errors):
         yield f"one-sided: {errors}"
@@ -62,7 +62,8 @@ def check(outcomes: list[dict], server: FaultyServer, met: float | None, normal:
         rows = [(server.completions[number].weights, ours) for number, ours in outcome["rows"]]
         if any(abs(theirs - ours) > 1e-9 * ours for theirs, ours in rows):
             yield f"trained on other weights, error {outcome['error']}"
-        if outcome["left"]:
+        stuck = fault.path == "/v1/unload_lora_adapter" and fault.number > 2  # its files stay with the adapter
+        if outcome["left"] and not stuck:
             yield f"left behind: {outcome['left']}"
         if met is not None and outcome["ended"] - met > DEADLINE + 5 + BUSY_MACHINE * normal:
             yield f"{outcome['ended'] - met:.1f} seconds, {normal:.1f} without a fault"
