@@ -278,14 +278,14 @@ def test_a_queue_resumes_exactly(options):
 
     queue = PromptQueue(stream(30), schedule(**options))
     steps(queue, 11, 0)
-    state = json.loads(json.dumps(queue.state_dict(before_last_step=False)))
+    state = json.loads(json.dumps(queue.state_dict(steps_back=0)))
     resumed = PromptQueue(stream(30), schedule(**options))
     resumed.load_state_dict(state)
     assert steps(resumed, 15, 7) == steps(queue, 15, 7)
     # In the middle of a step, that step again.
     before = [[candidate.position for candidate in lane] for lane in queue.open(beliefs)]
     again = PromptQueue(stream(30), schedule(**options))
-    again.load_state_dict(json.loads(json.dumps(queue.state_dict(before_last_step=True))))
+    again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
     assert [[candidate.position for candidate in lane] for lane in again.open(beliefs)] == before
 
 

@@ -73,7 +73,7 @@ class PromptQueue:
         self.chosen: list[int] = []  # positions that were chosen, and not needed yet
         self.passed_over: dict[str, int] = {}  # by key, how often since it was last asked
         self.metrics: dict[str, float] = {}  # of the step under way
-        self._before: dict[str, Any] = {}
+        self._before: list[dict[str, Any]] = []  # the states before the last two steps were opened, the last one first
         self._seen_useless = 0  # steps without beliefs
         self._new: list[Candidate] = []  # that this step may ask
 
@@ -85,7 +85,7 @@ class PromptQueue:
             beliefs (`Callable[[list[int]], Beliefs]`, *optional*):
                 Of positions in the stream. Called once if there is a choice.
         """
-        self._before, self.metrics = self._state(), {}
+        self._before, self.metrics = [self._state(), *self._before[:1]], {}
         schedule, returning = self.schedule, self.returning
         lanes: list[list[Candidate]] = [[candidate] for candidate in returning]
         lanes += [[] for _ in range(schedule.lanes - len(lanes))]
@@ -199,9 +199,15 @@ class PromptQueue:
         state = {"stream": self.stream.state_dict(), "returning": returning, "chosen": list(self.chosen)}
         return state | {"passed_over": dict(self.passed_over)}
 
-    def state_dict(self, *, before_last_step: bool) -> dict[str, Any]:
-        """For `load_state_dict`; of the time before the last `open` if its rollouts are still being trained on."""
-        return self._before if before_last_step else self._state()
+    def state_dict(self, *, steps_back: int = 0) -> dict[str, Any]:
+        """For `load_state_dict`; of the time before the last `open`, or the last two, whose rollouts are not trained on yet."""
+        return self._before[steps_back - 1] if steps_back else self._state()
+
+    def withdraw(self) -> None:
+        """Nothing of what was opened last is asked: its prompts are the next ones again."""
+        self.stream.put_back([candidate.position for candidate in self._new if candidate.in_order])
+        self.chosen = [candidate.position for candidate in self._new if not candidate.in_order] + self.chosen
+        self._before, self._new = self._before[1:], []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])

@@ -3,6 +3,8 @@
 import queue
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 
 from ..core import Pool, Rollout, eliminate_per_prompt
 from ..core.elimination import round_sizes
@@ -78,6 +80,26 @@ class PerPromptSource(RolloutSource):
         self._submitted = self._failures = 0
         self._unavailable: VLLMServerUnavailable | None = None
         self._idle_since: float | None = None
+        self._ahead: list[Future] = []  # by prompt, its first round where it was asked for before the step
+        self._open, self._start = ExitStack(), None  # closing it cancels what is under way
+
+    def ask(self, samples_per_round: int | Sequence[int]) -> None:
+        """Send the requests of the first round now; [`sample`] takes the answers, [`drop`] does without them."""
+        self.vllm.vllm_client.retries = self.vllm.vllm_client.timeouts = 0
+        self._start = self._open.enter_context(self.vllm.requests())
+        sizes = round_sizes(samples_per_round, len(self.prompts))
+        rows = [self._own_row(prompt, 0) for prompt in range(len(self.prompts))]
+        self._ahead = [
+            self._start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def settle(self) -> None:
+        """Wait until what was asked ahead has been answered, or has failed."""
+        wait(self._ahead)
+
+    def drop(self) -> None:
+        """Cancel what was asked ahead."""
+        self._open.close()
 
     def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
@@ -98,8 +120,10 @@ class PerPromptSource(RolloutSource):
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
-        client.retries = client.timeouts = 0
-        with self.vllm.requests() as start:
+        if self._start is None:
+            client.retries = client.timeouts = 0
+        with self._open:
+            start = self._start or self._open.enter_context(self.vllm.requests())
             pools = eliminate_per_prompt(
                 len(self.prompts),
                 self._submitter(start, sizes),
@@ -130,7 +154,10 @@ class PerPromptSource(RolloutSource):
                 return
             self._submitted += 1
             row = self._own_row(prompt, first_draw)
-            future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
+            if self._ahead and first_draw == 0:
+                future = self._ahead[prompt]
+            else:
+                future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

@@ -177,6 +177,10 @@ class AdaGRPOConfig(GRPOConfig):
             the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
             not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
             pools. 0 never does, 1 always.
+        max_staleness (`int`, *optional*, defaults to `0`):
+            With a vLLM server and 1, the next step's rollouts are asked for before this one's are trained on, so that server
+            and trainer work at the same time. They come from the weights before the update, which TRL's
+            importance-sampling correction makes up for. For modes with one round of rollouts.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`], following the paper:
@@ -393,6 +397,13 @@ class AdaGRPOConfig(GRPOConfig):
             "process's prompts; 0 never does."
         },
     )
+    max_staleness: int = field(
+        default=0,
+        metadata={
+            "help": "1: a vLLM server generates the next step's rollouts, from the weights before the update, while this "
+            "step is trained on. 0: one after the other."
+        },
+    )
 
     def __post_init__(self):
         check_types(self, AdaGRPOConfig.__annotations__)
@@ -452,9 +463,22 @@ class AdaGRPOConfig(GRPOConfig):
         return self.samples_in_rounds and self.baseline != "pool"
 
     @property
-    def uses_stream(self) -> bool:
+    def asks_other_prompts(self) -> bool:
         """Whether a step asks other prompts than the next ones of the data set."""
         return self.has_fixed_budget or self.unresolved == "replace" or self.prompt_candidates > 1
+
+    @property
+    def uses_stream(self) -> bool:
+        """Whether prompts come from a stream, because they are other ones, or asked before the loader hands them out."""
+        return self.asks_other_prompts or self.max_staleness > 0
+
+    @property
+    def rounds_of_a_step(self) -> int:
+        """The most rounds that a prompt, or a lane, draws in one step."""
+        if self.has_fixed_budget:
+            return self.rounds_per_step
+        rounds = self.max_rounds if self.samples_in_rounds else 1
+        return rounds * (1 + self.max_replacements) if self.unresolved == "replace" else rounds
 
     @property
     def uses_estimates(self) -> bool:

@@ -27,6 +27,7 @@ from ..rollouts.progress import StepProgress
 from ..rollouts.source import Batch, RolloutSource
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
+from .engine import Asking
 from .logs import constant_metrics, show_one_line
 from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
@@ -37,6 +38,7 @@ from .streaming import Asked, FromStream
 logger = get_logger(__name__)
 
 TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
+MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
@@ -135,6 +137,11 @@ class AdaGRPOTrainer(FromStream):
             self._catches_states = self.pass_rates.reads_hidden_states and not self._estimates_first
         if args.baseline != "pool":
             self._scale = RewardScale() if args.baseline == "batch" else self.pass_rates.belief.scale
+        if args.max_staleness and not self._asks_server_per_prompt:
+            raise ValueError(
+                f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
+                "tools, environments, and reward models on sharded processes do not allow. Set max_staleness=0."
+            )
         if args.uses_stream:
             self._build_queue()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
@@ -167,15 +174,19 @@ class AdaGRPOTrainer(FromStream):
             return output
         with self._environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
+            if self.args.max_staleness:
+                self._ask_ahead()
         with self._replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._judge(replay, phase.states)
             self._apply_replay(output)
         self._look_at_sampled(output)
+        if self.args.max_staleness:
+            self._log_staleness(output)
         return output
 
-    def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
-        """Sample all processes' prompts, select their groups and bring this process's share of them here."""
+    def _decide(self, inputs: list[dict[str, Any]]) -> Asking:
+        """Which prompts are asked next, and for how many rollouts. Collective."""
         args = self.args
         known = False
         if args.uses_stream:
@@ -194,15 +205,43 @@ class AdaGRPOTrainer(FromStream):
             lanes = self._queue.lanes(candidates, budgets or [size] * len(candidates))
         source = self._build_source(own, owners, lanes)
         sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
+        return Asking(source, sizes, self.state.global_step, lanes, self.pass_rates and self.pass_rates.visit)
+
+    def _ask_ahead(self) -> None:
+        """Send the next step's requests, to be answered with the newest weights while this step is trained on. Collective."""
+        args = self.args
+        done = (
+            self.state.global_step * args.gradient_accumulation_steps + self._step % args.gradient_accumulation_steps
+        )
+        if done + args.steps_per_generation * self.num_iterations >= (
+            self.state.max_steps * args.gradient_accumulation_steps
+        ):
+            return  # this was the last generation
+        self._bring_weights()
+        visit = self.pass_rates and self.pass_rates.visit  # of the step that is yet to be trained on
+        self._ahead = self._decide([])
+        self._ahead.source.ask(self._ahead.sizes)
+        self._ahead.sent = True
+        if self.pass_rates is not None:
+            self.pass_rates.visit = visit
+
+    def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
+        """Sample all processes' prompts, select their groups and bring this process's share of them here."""
+        args = self.args
+        asking, self._ahead = self._ahead or self._decide(inputs), None
+        source, lanes = asking.source, asking.lanes
+        if self.pass_rates is not None:
+            self.pass_rates.visit = asking.visit
+        self._staleness = self.state.global_step - asking.step
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
-            self._engine_ready(),
+            self._engine_ready(asking),
             StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
         ):
             pools = source.sample(
                 exit_condition=args.exit_condition if lanes is None else lane_done,
-                samples_per_round=sizes,
-                max_rounds=self._rounds_of_a_step,
+                samples_per_round=asking.sizes,
+                max_rounds=args.rounds_of_a_step,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
@@ -461,6 +500,15 @@ class AdaGRPOTrainer(FromStream):
         for name, value in replay.first_round_rewards(self.reward_func_names, self.args.estimates_budgets).items():
             self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
+
+    def _log_staleness(self, output: dict[str, Any]) -> None:
+        """How old the weights were, and of how many rollouts of their own the new weights' worth is."""
+        differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
+        ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
+        ratios = self.accelerator.gather(ratios)
+        metrics = self._metrics["train"]
+        metrics["ada/staleness"].append(float(self._staleness))
+        metrics["ada/effective_sample_share"].append((ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item())
 
     def _mask_rows(self, output: dict[str, Any], masked: list[bool]) -> None:
         """Make the loss what it would be without the `masked` rows, of all processes: those of prompts without contrast."""

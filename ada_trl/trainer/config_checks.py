@@ -108,6 +108,7 @@ def check_config(args: GRPOConfig) -> None:
     _check_vllm(args)
     _check_estimates(args)
     _check_stream(args)
+    _check_staleness(args)
     if not args.uses_value_network:
         _refuse(
             args,
@@ -311,6 +312,32 @@ def _check_vllm(args: GRPOConfig) -> None:
                 f"vllm_weight_sync={args.vllm_weight_sync!r} is for a vLLM server, but use_vllm={args.use_vllm} and "
                 f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave vllm_weight_sync unset."
             )
+
+
+def _check_staleness(args: GRPOConfig) -> None:
+    """Generation one step ahead."""
+    if args.max_staleness not in (0, 1):
+        raise ValueError(
+            f"max_staleness ({args.max_staleness}) must be 0, or 1 for rollouts that are one step ahead of the training."
+        )
+    if not args.max_staleness:
+        return
+    if not (args.use_vllm and args.vllm_mode == "server"):
+        raise ValueError(
+            f"max_staleness ({args.max_staleness}) lets a vLLM server work beside the trainer, but use_vllm="
+            f"{args.use_vllm} and vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or max_staleness=0."
+        )
+    if not args.vllm_importance_sampling_correction:
+        raise ValueError(
+            f"max_staleness ({args.max_staleness}) trains on rollouts of earlier weights, which only "
+            "vllm_importance_sampling_correction=True makes up for. Set it, or max_staleness=0."
+        )
+    if args.rounds_of_a_step > 1:
+        raise ValueError(
+            f"max_staleness ({args.max_staleness}) is for one round of rollouts per step: further rounds of "
+            f"adaptive_sampling={args.adaptive_sampling!r}, unresolved={args.unresolved!r} and rounds_per_step="
+            f"{args.rounds_per_step} would be waited for all the same. Set max_staleness=0, or baseline='posterior'."
+        )
 
 
 def check_size(args: GRPOConfig, dataset: Any) -> None:

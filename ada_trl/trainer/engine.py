@@ -3,17 +3,53 @@
 import signal
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from trl.extras.profiling import profiling_context
 
+from ..estimation.tracker import Visit
 from ..notices import get_logger
+from ..prompts.lanes import Lane
+from ..rollouts.source import RolloutSource
 from .parent import Preparing, Replaying, Sampling, ThroughParent
 
 
 logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
+
+
+@dataclass
+class Asking:
+    """
+    What a step asks.
+
+    Args:
+        source ([`~rollouts.source.RolloutSource`]):
+            Of its rollouts.
+        sizes (`int` or `list[int]`):
+            Rollouts per round, of every prompt or by prompt of this process.
+        step (`int`):
+            Optimizer steps that the weights have seen from which it is generated.
+        lanes (`list[Lane]`, *optional*):
+            Of all processes.
+        visit ([`~estimation.tracker.Visit`], *optional*):
+            What was known of its prompts.
+        sent (`bool`):
+            Whether a server has got the requests already.
+        confirmed (`bool`, *optional*):
+            Whether the answers came from the right weights, see [`~engine.vllm.AdaVLLMGeneration.confirm_weights`]; `None`
+            before that was looked at.
+    """
+
+    source: RolloutSource
+    sizes: int | list[int]
+    step: int
+    lanes: list[Lane] | None = None
+    visit: Visit | None = None
+    sent: bool = False
+    confirmed: bool | None = None
 
 
 class WithEngine(ThroughParent):
@@ -23,6 +59,10 @@ class WithEngine(ThroughParent):
     _warned_of_other_weights = False
     _uses_server = False
     _weights_confirmed = True  # those of the last generation's rollouts, by asking the server afterwards
+    _staleness = (
+        0  # optimizer steps between the weights that sampled the last batch and those that it is trained on with
+    )
+    _ahead: Asking | None = None  # the next step's rollouts, if they are asked for before this one is trained on
 
     def train(self, *args, **kwargs):
         with self._using_server():
@@ -44,6 +84,7 @@ class WithEngine(ThroughParent):
                 yield
             finally:
                 self._uses_server = False
+                self._drop_ahead()
                 self.vllm_generation.close()
                 self._last_loaded_step = -1
 
@@ -70,20 +111,37 @@ class WithEngine(ThroughParent):
         return columns
 
     @contextmanager
-    def _engine_ready(self):
+    def _engine_ready(self, asking: Asking):
         """A server has this step's weights before and after; a colocated engine is kept awake over the rounds."""
         if not self.use_vllm:
             yield
         elif self._syncs_with_server:
-            self._bring_weights()
+            if not asking.sent:
+                self._bring_weights()
             yield
-            self._weights_confirmed = self.vllm_generation.confirm_weights()
+            if asking.confirmed is None:
+                asking.confirmed = self.vllm_generation.confirm_weights()
+            self._weights_confirmed = asking.confirmed
         else:
             with self.vllm_generation.awake(self._push_weights):
                 yield
 
+    def _settle_ahead(self) -> None:
+        """Await what was asked ahead: nothing may be under way while the weights change. Collective."""
+        asking = self._ahead
+        if asking is not None and asking.confirmed is None:
+            asking.source.settle()
+            asking.confirmed = self.vllm_generation.confirm_weights()
+
+    def _drop_ahead(self) -> None:
+        """Cancel what was asked ahead."""
+        asking, self._ahead = self._ahead, None
+        if asking is not None:
+            asking.source.drop()
+
     def _bring_weights(self) -> None:
         """Push new weights to a server, and the same again to one that was restarted. Collective."""
+        self._settle_ahead()
         if self.state.global_step != self._last_loaded_step or not self.vllm_generation.has_weights():
             self._push_weights()
 
@@ -98,9 +156,11 @@ class WithEngine(ThroughParent):
         """What the log-probabilities of a batch of rollouts say of the weights that they were sampled from. Collective."""
         if not self._syncs_with_server:
             return
+        same = not (self.model.training and self._staleness)  # the weights that sampled are those that recompute
         if not self._weights_confirmed:
-            self.vllm_generation.check_sampled(sampled_differences(output))
-        self._warn_of_other_weights()
+            self.vllm_generation.check_sampled(sampled_differences(output) if same else None)
+        if same:
+            self._warn_of_other_weights()
 
     def _warn_of_other_weights(self) -> None:
         """A server that was started from other weights answers as readily as the right one."""

@@ -23,7 +23,7 @@ def summary(args: AdaGRPOConfig) -> str:
         prompts //= args.rounds_per_step
     step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
     text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {_rollouts(args)}; {_baseline(args)}; {_weight(args)}. "
-    text += f"{rows} rows are trained on."
+    text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
     if prompts != rows // REFERENCE:
         text += f" GRPO with {REFERENCE} rollouts has {_count(rows // REFERENCE, 'prompt')} in as many."
     return text
@@ -90,7 +90,7 @@ _ALONE += [
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     """Names of metrics that never vary where `args` run, or are another one's in every step."""
     names = []
-    if not args.samples_in_rounds and not args.estimates_budgets and not args.uses_stream:
+    if not args.samples_in_rounds and not args.estimates_budgets and not args.asks_other_prompts:
         names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
         if args.num_generations == 1:
             names += _ALONE
@@ -111,7 +111,7 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
         signal = {"zero signal": ("ada/zero_signal/final", ".2f")}
         if args.baseline != "pool":
             signal = {"explained": ("ada/baseline/explained_variance", ".2f")}
-        if args.samples_in_rounds or args.uses_stream:
+        if args.samples_in_rounds or args.asks_other_prompts:
             signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
         shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
         shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}

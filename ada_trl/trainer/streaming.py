@@ -81,15 +81,6 @@ class FromStream(WithEngine):
     def _prompts_per_step(self) -> int:
         return self.args.generation_batch_size // self.args.num_generations
 
-    @property
-    def _rounds_of_a_step(self) -> int:
-        """The most rounds that a prompt, or a lane, draws in one step."""
-        args = self.args
-        if args.has_fixed_budget:
-            return args.rounds_per_step
-        rounds = args.max_rounds if args.samples_in_rounds else 1
-        return rounds * (1 + args.max_replacements) if args.unresolved == "replace" else rounds
-
     def get_train_dataloader(self):
         if self._queue is None:
             return super().get_train_dataloader()
@@ -174,15 +165,20 @@ class FromStream(WithEngine):
             metrics["resolved"] = sum(lane.resolved(i) for lane, i in asked) / len(asked)
         return metrics
 
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._queue.withdraw()
+        super()._drop_ahead()
+
     # Checkpoints
 
     def _small_state(self) -> dict[str, Any]:
         """What is saved beside the record of the prompts."""
         if self._queue is None:
             return {}
-        # A generation that is still being trained on is made again after a resume.
+        # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        return {"queue": self._queue.state_dict(before_last_step=under_way)}
+        return {"queue": self._queue.state_dict(steps_back=under_way + (self._ahead is not None))}
 
     def _load_small_state(self, state: dict[str, Any]) -> None:
         if self._queue is not None and "queue" in state:

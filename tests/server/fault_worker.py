@@ -23,10 +23,13 @@ class Witness(AdaGRPOTrainer):
     """Remembers by which requests the rows of each generation were sampled, and which weights were trained then."""
 
     def _generate_and_score_completions(self, inputs):
+        in_adapter = "lora_" if self.args.vllm_weight_sync == "lora" else ""
+        self.weights.append(fingerprint(p for name, p in self.model.named_parameters() if in_adapter in name))
         output = super()._generate_and_score_completions(inputs)
         first = output["sampling_per_token_logps"][:, 0].tolist()
-        in_adapter = "lora_" if self.args.vllm_weight_sync == "lora" else ""
-        ours = fingerprint(p for name, p in self.model.named_parameters() if in_adapter in name)
+        ours = self.weights[
+            -1 - (self._staleness if self.args.max_staleness else 0)
+        ]  # from which they were to be sampled
         self.rows += [(call_number(logprob), ours) for logprob in first]
         return output
 
@@ -36,7 +39,7 @@ def run(url: str, directory: Path, rank: int, options: dict) -> dict:
     started, error, trainer = time.monotonic(), None, None
     lora = options["vllm_weight_sync"] == "lora"
     defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_server_timeout": 0}
-    Witness.rows = []
+    Witness.rows, Witness.weights = [], []
     try:
         trainer = Witness(
             tiny_model(),

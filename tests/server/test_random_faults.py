@@ -15,6 +15,9 @@ REMEDY = "(?i)check its log|correct vllm_server_base_url|give this run a server 
 LONGEST = 250
 
 
+AHEAD = 0.35  # share of the runs that generate one step ahead
+
+
 def script(seed: int, runs: int, processes: int) -> tuple[list[Fault | None], list[dict]]:
     rng, faults, options = random.Random(seed), [None], []
     for number in range(runs + 1):
@@ -22,6 +25,9 @@ def script(seed: int, runs: int, processes: int) -> tuple[list[Fault | None], li
         mode = (
             {"adaptive_sampling": "uniform", "samples_per_round": None, "max_rounds": 4} if rng.random() < 0.4 else {}
         )
+        if number and rng.random() < AHEAD:
+            mode = {"adaptive_sampling": "uniform", "samples_per_round": None, "max_rounds": 4, "num_generations": 4}
+            mode |= {"baseline": rng.choice(("posterior", "batch", "pool")), "max_staleness": 1, "max_steps": 3}
         common = {"vllm_weight_sync": sync, "per_device_train_batch_size": 16 // processes, "samples_per_round": 4}
         options.append(common | {"max_rounds": 3, "max_steps": 2, "vllm_request_timeout": DEADLINE} | mode)
         if number:
@@ -49,7 +55,7 @@ def test_every_row_is_of_the_right_weights_or_all_processes_say_why_not(processe
     assert 0.2 * runs < errors < 0.9 * runs and sum(met is not None for met in server.met) > 0.6 * runs
 
 
-def check(fault: Fault, outcomes: list[dict], server: FaultyServer, met: float | None, normal: float):
+def check(fault: Fault | None, outcomes: list[dict], server: FaultyServer, met: float | None, normal: float):
     errors = [outcome["error"] for outcome in outcomes]
     if any(errors) and not all(errors):
         yield f"one-sided: {errors}"
@@ -62,7 +68,8 @@ def check(fault: Fault, outcomes: list[dict], server: FaultyServer, met: float |
         rows = [(server.completions[number].weights, ours) for number, ours in outcome["rows"]]
         if any(abs(theirs - ours) > 1e-9 * ours for theirs, ours in rows):
             yield f"trained on other weights, error {outcome['error']}"
-        stuck = fault.path == "/v1/unload_lora_adapter" and fault.number > 2  # its files stay with the adapter
+        # The files of an adapter stay with it.
+        stuck = fault is not None and fault.path == "/v1/unload_lora_adapter" and fault.number > 2
         if outcome["left"] and not stuck:
             yield f"left behind: {outcome['left']}"
         if met is not None and outcome["ended"] - met > DEADLINE + 5 + BUSY_MACHINE * normal:

@@ -1,0 +1,141 @@
+"""
+What generating one step ahead saves: `max_staleness=1` beside 0, in turn, ratios of step times.
+
+`python -m benchmarks.speed.ahead` simulates: a scripted server whose answers take as long as training on them does, half as
+long, and twice. `--real` starts a vLLM server with a tiny model on the first core and trains on the second.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from recipes.arithmetic.task import problems
+from recipes.arithmetic.vllm_server import running_server
+
+from .server import MAX_TOKENS, heavy_tailed_model, reward
+
+
+METHODS = {
+    "Posterior n=1": {"baseline": "posterior"},
+    "GRPO n=4": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
+}
+ROWS = 16
+
+
+class Slow(AdaGRPOTrainer):
+    """Training on a batch takes `seconds` longer."""
+
+    seconds = 0.0
+
+    def training_step(self, *args, **kwargs):
+        time.sleep(self.seconds)
+        return super().training_step(*args, **kwargs)
+
+
+def train(
+    url: str, model: str, steps: int, seed: int, seconds: float, rows: int, tokens: int, **options
+) -> list[dict]:
+    """Logs of all steps but the first and the last, which have nothing beside them."""
+    with tempfile.TemporaryDirectory() as directory:
+        args = AdaGRPOConfig(
+            directory,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=url,
+            vllm_weight_sync="disk",
+            per_device_train_batch_size=rows,
+            max_completion_length=tokens,
+            learning_rate=1e-6,
+            max_steps=steps,
+            logging_steps=1,
+            seed=seed,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            log_level="error",
+            **options,
+        )
+        trainer = Slow(model, reward, args, problems(4096, seed=0))
+        trainer.seconds = seconds
+        times = []
+        original = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = lambda inputs: times.append(time.perf_counter()) or original(inputs)
+        trainer.train()
+    steps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    waits = [log.get("ada/time/generate", log.get("step_time", 0.0)) for log in logs]
+    return [{"seconds": s, "waits": w} for s, w in list(zip(steps, waits, strict=False))[1:]]
+
+
+def compare(url: str, model: str, steps: int, repeats: int, **common) -> None:
+    for name, options in METHODS.items():
+        runs: dict[int, list[list[dict]]] = {0: [], 1: []}
+        for seed in range(repeats):
+            for staleness, own in runs.items():
+                own.append(train(url, model, steps, seed, max_staleness=staleness, **common | options))
+        seconds = {s: mean(step["seconds"] for run in own for step in run) for s, own in runs.items()}
+        waits = {s: mean(step["waits"] / step["seconds"] for run in own for step in run) for s, own in runs.items()}
+        single = [
+            mean(step["seconds"] for step in ahead) / mean(step["seconds"] for step in patient)
+            for patient, ahead in zip(runs[0], runs[1], strict=True)
+        ]
+        print(
+            f"  {name:14s} step {seconds[0]:.2f} s, ahead {seconds[1]:.2f} s: {seconds[1] / seconds[0]:.2f} "
+            f"({', '.join(f'{r:.2f}' for r in single)})   trainer waits {waits[0]:.0%}, ahead {waits[1]:.0%}"
+        )
+
+
+def simulate(steps: int, repeats: int) -> None:
+    from tests.helpers import tiny_model, tiny_tokenizer
+    from tests.server.fake import FakeServer, answer, random_texts
+
+    with tempfile.TemporaryDirectory() as directory:
+        tiny_model().save_pretrained(directory)
+        tiny_tokenizer().save_pretrained(directory)
+        for generation, training in ((2.0, 2.0), (1.0, 2.0), (2.0, 1.0)):
+
+            async def behave(call, generation=generation):
+                await asyncio.sleep(generation)
+                return answer(call, random_texts(call, 0.5))
+
+            print(f"Generation {generation:.0f} s, training {training:.0f} s")
+            with FakeServer(behave) as server:
+                compare(server.url, directory, steps, repeats, seconds=training, rows=ROWS, tokens=4)
+
+
+def measure(steps: int, repeats: int, rows: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as directory:
+        heavy_tailed_model(Path(directory))
+        os.sched_setaffinity(0, cores[:1])  # which the server inherits
+        with running_server(Path(directory), max_model_len=512) as url:
+            os.sched_setaffinity(0, cores[1:2])
+            torch.set_num_threads(1)
+            compare(url, directory, steps, repeats, seconds=0.0, rows=rows, tokens=MAX_TOKENS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="A vLLM server and the trainer, a core each.")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=128, help="Of a step, with --real.")
+    args = parser.parse_args()
+    if args.real:
+        measure(args.steps, args.repeats, args.rows)
+    else:
+        simulate(args.steps, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Generation one step ahead: what is asked when, of which weights, and what is left when a run ends early."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.engine.client import VLLMServerError
+from ada_trl.estimation.record import PASS_RATES_FILE
+from ada_trl.trainer.logs import summary
+
+from ..helpers import logs_of
+from .fake import FakeServer, answer, fingerprint, random_texts
+from .helpers import becomes_idle, build, launch, our_threads
+
+
+SUMS = [f"{a}+{b}=" for a in range(1, 9) for b in range(1, 9)]
+ROWS = Dataset.from_dict({"prompt": SUMS})
+AHEAD = {
+    "max_staleness": 1,
+    "samples_per_round": None,
+    "max_rounds": 4,
+    "vllm_request_timeout": 30,
+    "learning_rate": 0.01,
+}
+MODES = {
+    "posterior": {"baseline": "posterior", "num_generations": 1, "per_device_train_batch_size": 8},
+    "batch": {"baseline": "batch", "num_generations": 2, "per_device_train_batch_size": 8},
+    "GRPO": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
+    "est": {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
+    "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1, "per_device_train_batch_size": 8},
+    "chosen": {"baseline": "posterior", "prompt_candidates": 2, "num_generations": 1, "per_device_train_batch_size": 8},
+    "two iterations": {"baseline": "posterior", "num_generations": 1, "num_iterations": 2, "per_device_train_batch_size": 8},
+}  # fmt: skip
+
+
+async def half(call):
+    return answer(call, random_texts(call, 0.5))
+
+
+class Witness(AdaGRPOTrainer):
+    """By generation: the requests that the server had got when it was trained on, and the weights that were trained."""
+
+    def _generate_and_score_completions(self, inputs):
+        weights = fingerprint(self.model.parameters())
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            assert len(output["advantages"]) == self.args.generation_batch_size
+            self.seen.append((weights, self.asked()))
+        return output
+
+
+def witness(tmp_path, server, steps=4, **options) -> Witness:
+    options = AHEAD | {"max_steps": steps, "per_device_train_batch_size": 16} | options
+    trainer = build(tmp_path, server, dataset=ROWS, trainer_class=Witness, **options)
+    trainer.seen = []
+
+    def asked() -> int:
+        if trainer._ahead is not None:
+            trainer._ahead.source.settle()
+        return len(server.completions)
+
+    trainer.asked = asked
+    return trainer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_next_step_is_asked_for_with_the_newest_weights_before_this_one_is_trained_on(mode, tmp_path):
+    options = MODES[mode]
+    generations = 4
+    with FakeServer(half) as server:
+        trainer = witness(tmp_path, server, generations * options.get("num_iterations", 1), **options)
+        trainer.train()
+    rows = {"posterior": 8, "batch": 4, "GRPO": 4, "est": 4}.get(mode, 8)  # prompts of a step
+    assert len(server.completions) == rows * generations, "Nothing was asked that was not trained on."
+    assert [asked for _, asked in trainer.seen] == [rows * min(i + 2, generations) for i in range(generations)]
+    trained = [weights for weights, _ in trainer.seen]
+    assert len(set(trained)) == generations
+    sampled = [server.completions[i * rows].weights for i in range(generations)]
+    assert sampled == pytest.approx([trained[0], *trained[:-1]], rel=1e-9), "Of the weights before the update."
+    for i in range(generations):  # all of a step of the same
+        assert {call.weights for call in server.completions[i * rows : (i + 1) * rows]} == {sampled[i]}
+    assert "are trained on, while the server generates the next." in summary(trainer.args)
+    logs = [step for step in logs_of(trainer) if "ada/staleness" in step]
+    iterations = options.get("num_iterations", 1)
+    assert [step["ada/staleness"] for step in logs] == [0] + [iterations] * (generations - 1)
+    assert all(0 < step["ada/effective_sample_share"] <= 1.0001 for step in logs)
+    assert our_threads() == []
+
+
+def test_the_prompts_are_those_of_a_run_without_it_and_what_waits_is_asked_first_after_a_resume(tmp_path):
+    def prompts(name, resume=None, **options):
+        with FakeServer(half) as server:
+            trainer = witness(tmp_path / name, server, **MODES["posterior"] | options)
+            trainer.train(resume_from_checkpoint=resume)
+        return [call.prompt for call in server.completions]
+
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    whole = prompts("whole", **saving)
+    assert len(set(whole)) == 32
+    state = json.loads((tmp_path / "whole" / "checkpoint-2" / "ada_state.json").read_text())
+    assert state["queue"]["stream"]["read"] == 16, "Two steps, and not the one that was asked ahead."
+    resumed = prompts("resumed", str(tmp_path / "whole" / "checkpoint-2"), **saving)
+    assert [sorted(resumed[i : i + 8]) for i in (0, 8)] == [sorted(whole[i : i + 8]) for i in (16, 24)]
+
+
+def test_a_checkpoint_in_the_middle_of_a_generation_goes_back_two_steps(tmp_path):
+    options = MODES["posterior"] | {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
+    with FakeServer(half) as server:
+        witness(tmp_path, server, 8, **options).train()
+    state = json.loads((tmp_path / "checkpoint-3" / "ada_state.json").read_text())
+    assert state["queue"]["stream"]["read"] == 8
+
+
+def test_nothing_is_under_way_while_the_weights_change_for_an_evaluation(tmp_path):
+    in_flight = []
+
+    async def slow(call):
+        await asyncio.sleep(0.3)
+        return await half(call)
+
+    async def look(request, payload):
+        in_flight.append(server.in_flight)
+
+    with FakeServer(slow, control=look) as server:
+        options = MODES["posterior"] | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
+        options |= {"per_device_eval_batch_size": 8}
+        trainer = build(
+            tmp_path, server, dataset=ROWS, eval_dataset=ROWS.select(range(4)), **AHEAD | options | {"max_steps": 3}
+        )
+        trainer.train()
+    assert in_flight and not any(in_flight)
+    assert len([logs for logs in trainer.state.log_history if "eval_reward" in logs]) == 3
+    assert [logs["ada/staleness"] for logs in logs_of(trainer)] == [0, 1, 1]
+
+
+class Stop(TrainerCallback):
+    def __init__(self, how):
+        self.how = how
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            if isinstance(self.how, BaseException):
+                raise self.how
+            control.should_training_stop = True
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("my bug"), "early"], ids=str)
+def test_however_it_ends_nothing_is_left_and_nothing_is_skipped(how, tmp_path):
+    async def slow(call):
+        await asyncio.sleep(5 if call.number >= 16 else 0)  # those of the third step are under way when it ends
+        return await half(call)
+
+    with FakeServer(slow) as server:
+        trainer = witness(tmp_path, server, **MODES["posterior"])
+        trainer.add_callback(Stop(how))
+        if isinstance(how, BaseException):
+            with pytest.raises(type(how)):
+                trainer.train()
+        else:
+            trainer.train()
+        assert becomes_idle(server)
+    assert our_threads() == [] and trainer._ahead is None
+    assert not (tmp_path / "vllm_weight_sync").exists()
+    waiting = [candidate.position for lane in trainer._queue.open() for candidate in lane]
+    asked = {call.prompt for call in server.completions[:16]}
+    assert len(waiting) == 8 and not {SUMS[position] for position in waiting} & asked
+    assert {call.prompt for call in server.completions[16:]} <= {SUMS[position] for position in waiting}
+
+
+def test_a_server_that_is_restarted_meanwhile_is_one_clear_error(tmp_path):
+    with FakeServer(half) as server:
+        trainer = witness(tmp_path, server, **MODES["posterior"])
+        steps = trainer.training_step
+
+        def restart(*args):
+            if trainer.state.global_step == 1:
+                server.restart("second")
+            return steps(*args)
+
+        trainer.training_step = restart
+        with pytest.raises(VLLMServerError, match="it was restarted during the step") as caught:
+            trainer.train()
+    assert server.url in str(caught.value) and our_threads() == []
+
+
+def test_a_request_that_fails_stops_the_step_that_needs_it(tmp_path):
+    async def failing(call):
+        if call.number == 20:
+            await asyncio.sleep(60)
+        return await half(call)
+
+    with FakeServer(failing) as server:
+        trainer = witness(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
+        with pytest.raises(VLLMServerError, match="rollouts of 8 prompts are missing"):
+            trainer.train()
+        assert becomes_idle(server)
+    assert trainer.state.global_step == 2 and our_threads() == []
+
+
+def test_what_cannot_be_ahead_is_refused():
+    server = {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1, "bf16": False, "use_cpu": True}
+    cases = [
+        ({"max_staleness": 2}, r"max_staleness \(2\) must be 0, or 1"),
+        ({"use_vllm": False}, "Set use_vllm=True and vllm_mode='server', or max_staleness=0"),
+        ({"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
+        ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=True makes up for"),
+        ({"adaptive_sampling": "seq-balance"}, "is for one round of rollouts per step"),
+        ({"adaptive_sampling": "uniform", "unresolved": "replace"}, "unresolved='replace'"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            AdaGRPOConfig("unused", **{"baseline": "pool", "adaptive_sampling": "uniform"} | server | options)
+    AdaGRPOConfig("unused", baseline="posterior", **server)
+
+
+def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
+    """The server tells the log-probabilities of its weights; what the trainer makes of them has another policy's, but for the first."""
+    with FakeServer(half, truthful=True) as server:
+        trainer = witness(tmp_path, server, **MODES["posterior"] | {"learning_rate": 0.05})
+        trainer.train()
+    logs = logs_of(trainer)
+    assert logs[0]["ada/effective_sample_share"] == pytest.approx(1, abs=1e-4)
+    assert all(step["ada/effective_sample_share"] < 0.9999 for step in logs[1:])
+    assert torch.isfinite(torch.tensor([step["loss"] for step in logs])).all()
+
+
+@pytest.mark.parametrize("mode", ["posterior", "GRPO"])
+def test_same_updates_on_one_process_and_on_two(mode, tmp_path):
+    options = (
+        AHEAD | MODES[mode] | {"max_steps": 4, **({"pass_rate_estimator": "counts"} if mode == "posterior" else {})}
+    )
+
+    def run(count, name):
+        rows = {"posterior": 4, "GRPO": 16}[mode] // count  # 4 prompts
+        with FakeServer(half) as server:
+            ranks = launch(count, server.url, tmp_path / name, **options | {"per_device_train_batch_size": rows})
+        assert [rank["error"] for rank in ranks] == [None] * count and not any(rank["threads"] for rank in ranks)
+        return ranks, [(call.prompt, call.round) for call in server.completions]
+
+    ((alone,), asked_alone), (ranks, asked) = run(1, "alone"), run(2, "together")
+    assert sorted(asked) == sorted(asked_alone)
+    for step, batch in enumerate(alone["batches"]):
+        assert [row for rank in ranks for row in rank["batches"][step]] == batch
+    assert [logs["ada/staleness"] for logs in ranks[0]["logs"]] == [0, 1, 1, 1]
+
+
+def test_a_failure_of_one_process_stops_both_and_leaves_nothing(tmp_path):
+    options = AHEAD | MODES["posterior"] | {"max_steps": 4, "per_device_train_batch_size": 2}
+    with FakeServer(half) as server:
+        ranks = launch(2, server.url, tmp_path / "run", failing_rank=1, **options)
+        assert becomes_idle(server)
+    assert all(rank["error"] is not None and rank["threads"] == [] for rank in ranks)
+    assert "my bug" in ranks[1]["error"][1]
+
+
+@pytest.mark.parametrize("mode", ["est", "chosen", "posterior"])
+def test_what_was_drawn_is_remembered_of_the_prompts_that_were_asked(mode, tmp_path):
+    """And not of those that are asked ahead in the meantime."""
+    with FakeServer(half) as server:
+        witness(tmp_path, server, **MODES[mode] | {"save_strategy": "steps", "save_steps": 4}).train()
+    asked = Counter()
+    for call in server.completions:
+        asked[call.prompt] += call.n
+    record = pq.read_table(tmp_path / "checkpoint-4" / PASS_RATES_FILE).to_pylist()
+    assert {row["prompt"]: row["draws"] for row in record} == asked
