@@ -11,8 +11,8 @@ import yaml
 
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.analyses import overview
-from benchmarks.common import interval
-from benchmarks.learning import one_rollout, report
+from benchmarks.common import interval, load_rows
+from benchmarks.learning import one_rollout, planned, report
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
 
@@ -249,3 +249,12 @@ def test_store(runs, tmp_path):
     report.store(runs, tmp_path)
     steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
     assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
+
+
+def test_what_is_planned_is_behind_nowhere():
+    rows = load_rows(planned.NAME)
+    text = planned.PAGE.read_text()
+    assert planned.table(rows) in text
+    differences = re.findall(r"([+-][\d.]+) ± ([\d.]+) \|$", planned.table(rows), flags=re.MULTILINE)
+    assert len(differences) == 8 and all(float(mean) - float(width) <= 0 for mean, width in differences)
+    assert {row["seed"] for row in rows} == {1, 2, 3} and {row["prompt_set"] for row in rows} == set(planned.FILES)

@@ -5,7 +5,7 @@ Four files of sums whose pass rates are hard, easy, both (two humps), or spread 
 recommendation, the best setting of another method, and GRPO n=4 are trained at about 128 rollouts per step.
 
 `python -m benchmarks.learning.planned` writes one file per run to `outputs/learning/planned/`; stopped and started again, it
-goes on with the runs that are missing. `--store` makes them the results in the repository.
+goes on with the runs that are missing. `--store` makes them the results in the repository, and writes the table of docs/plan.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from ada_trl.files import atomic_write
 from ada_trl.planning.observed import prompts_from_counts
 from recipes.arithmetic.task import prepare, problems
 
-from ..common import interval, markdown, save_rows
+from ..common import ROOT, fill, interval, markdown, save_rows
 from . import prompt_sets
 from .run import ADDITION, run_missing, train_once
 
@@ -39,7 +39,7 @@ NUM_TRAIN, NUM_TEST = 1000, 250
 ROLLOUTS_PER_STEP, STEPS = 128, 100
 BUDGET = 8  # rollouts per prompt
 NAME = "planned"
-REFERENCE = "GRPO n=4"
+PAGE = ROOT / "docs" / "plan.md"
 
 
 class Run(NamedTuple):
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="Only make the runs there are the stored results.")
     args = parser.parse_args()
     if args.store:
-        print(table(save_rows(results(args.output_dir), NAME)))
+        fill(NAME, table(save_rows(results(args.output_dir), NAME)), PAGE)
         return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     prepare(args.task_dir)
