@@ -1,11 +1,24 @@
-"""Two steps in every mode of `tests.test_logs`, as one of several processes; the main one prints which mode begins."""
+"""Two steps in every mode, as one of several processes; the main one prints which mode begins."""
 
 import sys
 
 from accelerate import PartialState
 
 from .helpers import build
-from .test_logs import MODES
+
+
+MODES = {
+    "posterior": {"baseline": "posterior"},
+    "posterior of groups": {"baseline": "posterior", "num_generations": 2},
+    "weighted": {"baseline": "posterior", "prompt_weighting": "inverse_sqrt"},
+    "batch": {"baseline": "batch"},
+    "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1},
+    "candidates": {"baseline": "posterior", "prompt_candidates": 2},
+    "seq-balance": {},
+    "est": {"adaptive_sampling": "est"},
+    "uniform": {"adaptive_sampling": "uniform"},
+    "dynamic sampling": {"adaptive_sampling": "uniform", "unresolved": "replace"},
+}
 
 
 if __name__ == "__main__":

@@ -17,21 +17,10 @@ from ada_trl import AdaGRPOConfig
 from ada_trl.trainer.logs import LARGEST_LINE, console_line, constant_metrics, summary
 
 from .helpers import build, free_port, logs_of
+from .log_worker import MODES
 
 
 ROOT = Path(__file__).parent.parent
-MODES = {
-    "posterior": {"baseline": "posterior"},
-    "posterior of groups": {"baseline": "posterior", "num_generations": 2},
-    "weighted": {"baseline": "posterior", "prompt_weighting": "inverse_sqrt"},
-    "batch": {"baseline": "batch"},
-    "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1},
-    "candidates": {"baseline": "posterior", "prompt_candidates": 2},
-    "seq-balance": {},
-    "est": {"adaptive_sampling": "est"},
-    "uniform": {"adaptive_sampling": "uniform"},
-    "dynamic sampling": {"adaptive_sampling": "uniform", "unresolved": "replace"},
-}
 
 
 def config(**options) -> AdaGRPOConfig:

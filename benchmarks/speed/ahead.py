@@ -118,7 +118,7 @@ def measure(steps: int, repeats: int, rows: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         heavy_tailed_model(Path(directory))
         os.sched_setaffinity(0, cores[:1])  # which the server inherits
-        with running_server(Path(directory), max_model_len=512) as url:
+        with running_server(Path(directory), 8388, Path(directory) / "server.log", max_model_len=512) as url:
             os.sched_setaffinity(0, cores[1:2])
             torch.set_num_threads(1)
             compare(url, directory, steps, repeats, seconds=0.0, rows=rows, tokens=MAX_TOKENS)
