@@ -31,7 +31,7 @@ from .prompt_sets import pass_at_k
 from .run import Task, run_missing, train_once
 
 
-ROLLOUTS_PER_STEP, STEPS, RATE = 64, 100, 1e-4
+ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 PROMPTS_PER_STEP = {"GRPO n=4": 16, "GRPO n=8": 8, "DAPO n=4": 4, "Seq-balance": 3}  # the last two draw about 64, too
 METHODS = {
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--eval_every", type=int, default=20, help="Steps between evaluations.")
+    parser.add_argument("--eval_every", type=int, default=25, help="Steps between evaluations.")
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/reasoning"), help="Base model and data.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
