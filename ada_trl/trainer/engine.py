@@ -59,9 +59,7 @@ class WithEngine(ThroughParent):
     _warned_of_other_weights = False
     _uses_server = False
     _weights_confirmed = True  # those of the last generation's rollouts, by asking the server afterwards
-    _staleness = (
-        0  # optimizer steps between the weights that sampled the last batch and those that it is trained on with
-    )
+    _staleness = 0  # optimizer steps since the weights that sampled the batch under way
     _ahead: Asking | None = None  # the next step's rollouts, if they are asked for before this one is trained on
 
     def train(self, *args, **kwargs):
