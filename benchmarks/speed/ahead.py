@@ -2,7 +2,8 @@
 What generating one step ahead saves: `max_staleness=1` beside 0, in turn, ratios of step times.
 
 `python -m benchmarks.speed.ahead` simulates: a scripted server whose answers take as long as training on them does, half as
-long, and twice. `--real` starts a vLLM server with a tiny model on the first core and trains on the second.
+long, and twice. `--real` starts a vLLM server with a tiny model on the first core and trains on the second, several
+optimizer steps on each batch of rollouts: one takes a small part of the time of generating on a CPU.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def train(
             per_device_train_batch_size=rows,
             max_completion_length=tokens,
             learning_rate=1e-6,
-            max_steps=steps,
+            max_steps=steps * options.get("num_iterations", 1),
             logging_steps=1,
             seed=seed,
             bf16=False,
@@ -113,7 +114,7 @@ def simulate(steps: int, repeats: int) -> None:
                 compare(server.url, directory, steps, repeats, seconds=training, rows=ROWS, tokens=4)
 
 
-def measure(steps: int, repeats: int, rows: int) -> None:
+def measure(steps: int, repeats: int, rows: int, iterations: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory:
         heavy_tailed_model(Path(directory))
@@ -121,7 +122,9 @@ def measure(steps: int, repeats: int, rows: int) -> None:
         with running_server(Path(directory), 8388, Path(directory) / "server.log", max_model_len=512) as url:
             os.sched_setaffinity(0, cores[1:2])
             torch.set_num_threads(1)
-            compare(url, directory, steps, repeats, seconds=0.0, rows=rows, tokens=MAX_TOKENS)
+            compare(
+                url, directory, steps, repeats, seconds=0.0, rows=rows, tokens=MAX_TOKENS, num_iterations=iterations
+            )
 
 
 def main() -> None:
@@ -130,9 +133,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, default=128, help="Of a step, with --real.")
+    parser.add_argument(
+        "--iterations", type=int, default=4, help="Optimizer steps on a batch of rollouts, with --real."
+    )
     args = parser.parse_args()
     if args.real:
-        measure(args.steps, args.repeats, args.rows)
+        measure(args.steps, args.repeats, args.rows, args.iterations)
     else:
         simulate(args.steps, args.repeats)
 
