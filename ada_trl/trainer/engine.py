@@ -109,17 +109,16 @@ class WithEngine(ThroughParent):
         return columns
 
     @contextmanager
-    def _engine_ready(self, asking: Asking):
+    def _engine_ready(self, asking: Asking | None = None):
         """A server has this step's weights before and after; a colocated engine is kept awake over the rounds."""
         if not self.use_vllm:
             yield
         elif self._syncs_with_server:
-            if not asking.sent:
+            if asking is None or not asking.sent:
                 self._bring_weights()
             yield
-            if asking.confirmed is None:
-                asking.confirmed = self.vllm_generation.confirm_weights()
-            self._weights_confirmed = asking.confirmed
+            settled = None if asking is None else asking.confirmed
+            self._weights_confirmed = self.vllm_generation.confirm_weights() if settled is None else settled
         else:
             with self.vllm_generation.awake(self._push_weights):
                 yield

@@ -73,7 +73,7 @@ def train(
         trainer._generate_and_score_completions = lambda inputs: times.append(time.perf_counter()) or original(inputs)
         trainer.train()
     steps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    logs = [logs for logs in trainer.state.log_history if "reward" in logs]
+    logs = [logs for logs in trainer.state.log_history if "ada/tokens/generated" in logs]
     waits = [log.get("ada/time/generate", log.get("step_time", 0.0)) for log in logs]
     return [{"seconds": s, "waits": w} for s, w in list(zip(steps, waits, strict=False))[1:]]
 

@@ -42,14 +42,14 @@ LORA = ["--vllm_weight_sync=lora", "--use_peft", "--lora_target_modules=all-line
 
 
 @pytest.mark.parametrize("sync", [["--vllm_weight_sync=disk"], LORA], ids=["disk", "lora"])
-@pytest.mark.parametrize("mode", ["seq-balance", "uniform"])
+@pytest.mark.parametrize("mode", ["seq-balance", "uniform", "uniform --max_staleness=1"])
 def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
     before, received = sorted(task.rglob("*")), []
     with serving(task) as server:
         for name in ("load", "load_adapter"):
             receive = getattr(server, name)
             setattr(server, name, lambda *what, receive=receive: (received.append(what), receive(*what)))
-        start("check", words(task, server, *sync, f"--adaptive_sampling={mode}"))
+        start("check", words(task, server, *sync, *f"--adaptive_sampling={mode}".split()))
         assert len(server.completions) and server.proofs >= 2
         assert len(received) == 2, "the first weights, and those of the step"
         assert set(server.served) == {"base"}, "no adapter stays"
