@@ -11,7 +11,7 @@ from notebooks.run import execute
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAX_BYTES = 400_000
+MAX_BYTES = 900_000  # the pictures in twice the resolution of a screen
 MAX_LINES = 30
 
 

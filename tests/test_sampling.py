@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from ada_trl.mathematics.problems import Problem
 from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT
 from ada_trl.measurement.measure import fingerprint, render
 from ada_trl.measurement.samplers import Request, SamplingArguments, TransformersSampler, VLLMSampler
@@ -107,14 +108,14 @@ def test_prompts():
         "{% for m in messages %}{{ m['role'] + m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
     )
     text = f"system{SYSTEM_PROMPT}user1+2= {INSTRUCTION}="
-    assert render("1+2=", tokenizer, "chat") == tokenizer(text)["input_ids"]
-    assert render("1+2=", tokenizer, "plain") == tokenizer("1+2=")["input_ids"]
+    assert render(Problem("1+2=", "3", {}), tokenizer, "chat") == tokenizer(text)["input_ids"]
+    assert render(Problem("1+2=", "3", {}), tokenizer, "plain") == tokenizer("1+2=")["input_ids"]
 
 
 def test_the_date_of_a_chat_template_can_be_fixed():
     tokenizer = chat_tokenizer("llama3_2")
     args = SamplingArguments(num_samples=1, chat_template_kwargs='{"date_string": "26 Jul 2024"}')
-    text = tokenizer.decode(render("1+2=", tokenizer, "chat", args.chat_template_kwargs))
+    text = tokenizer.decode(render(Problem("1+2=", "3", {}), tokenizer, "chat", args.chat_template_kwargs))
     assert "Today Date: 26 Jul 2024" in text
 
 
