@@ -17,7 +17,7 @@ from benchmarks.speed.server import BarrierTrainer
 from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
-from .helpers import IN_TIME, becomes_idle, build, fail, fails, our_threads, refuse, stall
+from .helpers import IN_TIME, UNIFORM, becomes_idle, build, fail, fails, our_threads, refuse, stall
 
 
 def scripted(**texts):
@@ -70,13 +70,16 @@ def test_a_step_line_by_line(tmp_path):
 
 
 def test_every_metric_of_a_server_is_on_the_metrics_page_and_no_other(tmp_path):
-    with FakeServer(half_right) as server:
-        trainer = build(tmp_path, server)
-        trainer.train()
+    logged = set()
+    for options in ({}, UNIFORM | {"max_staleness": 1, "scale_rewards": "group", "num_generations": 4}):
+        with FakeServer(half_right) as server:
+            trainer = build(tmp_path, server, **options)
+            trainer.train()
+        logged |= generic(logs_of(trainer)[0])
     sections = documented_metrics()
     of_server = set(sections.pop("vLLM server"))
     elsewhere = {name for names in sections.values() for name in names}
-    assert generic(logs_of(trainer)[0]) - elsewhere == of_server
+    assert logged - elsewhere == of_server
 
 
 def test_prompts_are_prepared_once_a_step_whatever_the_number_of_answers(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from .helpers import launch
 
 DEADLINE = 1.5
 BUSY_MACHINE = 5  # times as long as the run without a fault
-REMEDY = "(?i)check its log|correct vllm_server_base_url|give this run a server of its own"
+REMEDY = "(?i)check its log|correct vllm_server_base_url|give this run a server of its own|restart it with"
 LONGEST = 250
 
 
