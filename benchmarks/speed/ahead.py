@@ -2,8 +2,8 @@
 What generating one step ahead saves: `max_staleness=1` beside 0, in turn, ratios of step times.
 
 `python -m benchmarks.speed.ahead` simulates: a scripted server whose answers take as long as training on them does, half as
-long, and twice. `--real` starts a vLLM server with a tiny model on the first core and trains on the second, several
-optimizer steps on each batch of rollouts: one takes a small part of the time of generating on a CPU.
+long, and twice. `--real` starts a vLLM server on the first core and trains on the second. The smaller the model and the longer the
+answers, the more of a step is generation: with the default size the two take about the same time.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import problems
 from recipes.arithmetic.vllm_server import running_server
 
-from .server import MAX_TOKENS, heavy_tailed_model, reward
+from .server import heavy_tailed_model, reward
 
 
 METHODS = {
@@ -68,13 +68,18 @@ def train(
         )
         trainer = Slow(model, reward, args, problems(4096, seed=0))
         trainer.seconds = seconds
-        times = []
+        starts, waits = [], []
         original = trainer._generate_and_score_completions
-        trainer._generate_and_score_completions = lambda inputs: times.append(time.perf_counter()) or original(inputs)
+
+        def timed(inputs):
+            starts.append(time.perf_counter())
+            output = original(inputs)
+            waits.append(time.perf_counter() - starts[-1])
+            return output
+
+        trainer._generate_and_score_completions = timed
         trainer.train()
-    steps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    logs = [logs for logs in trainer.state.log_history if "ada/tokens/generated" in logs]
-    waits = [log.get("ada/time/generate", log.get("step_time", 0.0)) for log in logs]
+    steps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
     return [{"seconds": s, "waits": w} for s, w in list(zip(steps, waits, strict=False))[1:]]
 
 
@@ -92,7 +97,7 @@ def compare(url: str, model: str, steps: int, repeats: int, **common) -> None:
         ]
         print(
             f"  {name:14s} step {seconds[0]:.2f} s, ahead {seconds[1]:.2f} s: {seconds[1] / seconds[0]:.2f} "
-            f"({', '.join(f'{r:.2f}' for r in single)})   trainer waits {waits[0]:.0%}, ahead {waits[1]:.0%}"
+            f"({', '.join(f'{r:.2f}' for r in single)})   until there are rollouts {waits[0]:.0%}, ahead {waits[1]:.0%}"
         )
 
 
@@ -114,17 +119,15 @@ def simulate(steps: int, repeats: int) -> None:
                 compare(server.url, directory, steps, repeats, seconds=training, rows=ROWS, tokens=4)
 
 
-def measure(steps: int, repeats: int, rows: int, iterations: int) -> None:
+def measure(steps: int, repeats: int, hidden: int, layers: int, **common) -> None:
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory:
-        heavy_tailed_model(Path(directory))
+        heavy_tailed_model(Path(directory), hidden, layers)
         os.sched_setaffinity(0, cores[:1])  # which the server inherits
         with running_server(Path(directory), 8388, Path(directory) / "server.log", max_model_len=512) as url:
             os.sched_setaffinity(0, cores[1:2])
             torch.set_num_threads(1)
-            compare(
-                url, directory, steps, repeats, seconds=0.0, rows=rows, tokens=MAX_TOKENS, num_iterations=iterations
-            )
+            compare(url, directory, steps, repeats, seconds=0.0, **common)
 
 
 def main() -> None:
@@ -132,13 +135,16 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="A vLLM server and the trainer, a core each.")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=128, help="Of a step, with --real.")
-    parser.add_argument(
-        "--iterations", type=int, default=4, help="Optimizer steps on a batch of rollouts, with --real."
-    )
+    real = parser.add_argument_group("with --real")
+    real.add_argument("--rows", type=int, default=128, help="Rollouts of a step.")
+    real.add_argument("--tokens", type=int, default=32, help="Length limit.")
+    real.add_argument("--hidden", type=int, default=256)
+    real.add_argument("--layers", type=int, default=6)
+    real.add_argument("--num_iterations", type=int, default=1, help="Optimizer steps on a batch of rollouts.")
     args = parser.parse_args()
     if args.real:
-        measure(args.steps, args.repeats, args.rows, args.iterations)
+        sizes = {"rows": args.rows, "tokens": args.tokens, "num_iterations": args.num_iterations}
+        measure(args.steps, args.repeats, args.hidden, args.layers, **sizes)
     else:
         simulate(args.steps, args.repeats)
 

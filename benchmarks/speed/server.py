@@ -49,16 +49,16 @@ MAX_TOKENS = 300
 REWARD_SECONDS = 0.0
 
 
-def heavy_tailed_model(directory: Path) -> None:
+def heavy_tailed_model(directory: Path, hidden: int = 64, layers: int = 2) -> None:
     set_seed(0)
     tokenizer = build_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM's CPU attention needs heads of 32
-        num_key_value_heads=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,  # vLLM's CPU attention needs heads of 32
+        num_key_value_heads=hidden // 32,
         max_position_embeddings=512,
         initializer_range=0.3,
         bos_token_id=None,
