@@ -24,7 +24,7 @@ import numpy as np
 from .cli import start
 from .cli.errors import UserError, explained, one_line
 from .measurement.preflight import Finding, Sample, counts, difficulty, expected, forecast, generation, rewards
-from .measurement.tables import markdown_table
+from .utils.tables import markdown_table
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -111,7 +111,7 @@ class Preflight:
 
     def _draw(self, rows: list[dict]) -> Sample:
         """A few rollouts of each prompt, by the way of generating that the run has. Collective."""
-        from .processes import gather_results, shared
+        from .utils.processes import gather_results, shared
 
         trainer, copies = self.trainer, [row for row in rows for _ in range(DRAWS)]
         with trainer._environments_kept(), trainer._engine_ready():

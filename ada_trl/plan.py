@@ -19,10 +19,10 @@ from .cli.checks import check_installed
 from .cli.errors import UserError
 from .cli.parser import CommandParser
 from .core import ExitCondition, allocate, expected_rounds
-from .measurement.tables import markdown_table
 from .planning.noise import Moments, noise, pool_moments, posterior_moments, uniform_moments
 from .planning.observed import Prompts, read_prompts
 from .planning.outcomes import Outcome, pool_distribution, refill_outcome, sequential_outcome, single_round_outcome
+from .utils.tables import markdown_table
 
 
 REFILL_ROUNDS = 10  # after which DAPO gives a place in the batch up

@@ -31,8 +31,8 @@ from .drawing.runs import (
     signal_figure,
 )
 from .estimation.record import PASS_RATES_FILE
-from .files import last_checkpoint
 from .planning.difficulty import fit_pass_rate_distribution
+from .utils.files import last_checkpoint
 
 
 TRAINER_STATE_NAME = "trainer_state.json"  # transformers', which takes seconds to import

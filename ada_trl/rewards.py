@@ -5,123 +5,12 @@ The overlong penalty of DAPO (eq. 13 of https://huggingface.co/papers/2503.14476
 `trl.rewards.get_soft_overlong_punishment(max_completion_len=2048, soft_punish_cache=512)`.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from .mathematics.verifier import available_cores, shared_pool
+from .mathematics.verification import References, boxed, verify_answers
 
-
-TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for
-CHUNK = 8  # answers that one process compares with a reference, which it parses once for them
-BRACES = re.compile(r"\\(?:f?boxed|fbox)\s*{|\\.|[{}]", re.DOTALL)
-BETWEEN_BOXES = re.compile(r"[\s$,;.()\[\]\\]*(?:and|or)?[\s$,;()\[\]\\]*")
 
 Completion = str | list[dict[str, str]]
-References = str | Sequence[str]
-
-
-def verify_answers(
-    completions: Sequence[str],
-    references: Sequence[References],
-    *,
-    timeout: float = 5.0,
-    num_workers: int | None = None,
-) -> list[float | None]:
-    r"""
-    Compare the answer of each completion with its reference by math-verify, in parallel processes.
-
-    The answer is the last `\boxed{}` (or several, joined by commas or "and"); in a completion without one, what
-    math-verify finds in its end. Equal answers to equal references are compared once. Safe to call from any thread and
-    any process, for any text: what takes longer than `timeout`, or kills its process, counts as wrong and disturbs no
-    other row.
-
-    Args:
-        completions (`Sequence[str]`):
-            Texts, of any content.
-        references (`Sequence[str | Sequence[str]]`):
-            For each completion its reference answer, or several of which any may match. Bare (`\frac12`), in dollars, or
-            a solution with a `\boxed{}` answer.
-        timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds for one comparison.
-        num_workers (`int`, *optional*):
-            Most processes to use. If `None`, one per core that this process may use, divided by `LOCAL_WORLD_SIZE`.
-
-    Returns:
-        `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.
-
-    Raises:
-        `ValueError`: if the two lists differ in length, or a limit is not positive.
-        `RuntimeError`: if math-verify cannot be started.
-    """
-    if len(completions) != len(references):
-        raise ValueError(
-            f"There are {len(completions)} completions but {len(references)} references. Give one reference, or one "
-            "list of references, for each completion."
-        )
-    num_workers = available_cores() if num_workers is None else num_workers
-    if num_workers < 1 or not timeout > 0:
-        raise ValueError(f"num_workers ({num_workers}) must be at least 1 and timeout ({timeout}) positive.")
-    alternatives = [list_references(row) for row in references]
-    answers = [extract_answer(completion) for completion in completions]
-
-    tasks = comparisons(alternatives, answers)
-    verdicts = shared_pool().run(tasks, timeout=timeout, num_workers=num_workers)
-    equal: dict[str, dict[str, bool]] = {}
-    for (reference, distinct), verdict in zip(tasks, verdicts, strict=True):
-        if verdict.parsable:
-            equal.setdefault(reference, {}).update(zip(distinct, verdict.equal, strict=True))
-    usable = [[equal[reference] for reference in row if reference in equal] for row in alternatives]
-    return [
-        float(any(matches.get(answer) for matches in row)) if row else None
-        for row, answer in zip(usable, answers, strict=True)
-    ]
-
-
-def list_references(row: References | float | None) -> list[str]:
-    """The references of a row as texts; a column may hold numbers, and nothing."""
-    several = [row] if isinstance(row, (str, int, float)) else row or ()
-    return [str(reference) for reference in several if reference is not None]
-
-
-def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each reference with the distinct, non-empty answers to it, at most `CHUNK` at a time; at least once."""
-    wanted: dict[str, dict[str, None]] = {}  # of dicts, because they are ordered sets
-    for row, answer in zip(alternatives, answers, strict=True):
-        for reference in row:
-            wanted.setdefault(reference, {}).update({answer: None} if answer else {})
-    return [
-        (reference, list(distinct)[start : start + CHUNK])
-        for reference, distinct in wanted.items()
-        for start in range(0, max(len(distinct), 1), CHUNK)
-    ]
-
-
-def extract_answer(completion: str) -> str:
-    r"""The last `\boxed{}` with its neighbours, as `\boxed{a, b}`; if there is none, the end of the completion."""
-    boxes = boxed(completion)
-    if not boxes:
-        return completion[-TAIL:].strip()
-    contents = [boxes[-1][2]]
-    for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
-        if start - end > 20 or not BETWEEN_BOXES.fullmatch(completion, end, start):
-            break
-        contents.insert(0, content)
-    return f"\\boxed{{{', '.join(contents)}}}"
-
-
-def boxed(text: str) -> list[tuple[int, int, str]]:
-    r"""Start, end and content of every closed, outermost `\boxed{}` of `text`, in one pass."""
-    boxes, opened = [], []
-    for token in BRACES.finditer(text):
-        if token.group().endswith("{") and len(token.group()) != 2:  # not an escaped brace
-            opened.append(token)
-        elif token.group() == "}" and opened:
-            opening = opened.pop()
-            if opening.group() != "{":
-                while boxes and boxes[-1][0] > opening.start():
-                    boxes.pop()
-                boxes.append((opening.start(), token.end(), text[opening.end() : token.start()].strip()))
-    return boxes
 
 
 def text_of(completion: Completion) -> str:

@@ -22,7 +22,7 @@ from .cli.errors import UserError, explained
 from .cli.options import train_help
 from .cli.parser import CommandParser
 from .cli.reward_funcs import load_reward_funcs, read_call
-from .files import last_checkpoint
+from .utils.files import last_checkpoint
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds

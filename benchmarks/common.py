@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
-from ada_trl.measurement.tables import markdown_table
+from ada_trl.utils.tables import markdown_table
 
 
 ROOT = Path(__file__).parents[1]

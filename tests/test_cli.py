@@ -20,7 +20,7 @@ from ada_trl.cli import COMMANDS, main, start
 from ada_trl.cli.errors import UserError, explained, is_users_mistake, run
 from ada_trl.cli.options import MOST_USED, NEEDED_FIELDS, train_help
 from ada_trl.cli.parser import find_config, recipes_folder
-from ada_trl.evaluate import short_names
+from ada_trl.measurement.arguments import short_names
 from ada_trl.train import AdaScriptArguments, checkpoint_to_resume, load_data, parse_args
 from ada_trl.train import main as train
 from ada_trl.train import prepare as prepare_task

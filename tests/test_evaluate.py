@@ -8,8 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ada_trl.evaluate import DATASETS, EvaluationArguments, file_name, main, run, short_names
+from ada_trl.evaluate import main
 from ada_trl.measurement.accuracy import bootstrap_interval
+from ada_trl.measurement.arguments import DATASETS, EvaluationArguments, short_names
+from ada_trl.measurement.evaluation import file_name, run
 from ada_trl.measurement.measure import Measurement
 from ada_trl.measurement.summary import AVERAGE, markdown, summarise
 

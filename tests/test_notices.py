@@ -4,13 +4,13 @@ import logging
 import subprocess
 import sys
 
-from ada_trl.notices import get_logger
+from ada_trl.utils.notices import get_logger
 
 
 SCRIPT = """
 import sys
 from tqdm import tqdm
-from ada_trl.notices import get_logger
+from ada_trl.utils.notices import get_logger
 bar = tqdm(total=3, file=sys.stderr)
 for _ in range(3):
     bar.update()

@@ -5,10 +5,9 @@ import json
 import pytest
 from datasets import load_dataset
 
-from ada_trl.data import SelectionArguments
 from ada_trl.data import main as select_main
-from ada_trl.evaluate import EvaluationArguments
-from ada_trl.evaluate import run as evaluate
+from ada_trl.measurement.arguments import EvaluationArguments, SelectionArguments
+from ada_trl.measurement.evaluation import run as evaluate
 from ada_trl.measurement.selection import run as select
 
 from .helpers import ScriptedSampler, tiny_model, tiny_tokenizer

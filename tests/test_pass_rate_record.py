@@ -9,7 +9,7 @@ from datasets import load_dataset
 
 from ada_trl.core import EMAPassRate, prompt_key
 from ada_trl.estimation.record import load_pass_rates, save_pass_rates
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 
 
 PROMPTS = [f"{i}+{i}=" for i in range(50)]

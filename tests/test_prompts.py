@@ -11,9 +11,9 @@ from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
 from ada_trl.core import ExitCondition, Pool, Prior, Rollout, expected_rounds, posterior_baselines
-from ada_trl.prompts.lanes import Candidate, Lane
-from ada_trl.prompts.queue import EXPLORING_SHARE, MAX_PASSED_OVER, RETURNING_SHARE, Beliefs, PromptQueue, Schedule
-from ada_trl.prompts.stream import PromptStream
+from ada_trl.sampling.lanes import Candidate, Lane
+from ada_trl.sampling.queue import EXPLORING_SHARE, MAX_PASSED_OVER, RETURNING_SHARE, Beliefs, PromptQueue, Schedule
+from ada_trl.sampling.stream import PromptStream
 from ada_trl.trainer.replay import informed
 
 

@@ -16,8 +16,8 @@ from trl.trainer import grpo_trainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.vllm import AdaVLLMGeneration, vllm_generation_with
-from ada_trl.processes import gather_unless_local, is_local, local
-from ada_trl.rollouts.source import Completion, _portable
+from ada_trl.sampling.source import Completion, _portable
+from ada_trl.utils.processes import gather_unless_local, is_local, local
 
 from .conversations import Counting, ToolUser
 from .conversations import build as build_multi_turn

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..measurement.tables import markdown_table
+from ..utils.tables import markdown_table
 from .curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Log, against, by_round, cost, curve
 from .panels import draw, legend_above, make_panels
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from trl.generation.vllm_client import VLLMClient
 from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
 
-from ..processes import CommonError
+from ..utils.processes import CommonError
 from .answers import BrokenAnswer, check_completions, check_server_info, parse, quote, served_model
 
 

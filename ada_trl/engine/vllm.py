@@ -13,8 +13,8 @@ import torch
 from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_generation import VLLMGeneration
 
-from ..notices import get_logger
-from ..processes import Words, gather_results, is_local, shared
+from ..utils.notices import get_logger
+from ..utils.processes import Words, gather_results, is_local, shared
 from .client import CONNECT_SECONDS, DeadlineClient, VLLMServerError, VLLMServerUnavailable
 from .proof import check_model, dtypes, known_prompt, prove_weights, rounding, token_logprobs
 from .weight_sync import CLOSE_SECONDS, WeightSync

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
-from ..notices import get_logger
+from ..utils.notices import get_logger
 from .answers import quote
 from .client import VLLMServerError
 

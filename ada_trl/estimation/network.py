@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..core.counts import check_counts
-from ..files import atomic_write
+from ..utils.files import atomic_write
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")

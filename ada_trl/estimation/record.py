@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ..core.belief import DISCOUNTS
 from ..core.counts import EMAPassRate, PromptCounts, check_counts
-from ..files import atomic_write
+from ..utils.files import atomic_write
 
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"

@@ -26,7 +26,7 @@ from ..core import (
 )
 from ..core.counts import PAPER_PRIOR, PromptCounts
 from ..core.priors import GuessStrength
-from ..notices import get_logger
+from ..utils.notices import get_logger
 from .head import PassRateHead, RewardHead
 from .model import ValueModel
 from .network import ValueNetwork

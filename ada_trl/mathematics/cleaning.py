@@ -6,8 +6,8 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from ..rewards import boxed, verify_answers
 from .problems import Problem, normalise
+from .verification import boxed, verify_answers
 
 
 # What NuminaMath 1.5, the source of OpenR1, has for want of an answer.

@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from ..cli.reward_funcs import load_reward_func
 from ..mathematics.problems import Problem
 from ..mathematics.prompts import to_prompt
-from ..rewards import verify_answers
-from .samplers import Request, Sampler, SamplingArguments
+from ..mathematics.verification import verify_answers
+from .arguments import SamplingArguments
+from .samplers import Request, Sampler
 from .store import SampleStore
 
 

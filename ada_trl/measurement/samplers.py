@@ -2,150 +2,18 @@
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from .arguments import SamplingArguments
 
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(kw_only=True)
-class SamplingArguments:
-    """
-    How completions are sampled. The defaults are those of the paper's evaluation.
-
-    Args:
-        num_samples (`int`):
-            Completions per problem.
-        temperature (`float`, *optional*, defaults to `1.0`), top_p (`float`, *optional*, defaults to `1.0`):
-            Of the sampling; temperature 0 is greedy.
-        max_new_tokens (`int`, *optional*, defaults to `4096`):
-            Most tokens of a completion.
-        reward_func (`str`, *optional*):
-            Import path of a reward function as [`~trl.GRPOTrainer`] takes it, which decides what is right. By default
-            math-verify compares the answers.
-        positive_threshold (`float`, *optional*, defaults to `0.7`):
-            A completion is right where `reward_func` gives more.
-        prompt_format (`str`, *optional*):
-            `"chat"`: the paper's system prompt and instruction in the model's chat template. `"plain"`: the problem as it
-            is. By default `"chat"`, and `"plain"` with a `reward_func`. A conversation stays as it is.
-        chat_template_kwargs (`str` or `dict`, *optional*):
-            Variables of the chat template, on the command line as JSON. Llama-3.2's writes the current day unless it gets
-            a `date_string`: give the one of the training, or an evaluation cannot be resumed the next day.
-        seed (`int`, *optional*, defaults to `42`):
-            Each problem has a seed of its own, derived from it and the problem's position.
-        backend (`str`, *optional*, defaults to `"vllm"`):
-            `"vllm"`: in this process. `"server"`: a running vLLM server. `"transformers"`: works everywhere; slow.
-        dtype (`str`, *optional*, defaults to `"auto"`):
-            Of the weights; not with a server.
-        batch_size (`int`, *optional*, defaults to `16`):
-            transformers: completions of one problem that are generated together.
-        vllm_server_base_url (`str`, *optional*, defaults to `"http://127.0.0.1:8000"`):
-            Server: its address. It must serve the model under its name or path.
-        vllm_server_timeout (`float`, *optional*, defaults to `240.0`):
-            Server: seconds to wait for it to come up.
-        vllm_request_timeout (`float`, *optional*, defaults to `3600.0`):
-            Server: deadline in seconds of a request, which is for all completions of a problem.
-        vllm_max_concurrent_requests (`int`, *optional*, defaults to `64`):
-            vLLM: problems under way at a time.
-        vllm_gpu_memory_utilization (`float`, *optional*, defaults to `0.9`), vllm_tensor_parallel_size (`int`,
-        *optional*, defaults to `1`), vllm_max_model_length (`int`, *optional*):
-            vLLM in this process: as in [`~trl.GRPOConfig`].
-    """
-
-    num_samples: int = field(metadata={"help": "Completions per problem."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus of the sampling; 1 is all of it."})
-    max_new_tokens: int = field(default=4096, metadata={"help": "Most tokens of a completion."})
-    reward_func: str | None = field(
-        default=None,
-        metadata={
-            "help": "Import path of a reward function, such as `my_rewards.right`, that decides what is right; default: "
-            "math-verify compares the answers."
-        },
-    )
-    positive_threshold: float = field(
-        default=0.7, metadata={"help": "A completion is right where reward_func gives more."}
-    )
-    prompt_format: str | None = field(
-        default=None,
-        metadata={
-            "help": "'chat': the paper's system prompt and instruction in the model's chat template; 'plain': the "
-            "problem as it is. Default: 'chat', with a reward_func 'plain'. A conversation stays as it is.",
-            "choices": ["chat", "plain"],
-        },
-    )
-    chat_template_kwargs: str | None = field(
-        default=None,
-        metadata={
-            "help": 'JSON with variables of the chat template, such as \'{"date_string": "26 Jul 2024"}\' for Llama-3.2, '
-            "whose template otherwise writes the current day."
-        },
-    )
-    seed: int = field(default=42, metadata={"help": "Each problem gets a seed of its own, derived from this one."})
-    backend: str = field(
-        default="vllm",
-        metadata={
-            "help": "'vllm': in this process; 'server': a running vLLM server; 'transformers': works everywhere, slow.",
-            "choices": ["vllm", "server", "transformers"],
-        },
-    )
-    dtype: str = field(default="auto", metadata={"help": "Of the weights (not with a server)."})
-    batch_size: int = field(
-        default=16, metadata={"help": "transformers: completions of one problem that are generated together."}
-    )
-    vllm_server_base_url: str = field(
-        default="http://127.0.0.1:8000",
-        metadata={"help": "server: its address. It must serve the model under its name or path."},
-    )
-    vllm_server_timeout: float = field(default=240.0, metadata={"help": "server: seconds to wait for it to come up."})
-    vllm_request_timeout: float = field(
-        default=3600.0, metadata={"help": "server: deadline in seconds of a request for all completions of a problem."}
-    )
-    vllm_max_concurrent_requests: int = field(default=64, metadata={"help": "vLLM: problems under way at a time."})
-    vllm_gpu_memory_utilization: float = field(default=0.9, metadata={"help": "vllm: share of the GPU's memory."})
-    vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "vllm: GPUs that share the model."})
-    vllm_max_model_length: int | None = field(
-        default=None, metadata={"help": "vllm: most tokens of prompt and completion; default: the model's."}
-    )
-
-    def __post_init__(self):
-        if self.prompt_format is None:
-            self.prompt_format = "chat" if self.reward_func is None else "plain"
-        if isinstance(self.chat_template_kwargs, str):
-            self.chat_template_kwargs = _read_json(self.chat_template_kwargs)
-        for name in ("num_samples", "max_new_tokens", "batch_size", "vllm_max_concurrent_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")
-        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"temperature ({self.temperature}) must be at least 0 and top_p ({self.top_p}) in (0, 1]."
-            )
-
-    @property
-    def scored_by(self) -> str:
-        """What decides, in words."""
-        if self.reward_func is None:
-            return "answers compared by math-verify"
-        return f"right where `{self.reward_func}` gives more than {self.positive_threshold:g}"
-
-
-def _read_json(text: str) -> dict:
-    try:
-        variables = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f'chat_template_kwargs ({text}) is no valid JSON ({error}). Write it as \'{{"name": "value"}}\'.'
-        ) from error
-    if not isinstance(variables, dict):
-        raise ValueError(f'chat_template_kwargs ({text}) must be a JSON object, as \'{{"name": "value"}}\'.')
-    return variables
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,20 @@ r"""Problems to a training set: what cannot be learnt from is dropped, what is t
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from datasets import Dataset
 from huggingface_hub import DatasetCardData
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..files import atomic_write
 from ..mathematics.cleaning import clean
 from ..mathematics.problems import Problem, load_problems
+from ..utils.files import atomic_write
+from ..utils.tables import markdown_table
+from .arguments import SamplingArguments, SelectionArguments
 from .measure import Measurement, measure, to_model_prompt
-from .samplers import Sampler, SamplingArguments, make_sampler, once
-from .tables import markdown_table
+from .samplers import Sampler, make_sampler, once
 
-
-if TYPE_CHECKING:
-    from ..data import SelectionArguments
 
 DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # load_dataset finds it by its name, beside other files
 
@@ -64,7 +61,7 @@ def build_dataset(
 
 
 def run(
-    args: "SelectionArguments",
+    args: SelectionArguments,
     make: Callable[[str, PreTrainedTokenizerBase, SamplingArguments], Sampler] = make_sampler,
 ) -> Dataset:
     """
@@ -122,7 +119,7 @@ def write(
     measured: Measurement,
     counts: dict[str, int],
     columns: list[str | None],
-    args: "SelectionArguments",
+    args: SelectionArguments,
 ) -> None:
     """Write the data file, `README.md` (the card), `selection.json` and `pass_rates.png`."""
     (output_dir / "data").mkdir(parents=True, exist_ok=True)
@@ -167,7 +164,7 @@ def card(
     measured: Measurement,
     counts: dict[str, int],
     columns: list[str | None],
-    args: "SelectionArguments",
+    args: SelectionArguments,
 ) -> str:
     """The data set's README."""
     # No `configs`: with them, load_dataset takes what it cached of any directory of the same name for this one.

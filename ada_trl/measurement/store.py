@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
-from ..files import atomic_write
+from ..utils.files import atomic_write
 
 
 logger = logging.getLogger(__name__)

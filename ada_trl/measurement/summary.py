@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.tables import markdown_table
 from .accuracy import NUM_RESAMPLES, bootstrap_interval, difficulty_bins, pass_at_k
 from .measure import Measurement
-from .tables import markdown_table
 
 
 AVERAGE = "weighted average"

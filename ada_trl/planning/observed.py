@@ -11,7 +11,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from ..estimation.record import PASS_RATES_FILE
-from ..files import last_checkpoint
+from ..utils.files import last_checkpoint
 from .difficulty import PassRateDistribution, fit_pass_rate_distribution
 
 

@@ -18,13 +18,13 @@ from ..core.identity import prompt_reference
 from ..engine.vllm import vllm_generation_with
 from ..estimation.head import prompt_features
 from ..estimation.tracker import PassRateTracker
-from ..notices import get_logger, said_once
-from ..processes import gather_results, shared
-from ..prompts.lanes import Lane, lane_done
-from ..rollouts.in_rounds import RoundSource
-from ..rollouts.per_prompt import PerPromptSource
-from ..rollouts.progress import StepProgress
-from ..rollouts.source import Batch, RolloutSource
+from ..sampling.in_rounds import RoundSource
+from ..sampling.lanes import Lane, lane_done
+from ..sampling.per_prompt import PerPromptSource
+from ..sampling.progress import StepProgress
+from ..sampling.source import Batch, RolloutSource
+from ..utils.notices import get_logger, said_once
+from ..utils.processes import gather_results, shared
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
 from .engine import Asking

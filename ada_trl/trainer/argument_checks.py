@@ -7,7 +7,7 @@ from torch import nn
 from transformers import ProcessorMixin
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
-from ..notices import get_logger
+from ..utils.notices import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 from .config_checks import check_prompt_column, check_size
 

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from ..core import check_budget
 from ..core.advantages import POWERS
-from ..notices import get_logger
+from ..utils.notices import get_logger
 
 
 logger = get_logger(__name__)

@@ -9,9 +9,9 @@ import torch
 from trl.extras.profiling import profiling_context
 
 from ..estimation.tracker import Visit
-from ..notices import get_logger
-from ..prompts.lanes import Lane
-from ..rollouts.source import RolloutSource
+from ..sampling.lanes import Lane
+from ..sampling.source import RolloutSource
+from ..utils.notices import get_logger
 from .parent import Preparing, Replaying, Sampling, ThroughParent
 
 
@@ -26,7 +26,7 @@ class Asking:
     What a step asks.
 
     Args:
-        source ([`~rollouts.source.RolloutSource`]):
+        source ([`~sampling.source.RolloutSource`]):
             Of its rollouts.
         sizes (`int` or `list[int]`):
             Rollouts per round, of every prompt or by prompt of this process.

@@ -15,9 +15,9 @@ from trl.trainer import grpo_trainer
 
 from ..engine.vllm import build_vllm_generation
 from ..estimation.head import caught_states
-from ..notices import get_logger
-from ..processes import gather_unless_local, local, shared
-from ..rollouts.source import Completion, Completions
+from ..sampling.source import Completion, Completions
+from ..utils.notices import get_logger
+from ..utils.processes import gather_unless_local, local, shared
 from .replay import Replay
 
 

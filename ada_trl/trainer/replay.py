@@ -25,7 +25,7 @@ from ..core import (
 )
 from ..core.advantages import PromptWeighting
 from ..core.pool import sample_std
-from ..rollouts.source import Completion
+from ..sampling.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..core.metrics import misses_contrast
-from ..notices import get_logger
+from ..utils.notices import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
 

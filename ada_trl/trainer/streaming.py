@@ -10,11 +10,11 @@ from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..core import Pool, Rollout, prompt_weight
-from ..files import atomic_write
-from ..notices import get_logger
-from ..prompts.lanes import Candidate, Lane
-from ..prompts.queue import Beliefs, PromptQueue, Schedule
-from ..prompts.stream import PromptStream
+from ..sampling.lanes import Candidate, Lane
+from ..sampling.queue import Beliefs, PromptQueue, Schedule
+from ..sampling.stream import PromptStream
+from ..utils.files import atomic_write
+from ..utils.notices import get_logger
 from .engine import WithEngine
 from .replay import prompt_weighting, select_groups
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ada_trl.core import EMAPassRate, brier_metrics
-from ada_trl.measurement.tables import markdown_table
+from ada_trl.utils.tables import markdown_table
 
 
 DECAYS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)  # per visit, or per mean interval between visits

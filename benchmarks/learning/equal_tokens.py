@@ -22,7 +22,7 @@ import pandas as pd
 from datasets import Dataset
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import prepare
 from recipes.sorting.task import prepare as prepare_sorting
 

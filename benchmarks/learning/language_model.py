@@ -22,7 +22,7 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
 from ..common import RESULTS, load_rows, save_rows

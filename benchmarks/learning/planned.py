@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from ada_trl import plan
-from ada_trl.files import atomic_write
 from ada_trl.planning.observed import prompts_from_counts
+from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import prepare, problems
 
 from ..common import ROOT, fill, interval, markdown, save_rows

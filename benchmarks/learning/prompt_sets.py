@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, collate, problems
 
 

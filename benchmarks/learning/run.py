@@ -24,7 +24,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, prepare
 
 from . import prompt_sets

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.vllm_server import running_server
 
 from ..common import ROOT, fill, interval, load_rows, markdown, save_rows

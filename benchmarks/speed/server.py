@@ -39,8 +39,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition, Rollout, eliminate_per_prompt
-from ada_trl.prompts.lanes import Candidate, Lane, lane_done
-from ada_trl.rollouts.source import RolloutSource
+from ada_trl.sampling.lanes import Candidate, Lane, lane_done
+from ada_trl.sampling.source import RolloutSource
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from transformers import ProgressCallback
 
 from ada_trl import plots
-from ada_trl.measurement.tables import markdown_table
 from ada_trl.train import build_trainer, parse_args
+from ada_trl.utils.tables import markdown_table
 
 from .task import prepare
 

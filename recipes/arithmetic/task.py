@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 
 
 CHARACTERS = "0123456789+="

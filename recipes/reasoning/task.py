@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ada_trl.files import atomic_write
+from ada_trl.utils.files import atomic_write
 
 from ..arithmetic.task import save
 

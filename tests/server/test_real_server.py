@@ -15,7 +15,8 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.cli import start
 from ada_trl.engine.vllm import AdaVLLMGeneration
 from ada_trl.engine.weight_sync import WeightSync
-from ada_trl.evaluate import EvaluationArguments, run
+from ada_trl.measurement.arguments import EvaluationArguments
+from ada_trl.measurement.evaluation import run
 from ada_trl.train import main
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server

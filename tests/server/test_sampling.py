@@ -7,8 +7,9 @@ import pytest
 from aiohttp import web
 
 from ada_trl.engine.client import VLLMServerUnavailable
-from ada_trl.evaluate import EvaluationArguments, run
-from ada_trl.measurement.samplers import Request, SamplingArguments, ServerSampler, same_model
+from ada_trl.measurement.arguments import EvaluationArguments, SamplingArguments
+from ada_trl.measurement.evaluation import run
+from ada_trl.measurement.samplers import Request, ServerSampler, same_model
 
 from ..helpers import tiny_model
 from .fake import RIGHT, TOKENIZER, FakeServer, answer

@@ -10,8 +10,8 @@ from ..core import Pool, Rollout, eliminate_per_prompt
 from ..core.elimination import round_sizes
 from ..engine.client import VLLMServerUnavailable
 from ..engine.vllm import AdaVLLMGeneration
-from ..notices import get_logger
-from ..processes import gather_results
+from ..utils.notices import get_logger
+from ..utils.processes import gather_results
 from .source import Completions, RolloutSource
 
 

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout
-from ..processes import exchange
-from ..prompts.lanes import Lane
+from ..utils.processes import exchange
+from .lanes import Lane
 
 
 class Completion(NamedTuple):

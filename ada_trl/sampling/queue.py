@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..core import ExitCondition
-from ..notices import get_logger
+from ..utils.notices import get_logger
 from .lanes import Candidate, Lane
 from .stream import PromptStream
 

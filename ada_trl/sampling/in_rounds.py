@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..core import Pool, Rollout, eliminate
-from ..processes import exchange, gather_results
+from ..utils.processes import exchange, gather_results
 from .source import Completions, RolloutSource
 
 

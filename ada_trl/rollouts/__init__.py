@@ -1,1 +1,0 @@
-"""Where rollouts come from: rounds through the trainer's own generation, or a vLLM server prompt by prompt."""
