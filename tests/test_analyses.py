@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl import plan
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
+from ada_trl.planning.report import report as planned
 from benchmarks import common
 from benchmarks.analyses import cost_benefit, discounting, objectives, sampling_cost, signal_loss, variance
 
@@ -282,7 +282,7 @@ def test_the_document_shows_the_stored_data(module, data, marker):
 
 
 def test_the_document_shows_the_plan_for_the_example_run():
-    report = plan.report(*signal_loss.example_plan(), signal_loss.BUDGET)
+    report = planned(*signal_loss.example_plan(), signal_loss.BUDGET)
     assert f"<!-- plan -->\n{report}\n<!-- end -->" in signal_loss.PLAN_DOCUMENT.read_text()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ada_trl import AdaGRPOTrainer, check
+from ada_trl.checking.findings import Finding
 from ada_trl.cli import start
 
 from .helpers import free_port, tiny_model, tiny_tokenizer
@@ -203,7 +204,7 @@ def test_what_was_there_stays(task, capsys):
 
 
 def test_a_table_survives_what_is_in_it():
-    text = check.report([check.Finding("a", "b | c")])
+    text = check.report([Finding("a", "b | c")])
     assert text.splitlines()[-1] == "| a | b / c |  |"
 
 

@@ -12,7 +12,10 @@ import pytest
 from ada_trl.cli import start
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
 from ada_trl.estimation.record import save_pass_rates
-from ada_trl.plan import TIE, main, most_gradients, read_prompts, recommend, report, settings
+from ada_trl.plan import main
+from ada_trl.planning.observed import read_prompts
+from ada_trl.planning.report import report
+from ada_trl.planning.settings import TIE, most_gradients, recommend, settings
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 
 

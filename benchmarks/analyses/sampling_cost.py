@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ada_trl.core import ExitCondition
-from ada_trl.plan import read_prompts
+from ada_trl.planning.observed import read_prompts
 from ada_trl.planning.outcomes import Outcome, sequential_outcome
 
 from ..common import ROOT, fill, markdown, save_figure

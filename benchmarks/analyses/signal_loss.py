@@ -9,10 +9,11 @@ import math
 
 import numpy as np
 
-from ada_trl import plan
 from ada_trl.core import ExitCondition, allocate, group_advantages, select_group
-from ada_trl.plan import Prompts, Setting, read_prompts, settings
+from ada_trl.planning import report
+from ada_trl.planning.observed import Prompts, read_prompts
 from ada_trl.planning.outcomes import refill_outcome, sequential_outcome, single_round_outcome
+from ada_trl.planning.settings import Setting, settings
 
 from ..common import COLORS, ONE_ROUND, ROOT, bernoulli_pools, computed_or_stored, fill, markdown, save_figure
 
@@ -174,8 +175,8 @@ def main() -> None:
     plot(rows)
     fill("signal-loss", table(rows))
     prompts, found = example_plan()
-    save_figure(plan.figure(prompts, found, BUDGET), "plan")
-    fill("plan", plan.report(prompts, found, BUDGET), PLAN_DOCUMENT)
+    save_figure(report.figure(prompts, found, BUDGET), "plan")
+    fill("plan", report.report(prompts, found, BUDGET), PLAN_DOCUMENT)
 
 
 if __name__ == "__main__":

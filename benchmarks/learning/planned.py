@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ada_trl import plan
 from ada_trl.planning.observed import prompts_from_counts
+from ada_trl.planning.settings import Setting, describe, recommend, settings
 from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import prepare, problems
 
@@ -75,15 +75,15 @@ def build(base: Path, folder: Path, seed: int = 0, num_candidates: int = 60_000)
         prompt_sets.write(folder / f"{name}_train.jsonl", rows.select(chosen[NUM_TEST:]))
 
 
-def methods(folder: Path, name: str) -> dict[str, plan.Setting]:
+def methods(folder: Path, name: str) -> dict[str, Setting]:
     """What is trained on a file: the recommendation, the least noise of another method, and GRPO n=4."""
     positives = np.array(prompt_sets.read(folder / f"{name}_train.jsonl")["positives"])
     prompts = prompts_from_counts(name, positives, np.full(len(positives), prompt_sets.NUM_DRAWS))
-    found = plan.settings(prompts, num_generations=4, budget=BUDGET, max_samples=32)
-    best = plan.recommend(found, BUDGET)
+    found = settings(prompts, num_generations=4, budget=BUDGET, max_samples=32)
+    best = recommend(found, BUDGET)
     others = [s for s in found if s.method != best.method and s.rollouts <= BUDGET]
     chosen = [best, min(others, key=lambda s: s.noise), found[0]]
-    return {f"{setting.method} {plan.describe(setting)}": setting for setting in chosen}
+    return {f"{setting.method} {describe(setting)}": setting for setting in chosen}
 
 
 def train_and_save(run: Run, runs_dir: Path, folder: Path, task_dir: Path) -> Run:

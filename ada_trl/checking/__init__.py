@@ -1,0 +1,1 @@
+"""What `ada-trl check` does: one step, looked at closely."""
