@@ -1,8 +1,15 @@
-"""What the pages say, read by the tests."""
+"""
+What the pages say, read by the tests; and the tables that the code writes.
 
+`python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring.
+"""
+
+import inspect
 import re
 from itertools import product
 from pathlib import Path
+
+from ada_trl import AdaGRPOConfig
 
 
 ROOT = Path(__file__).parent.parent
@@ -66,3 +73,40 @@ def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def fields_of(docstring: str) -> dict[str, list[list[str]]]:
+    """The parameters of a docstring by its `> Parameters that control …` headings: name, default, meaning."""
+    groups = {}
+    for group in re.split(r"^    > Parameters that control ", docstring, flags=re.M)[1:]:
+        heading, _, text = group.partition("\n")
+        text = text.partition("> [!NOTE]")[0]
+        rows = []
+        for name, kind, meaning in re.findall(r"^ {4}(\w+) \((.*?)\):\n(.*?)(?=^ {4}\w|\Z)", text, flags=re.S | re.M):
+            default = re.search(r"defaults to (`.*`)", kind)
+            meaning = re.sub(r"^\s*- ", "", " ".join(meaning.split()).replace("Possible values are: - ", ""))
+            meaning = re.sub(r"(?<=[.;]) - (?=`)", " ", meaning).replace("|", r"\|")
+            meaning = re.sub(r"\[`~(?:\w+\.)*(\w+)`\]", r"`\1`", meaning)
+            rows.append([f"`{name}`", default[1] if default else "`None`", meaning])
+        groups[heading[0].upper() + heading[1:]] = rows
+    return groups
+
+
+def field_tables() -> str:
+    """docs/settings.md's tables."""
+    groups = fields_of(inspect.cleandoc(AdaGRPOConfig.__doc__))
+    head = "| Field | Default | Meaning |\n|---|---|---|\n"
+    return "\n\n".join(
+        f"### {heading}\n\n{head}" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        for heading, rows in groups.items()
+    )
+
+
+def write() -> None:
+    page = DOCS / "settings.md"
+    marked = r"(?<=<!-- fields -->\n).*?(?=<!-- end -->)"
+    page.write_text(re.sub(marked, lambda _: field_tables() + "\n", page.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    write()

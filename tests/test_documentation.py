@@ -31,6 +31,7 @@ from .documentation import (
     commands,
     documented_metrics,
     expand,
+    field_tables,
     generic,
     table_rows,
 )
@@ -60,6 +61,12 @@ def test_every_field_that_is_not_grpos_is_on_the_settings_page_and_no_other():
     inherited = {field.name: default_of(field) for field in dataclasses.fields(GRPOConfig)}
     ours = {name for name, field in FIELDS.items() if name not in inherited or inherited[name] != default_of(field)}
     assert set(settings_rows()) == ours
+
+
+def test_the_fields_of_the_settings_page_are_those_of_the_docstring():
+    assert f"<!-- fields -->\n{field_tables()}\n<!-- end -->" in (DOCS / "settings.md").read_text(), (
+        "`python -m tests.documentation` writes them."
+    )
 
 
 @pytest.mark.parametrize("name", settings_rows())
