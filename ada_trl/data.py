@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
     check_installed("matplotlib", "plots", "draws the histogram")
     check_backend(selection.backend)
     check_model(selection.model_name_or_path)
-    from .measurement.selection import run  # imports torch, which takes seconds
+    from .measurement.training_set import run  # imports torch, which takes seconds
 
     with explained():
         run(selection)

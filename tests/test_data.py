@@ -16,7 +16,7 @@ from ada_trl.data import main
 from ada_trl.mathematics.problems import Problem, load_problems, normalise
 from ada_trl.mathematics.prompts import to_prompt
 from ada_trl.measurement.arguments import SelectionArguments
-from ada_trl.measurement.selection import clean, run, select
+from ada_trl.measurement.training_set import clean, run, select
 
 from .helpers import Interrupted, ScriptedSampler, tiny_model, tiny_tokenizer
 

@@ -8,7 +8,7 @@ from datasets import load_dataset
 from ada_trl.data import main as select_main
 from ada_trl.measurement.arguments import EvaluationArguments, SelectionArguments
 from ada_trl.measurement.evaluation import run as evaluate
-from ada_trl.measurement.selection import run as select
+from ada_trl.measurement.training_set import run as select
 
 from .helpers import ScriptedSampler, tiny_model, tiny_tokenizer
 

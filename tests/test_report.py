@@ -205,6 +205,37 @@ def test_tables_of_equal_prompts_by_hand(runs):
     assert cells(report.difficulty_table(evaluations, "easy").splitlines()[-1])[1] == "0.700 ± 0.000"
 
 
+def test_language_model_tables():
+    """Three seeds; the posterior is 0.1 ahead at the end. What the other method logs is not shown as a number."""
+    rows = []
+    for method, gain in (("GRPO n=4", 0.1), ("Posterior n=1", 0.2)):
+        for seed in (1, 2, 3):
+            for step in (0, 1, 2, 3):
+                for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
+                    row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
+                    row |= {"accuracy": level + gain * step / 3, "pass@16": 0.5, "alike": level if step == 0 else None}
+                    row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": 12.0 * step}
+                    rows.append(row)
+    runs = pd.DataFrame(rows).astype({"alike": float})
+    table = report.language_table(runs, "mixture").splitlines()
+    assert cells(table[2]) == ["before training", "", "", "", "0.200", "0.500", "", "", ""]
+    assert cells(table[3]) == ["GRPO n=4", "3", "0.233", "0.267", "0.300", "0.500", "0.75", "–", "12.0"]
+    posterior = [
+        "Posterior n=1",
+        "3",
+        "0.267",
+        "0.333",
+        "0.400 (**+0.100 ± 0.000**)",
+        "0.500 (+0.000 ± 0.000)",
+        "–",
+        "0.12",
+    ]
+    assert cells(table[4]) == [*posterior, "12.0"]
+    families = report.family_table(runs, "mixture").splitlines()
+    assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.500"]
+    assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.300"]
+
+
 def test_report_is_filled_from_what_is_stored(tmp_path):
     document, recipes = tmp_path / "report.md", tmp_path / "recipes.md"
     for copy, published in ((document, report.DOCUMENT), (recipes, report.RECIPES)):

@@ -27,12 +27,12 @@ from ..utils.notices import get_logger, said_once
 from ..utils.processes import gather_results, shared
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
-from .engine import Asking
 from .logs import constant_metrics, show_one_line
 from .parent import Observing, finite
 from .replay import Replay, informed, plan_update, select_groups, uniform_pools
 from .signal_warning import SignalWarning
 from .streaming import Asked, FromStream
+from .with_engine import Asking
 
 
 logger = get_logger(__name__)

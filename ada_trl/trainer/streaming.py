@@ -15,8 +15,8 @@ from ..sampling.queue import Beliefs, PromptQueue, Schedule
 from ..sampling.stream import PromptStream
 from ..utils.files import atomic_write
 from ..utils.notices import get_logger
-from .engine import WithEngine
 from .replay import prompt_weighting, select_groups
+from .with_engine import WithEngine
 
 
 logger = get_logger(__name__)

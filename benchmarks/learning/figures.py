@@ -30,6 +30,7 @@ FIRST = {
     "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o"},
     "Posterior n=1, 2 iterations": {"color": "#00523b", "marker": "s", "linewidth": 2.4},
 }
+BATCH = {"Batch n=1": {"color": COLORS["Seq-pos"], "marker": "P"}}
 OTHERS = {
     "Posterior n=1, 1 of 3": {"color": COLORS["Seq-pos"], "linestyle": "--"},
     "Rounds across steps": {"color": COLORS["Est"], "linestyle": "--"},
@@ -182,6 +183,27 @@ def difficulty(evaluations: pd.DataFrame) -> Figure:
         axis.set_xlabel(f"Pass rate of the base model; trained on the {prompt_set} set")
     axes[0][0].set_ylabel("Change of accuracy")
     legend(figure, axes[0])
+    return figure
+
+
+def language(runs: pd.DataFrame, prompt_set: str) -> Figure:
+    """The language model: accuracy and pass@16 on the way, and by family how often four rollouts all score the same."""
+    figure, ((left, middle, right),) = panels(3, rows=1)
+    whole, families = runs[runs["family"] == "all"], runs[(runs["family"] != "all") & (runs["step"] == 0)]
+    for axis, column, label in ((left, "accuracy", "Held-out accuracy"), (middle, "pass@16", "pass@16")):
+        for method, style in (FIRST | BATCH | OTHERS).items():
+            means, half = curves(whole, prompt_set, method, column)
+            if len(means):
+                x, y = means["generated_tokens"], means[column]
+                axis.plot(x, y, label=short(method), markevery=[-1], **style)
+                axis.fill_between(x, y - half, y + half, color=style["color"], alpha=0.12, linewidth=0)
+        axis.set(xlabel="Generated tokens", ylabel=f"{label}, {prompt_set}", xlim=(0, None))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    alike = families[families["prompt_set"] == prompt_set].groupby("family")["alike"].mean().sort_values()
+    right.barh(alike.index, alike, color=COLORS[CHEAP])
+    right.set(xlabel=f"{CHEAP}: groups whose rollouts all score the same", xlim=(0, 1))
+    right.tick_params(axis="y", labelsize="small")
+    legend(figure, (left,))
     return figure
 
 

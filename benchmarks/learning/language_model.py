@@ -33,6 +33,11 @@ from .run import Task, run_missing, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
+MEANS = {  # over all steps until an evaluation
+    "zero_signal/final": "zero_variance",
+    "baseline/explained_variance": "explained_variance",
+    "entropy": "entropy",
+}
 PROMPTS_PER_STEP = {"GRPO n=4": 16, "GRPO n=8": 8, "DAPO n=4": 4, "Seq-balance": 3}  # the last two draw about 64, too
 METHODS = {
     "GRPO n=4": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
@@ -68,12 +73,19 @@ def load(base: Path):
 
 
 def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> dict:
-    """Accuracy and pass@k, exact, and the accuracy of each family."""
+    """Accuracy and pass@k, exact; by family the accuracy and the groups of GRPO n=4 whose rollouts would all score the same."""
     rates = np.asarray(pass_rates(model, tokenizer, rows))
     families = np.asarray(rows["family"])
-    by_family = {name: float(rates[families == name].mean()) for name in sorted(set(families))}
-    return {"accuracy": float(rates.mean()), "by_family": by_family} | {
-        f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT
+
+    def by_family(values: np.ndarray) -> dict[str, float]:
+        return {name: float(values[families == name].mean()) for name in sorted(set(families))}
+
+    alike = rates**4 + (1 - rates) ** 4
+    return {
+        "accuracy": float(rates.mean()),
+        "by_family": by_family(rates),
+        "alike": by_family(alike) | {"all": float(alike.mean())},
+        **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
     }
 
 
@@ -114,19 +126,15 @@ def results(runs_dir: Path) -> list[dict]:
             spent = {
                 name: sum(step[name] for step in steps) for name in ("generated_tokens", "rollouts", "cpu_seconds")
             }
-            for name in ("zero_signal/final", "baseline/explained_variance", "entropy"):
+            for name, column in MEANS.items():
                 values = [value for step in steps if (value := step.get(name)) is not None]
-                spent[name.rpartition("/")[2]] = mean(values) if values else None
+                spent[column] = mean(values) if values else None
             by_family = evaluation["by_family"]
             for family, accuracy in {"all": evaluation["accuracy"], **by_family}.items():
                 whole = {f"pass@{k}": evaluation[f"pass@{k}"] if family == "all" else None for k in PASS_AT}
-                row = (
-                    run._asdict()
-                    | {"step": evaluation["step"], "family": family, "accuracy": accuracy}
-                    | whole
-                    | spent
-                )
-                rows[run, evaluation["step"], family] = row
+                row = {"step": evaluation["step"], "family": family, "accuracy": accuracy}
+                row |= {"alike": evaluation.get("alike", {}).get(family)}
+                rows[run, evaluation["step"], family] = run._asdict() | row | whole | spent
     return list(rows.values())
 
 

@@ -28,6 +28,17 @@ STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 BOUNDS = (equal_tokens.MORE_TOKENS, equal_tokens.KNOWN, equal_tokens.BEST_KNOWN)  # not among the methods of a table
 AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in BOUNDS]
 NO_SEED = "–"
+LANGUAGE = (  # methods on the language model, in the order of the table
+    "GRPO n=4",
+    "GRPO n=8",
+    "DAPO n=4",
+    "Seq-balance",
+    "Batch n=1",
+    "Posterior n=1",
+    "Posterior n=1, 2 iterations",
+    "Posterior n=1, 1 of 3",
+    "Rounds across steps",
+)
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
     "GRPO n=4": "GRPO n=4",
@@ -381,6 +392,47 @@ def expect_sorting(single: pd.DataFrame) -> str:
     return as_table(rows)
 
 
+def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
+    """The language model: accuracy on the way and at the end, pass@16 and what the steps were like."""
+    runs = runs[runs["family"] == "all"]
+    methods = [method for method in LANGUAGE if by_seed(runs, prompt_set, method)]
+    found = {method: by_seed(runs, prompt_set, method) for method in methods}
+    last = min(int(run["step"].iloc[-1]) for own in found.values() for run in own.values())
+    shown = [last // 3, 2 * last // 3]
+    before, rows = next(iter(found[CHEAP].values())).iloc[0], []
+    rows.append({"Method": "before training", "Seeds": "", **dict.fromkeys((f"step {s}" for s in shown), "")})
+    rows[0] |= {f"step {last}": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
+    rows[0] |= dict.fromkeys(("Zero-variance groups", "Variance explained", "CPU s per step"), "")
+    for method, own in found.items():
+        at_end = {seed: run[run["step"] == last] for seed, run in own.items()}
+        cheap = {seed: run[run["step"] == last] for seed, run in found[CHEAP].items()}
+        row = {"Method": method, "Seeds": str(len(own))}
+        for step in shown:
+            row[f"step {step}"] = f"{mean_of(final({s: r[r['step'] == step] for s, r in own.items()}))[0]:.3f}"
+        row[f"step {last}"] = with_difference(final(at_end), final(cheap), method != CHEAP)
+        row["pass@16"] = with_difference(final(at_end, "pass@16"), final(cheap, "pass@16"), method != CHEAP)
+        for column, label in (("zero_variance", "Zero-variance groups"), ("explained_variance", "Variance explained")):
+            mean = mean_of(final(at_end, column))[0]
+            own_kind = (column == "zero_variance") == ("n=1" not in method and "Rounds" not in method)
+            row[label] = f"{mean:.2f}" if own_kind and not math.isnan(mean) else NO_SEED
+        row["CPU s per step"] = f"{mean_of(final(at_end, 'cpu_seconds'))[0] / last:.1f}"
+        rows.append(row)
+    return as_table(rows)
+
+
+def family_table(runs: pd.DataFrame, prompt_set: str) -> str:
+    """Family by family: accuracy, and the share of GRPO n=4's groups whose rollouts would all score the same, exact."""
+    runs = runs[(runs["prompt_set"] == prompt_set) & (runs["family"] != "all")]
+    rows = []
+    for family, own in sorted(runs.groupby("family"), key=lambda item: -item[1][item[1]["step"] == 0]["alike"].mean()):
+        start, end = own[own["step"] == 0], own[own["step"] == own["step"].max()]
+        row = {"Family": family, f"{CHEAP}: groups without contrast": f"{start['alike'].mean():.0%}"}
+        row["Accuracy before"] = f"{start['accuracy'].mean():.3f}"
+        means = end.groupby("method")["accuracy"].mean()
+        rows.append(row | {f"after, {method}": f"{means[method]:.3f}" for method in LANGUAGE if method in means})
+    return as_table(rows)
+
+
 def tables(
     equal: pd.DataFrame, steps: pd.DataFrame, evaluations: pd.DataFrame, single: pd.DataFrame
 ) -> dict[str, str]:
@@ -413,7 +465,13 @@ def build(
     equal, _, evaluations, single = data
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
     fill("expect-sorting", expect_sorting(single), recipes)
-    for name, figure in figures.draw_all(equal, evaluations, ABLATION).items():
+    drawn = figures.draw_all(equal, evaluations, ABLATION)
+    language = pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+    for name in language["prompt_set"].unique():
+        fill(f"language-{name}", language_table(language, name), document)
+        fill(f"families-{name}", family_table(language, name), document)
+        drawn[f"language_{name}"] = figures.language(language, name)
+    for name, figure in drawn.items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 
 
