@@ -22,7 +22,7 @@ FIELDS = {
     "per_device_train_batch_size": [1, 4, 8, 16],
     "unresolved": ["keep", "mask", "replace"],
     "prompt_candidates": [1, 3],
-    "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25, "inverse_samples"],
+    "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
     "scale_rewards": ["none", "batch", "group"],
     "pass_rate_estimator": [None, "counts", "value", "value+counts"],
     "selection_correction": [None, True, False],

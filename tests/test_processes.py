@@ -62,15 +62,6 @@ RUNS = {
         "baseline": "posterior",
         "max_steps": 3,
     },
-    "rounds within a step": {
-        "rows": 12,
-        "num_generations": 2,
-        "adaptive_sampling": "seq-pos",
-        "baseline": "posterior",
-        "pass_rate_estimator": "counts",
-        "rounds_per_step": 3,
-        "max_steps": 3,
-    },
     "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "unresolved": "replace"},
     "refill in rounds": {
         "rows": 12,

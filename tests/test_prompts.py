@@ -1,20 +1,18 @@
 """Which prompts are asked: the stream, lanes, what goes on, and the choice by expected gain; without a model."""
 
-import itertools
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import ExitCondition, Pool, Prior, Rollout, expected_rounds, posterior_baselines
+from ada_trl.core import ExitCondition, Pool, Rollout, expected_rounds
 from ada_trl.sampling.lanes import Candidate, Lane
 from ada_trl.sampling.queue import EXPLORING_SHARE, MAX_PASSED_OVER, RETURNING_SHARE, Beliefs, PromptQueue, Schedule
 from ada_trl.sampling.stream import PromptStream
-from ada_trl.trainer.replay import informed
 
 
 def rows(number):
@@ -101,34 +99,43 @@ def test_another_data_set_is_noticed_at_resume():
 # Lanes
 
 
+REPLACE = {"candidates_per_lane": 3, "fixed_budget": False, "max_rounds": 1}
+
+
 def lane(candidates, **options):
     defaults = {"exit_condition": ExitCondition(1), "samples_per_round": 1, "max_rounds": 3, "fixed_budget": True}
     return Lane(0.5, [Candidate(i) for i in range(candidates)], **defaults | options)
 
 
-def test_a_fixed_budget_goes_on_with_the_next_prompt_after_a_positive_or_the_last_round():
-    budget = lane(6)
-    for draw, reward in enumerate([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]):
-        budget.add(Rollout(draw, reward, reward))
-    assert [budget.asked_at(draw) for draw in range(6)] == [0, 1, 1, 1, 2, 2]
-    assert [len(pool) for pool in budget.pools] == [1, 3, 2, 0, 0, 0]
-    assert [[rollout.draw for rollout in pool.rollouts] for pool in budget.pools[:3]] == [[0], [0, 1, 2], [0, 1]]
-    assert budget.unfinished == Candidate(2, rounds=2, negatives=2, in_order=False)
-    assert [budget.resolved(i) for i in budget.asked] == [True, False, False]
+def test_a_fixed_budget_is_one_round_of_one_prompt():
+    budget = lane(1, samples_per_round=2)
+    for draw in range(2):
+        assert not budget.done
+        budget.add(Rollout(draw, 0.0, 0.0))
+    assert budget.done and list(budget.asked) == [0]
+    assert budget.unfinished == Candidate(0, rounds=1, negatives=2, in_order=False)
 
 
-@pytest.mark.parametrize(("before", "reward"), [({"negatives": 2}, 1.0), ({"positives": 2}, 0.0)])
-def test_what_earlier_steps_have_drawn_counts(before, reward):
+@pytest.mark.parametrize(
+    ("before", "reward", "resolved", "returns"),
+    [
+        ({"rounds": 2, "negatives": 2}, 1.0, True, False),
+        ({"rounds": 2, "positives": 2}, 0.0, True, False),
+        ({"rounds": 2, "positives": 2}, 1.0, False, True),
+        ({"rounds": 3, "positives": 3}, 1.0, False, False),  # its last one
+    ],
+)
+def test_what_earlier_steps_have_drawn_counts(before, reward, resolved, returns):
     returning = Lane(
         0.5,
-        [Candidate(7, rounds=2, in_order=False, **before), Candidate(8)],
+        [Candidate(7, in_order=False, **before)],
         exit_condition=ExitCondition(1, 1),
         samples_per_round=1,
         max_rounds=4,
         fixed_budget=True,
     )
-    returning.add(Rollout(0, reward, reward))  # the other one is from before
-    assert returning.resolved(0) and returning.asked_at(1) == 1
+    returning.add(Rollout(0, reward, reward))
+    assert returning.resolved(0) == resolved and (returning.unfinished is not None) == returns
 
 
 def test_what_a_step_does_not_need_is_not_lost():
@@ -180,15 +187,12 @@ def simulate(queue, passes, steps, rounds, beliefs=None, seed=0):
         yield lanes, queue.close(lanes)
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says(rounds):
-    """E[visits] = (1 − (1 − p)^N) / p, whether rounds run within a step or across steps, with nobody cut off."""
+def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
+    """E[visits] = (1 − (1 − p)^N) / p, with nobody cut off."""
     p, max_rounds = 0.5, 4
-    queue = PromptQueue(
-        stream(100_000), schedule(lanes=64, candidates_per_lane=rounds, max_rounds=max_rounds)
-    )  # fmt: skip
+    queue = PromptQueue(stream(100_000), schedule(lanes=64, max_rounds=max_rounds))
     visits = Counter()
-    for step, metrics in simulate(queue, lambda position: p, 150, rounds):
+    for step, metrics in simulate(queue, lambda position: p, 150, 1):
         assert metrics["stream/cut_off"] == 0  # (1 - p) < the share that may return
         for played in step:
             for i in played.asked:
@@ -225,7 +229,7 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
     """Over random pass rates and random beliefs, through several epochs."""
     rng = np.random.default_rng(5)
     prompts = stream(40)
-    options = {"candidates_per_lane": 2, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
+    options = {"candidates_per_lane": 2 - fixed_budget, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
     queue = PromptQueue(prompts, schedule(**options))
     rates = rng.random(40)
     asked_at, longest = Counter(), Counter()
@@ -264,7 +268,7 @@ def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"candidates_per_lane": 3}, {"choices_per_prompt": 3}, {"choices_per_prompt": 3, "candidates_per_lane": 2}],
+    [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE],
 )
 def test_a_queue_resumes_exactly(options):
     rates, rounds = np.random.default_rng(1).random(30), options.get("candidates_per_lane", 1)
@@ -294,56 +298,12 @@ def test_too_small_a_data_set_is_named():
         PromptQueue(stream(3), schedule()).open()
 
 
-# The baseline of prompts that share a budget
-
-
-def gradients(lanes_of, rates):
-    """
-    By prompt, E[Σ A (y − p)] and E[N] p (1 − p), over all outcomes of two lanes of two rounds, one rollout each; the
-    score of a Bernoulli policy in its logit is y − p.
-    """
-    expected, follows = defaultdict(float), defaultdict(float)
-    for outcome in itertools.product((0.0, 1.0), repeat=4):
-        lanes = [
-            Lane(0.5, [Candidate(2 * i), Candidate(2 * i + 1)], exit_condition=ExitCondition(1), samples_per_round=1,
-                 max_rounds=2, fixed_budget=True)
-            for i in range(2)
-        ]  # fmt: skip
-        probability = 1.0
-        for draw in range(2):
-            for i, played in enumerate(lanes):
-                reward = outcome[2 * i + draw]
-                p = rates[played.candidates[played.asked_at(draw)].position]
-                probability *= p if reward else 1 - p
-                played.add(Rollout(draw, reward, reward))
-        asked = [(i, j) for i, played in enumerate(lanes) for j in played.asked]
-        pools = [lanes[i].pools[j] for i, j in asked]
-        positions = [lanes[i].candidates[j].position for i, j in asked]
-        told, keys = [Prior(0.2, 1.0, 0.2)] * len(pools), [str(p) for p in positions]
-        priors = informed(told, keys, pools, lanes_of(asked), shrinkage=8)
-        for pool, prior, position in zip(pools, priors, positions, strict=True):
-            p = rates[position]
-            baselines = posterior_baselines(pool, prior, samples_per_round=1)
-            for rollout, baseline in zip(pool.rollouts, baselines, strict=True):
-                follows[position] += probability * (rollout.reward - baseline) * (rollout.reward - p)
-                expected[position] += probability * p * (1 - p)
-    return [follows[i] for i in range(4)], [expected[i] for i in range(4)]
-
-
-def test_sharing_a_budget_leaves_no_bias():
-    rates = [0.3, 0.8, 0.6, 0.1]
-    follows, expected = gradients(lambda asked: [i for i, _ in asked], rates)
-    assert follows == pytest.approx(expected, abs=1e-12)
-    follows, expected = gradients(lambda asked: None, rates)  # the lane's own other prompts would be let in
-    assert follows != pytest.approx(expected, abs=1e-3)
-
-
 def test_expected_rounds():
     assert expected_rounds(0.0, 1, 5) == 5 and expected_rounds(1.0, 2, 5) == 1
     assert expected_rounds(0.5, 1, 3) == 1 + 0.5 + 0.25
 
 
 def test_a_lane_is_a_pool_of_everything_that_it_drew():
-    played = lane(2)
+    played = lane(2, fixed_budget=False, max_rounds=1)
     play(played, lambda position: 1.0, 2)
     assert isinstance(played, Pool) and len(played) == played.positives == 2

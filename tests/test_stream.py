@@ -1,10 +1,9 @@
-"""The trainer with prompts from a stream: refill, rounds within a step and across steps, selection, exact resume."""
+"""The trainer with prompts from a stream: refill, rounds across steps, selection, exact resume."""
 
 import json
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
@@ -17,17 +16,14 @@ from .helpers import QUICK, assert_same_run, build, even_reward, logs_of, prompt
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
 REFILL = {"adaptive_sampling": "uniform", "unresolved": "replace", "num_generations": 4, "scale_rewards": "group"}
 ACROSS = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
-WITHIN = ACROSS | {"rounds_per_step": 4, "max_rounds": 3}
 SELECTION = {"adaptive_sampling": "uniform", "prompt_candidates": 3, "num_generations": 2}
 MODES = {
     "refill": REFILL,
     "refill in rounds": {"unresolved": "replace", "num_generations": 4, "samples_per_round": 4, "max_rounds": 2},
     "across steps": ACROSS,
-    "within a step": WITHIN,
-    "both quotas": WITHIN | {"adaptive_sampling": "seq-balance", "num_generations": 2},
-    "mean reward": WITHIN | {"prompt_weighting": "inverse_samples"},
+    "both quotas": ACROSS | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
     "selection": SELECTION,
-    "selection with rounds": WITHIN | {"prompt_candidates": 2},
+    "selection with rounds": ACROSS | {"prompt_candidates": 2},
 }
 
 
@@ -120,30 +116,6 @@ def test_what_has_not_passed_returns_in_the_next_step(tmp_path):
     assert all(len(pool) == 1 for step in pools for pool in step)
 
 
-@pytest.mark.parametrize("per_step", [2, 4])
-def test_a_prompt_goes_on_within_a_step_and_all_rows_are_trained_on(per_step, tmp_path):
-    trainer = build(tmp_path, even_reward, prompts(), max_steps=3, **ACROSS | {"rounds_per_step": per_step})
-    pools = remember_pools(trainer)
-    trainer.train()
-    for step, output, logs in zip(pools, trainer.batches, logs_of(trainer), strict=True):
-        assert sum(map(len, step)) == 8 == len(output["advantages"])
-        assert all(not pool.is_positive(rollout) for pool in step for rollout in pool.rollouts[:-1])
-        assert output["advantages"].count_nonzero() == 8
-        assert logs["ada/rounds/mean"] == 8 / len(step) and logs["ada/tokens/discarded"] == 0
-    assert any(len(pool) > 1 for step in pools for pool in step)
-
-
-def test_the_mean_reward_is_followed_by_dividing_by_the_expected_rounds(tmp_path):
-    options = ACROSS | {"pass_rate_estimator": "counts", "pass_rate_prior": [1.0, 3.0], "max_rounds": 4}
-    weights = []
-    for weighting in ("none", "inverse_samples"):
-        trainer = build(tmp_path, even_reward, prompts(), max_steps=1, prompt_weighting=weighting, **options)
-        trainer.train()
-        weights.append(trainer.batches[0]["advantages"])
-    expected = sum(0.75**j for j in range(4))  # at a pass rate of 1/4
-    assert torch.allclose(weights[0], weights[1] * expected)
-
-
 def test_an_empirical_prior_is_fitted_to_what_stands_for_the_data(tmp_path):
     """Prompts return because they fail; taking them for a sample of the data would predict too little."""
     trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **ACROSS | {"pass_rate_estimator": "counts"})
@@ -187,7 +159,7 @@ def test_prompts_that_are_expected_to_teach_more_are_asked_more_often(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "streaming"), [*((mode, False) for mode in MODES), ("refill", True), ("within a step", True)]
+    ("mode", "streaming"), [*((mode, False) for mode in MODES), ("refill", True), ("across steps", True)]
 )
 def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6} | MODES[mode]
@@ -256,7 +228,7 @@ def test_a_checkpoint_in_the_middle_of_a_generation_asks_its_prompts_again(tmp_p
     assert prompts_of(resumed.batches[0]) == prompts_of(trainer.batches[1])
 
 
-@pytest.mark.parametrize("mode", ["refill", "within a step"])
+@pytest.mark.parametrize("mode", ["refill", "across steps"])
 def test_steps_and_epochs_are_counted_as_for_grpo(mode, tmp_path):
     options = {"num_train_epochs": 2, "max_steps": -1, "num_generations": 4} | MODES[mode]
     trainer = build(tmp_path, even_reward, prompts(), **options)
@@ -298,14 +270,11 @@ def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"rounds_per_step": 2}, r"rounds_per_step \(2\) has no effect .*baseline='posterior'"),
-        (ACROSS | {"rounds_per_step": 3}, r"rounds_per_step \(3\) must divide the 8 places of a step"),
         (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
         ({"max_replacements": 5}, r"max_replacements \(5\) has no effect .*unresolved='replace'"),
         ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
         ({"adaptive_sampling": "est", "unresolved": "replace"}, r"unresolved='replace' .*'est' gives every prompt"),
         (ACROSS | {"unresolved": "replace"}, r"unresolved \(replace\) has no effect .*'posterior'"),
-        ({"prompt_weighting": "inverse_samples"}, r"'inverse_samples' divides .*not 'seq-balance' with 'pool'"),
     ],
 )
 def test_refused(overrides, message, tmp_path):

@@ -41,19 +41,19 @@ class Prior(NamedTuple):
         return self._replace(mean=mean, strength=strength)
 
 
-def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> list[float]:
+def posterior_baselines(pool: Pool, prior: Prior) -> list[float]:
     """
-    b_i = (s·m + Σ_{j in earlier rounds} r_j + Σ_{j ≠ i in the same round} r_j) / (s + number of these j),
+    b_i = (s·m + Σ_{j ≠ i} r_j) / (s + number of these j),
 
-    the mean of the posterior that everything but r_i and what came after it gives. It contains neither r_i nor anything
-    that r_i had an influence on, so
+    the mean of the posterior that everything but r_i gives. It contains neither r_i nor anything that r_i had an influence
+    on, so
 
     E[Σ_i (r_i − b_i) ∇log π(y_i)] = E[N] · ∇(mean reward)
 
-    for any prior, any real rewards and any rule that decides *after a round* whether there is another one (Wald's
-    identity: round by round, whether a rollout is drawn depends on the past only, and b_i is independent of it). The prior
-    decides about the variance alone. A strength of 0 is leave-one-out, an infinite one the prior's mean; where nothing
-    else is known (s = 0 and no other rollout) b_i is m, the limit s → 0.
+    for any prior, any real rewards and any rule that decides *after a step* whether the prompt is asked again in the next
+    one, with a prior that knows the steps before (Wald's identity: whether a rollout is drawn depends on the past only, and
+    b_i is independent of it). The prior decides about the variance alone. A strength of 0 is leave-one-out, an infinite
+    one the prior's mean; where nothing else is known (s = 0 and no other rollout) b_i is m, the limit s → 0.
 
     Relatives: value-baseline REINFORCE; [SPO](https://huggingface.co/papers/2509.13232), one rollout against a
     KL-discounted Beta tracker; leave-one-out shrinkage ([2511.03710](https://huggingface.co/papers/2511.03710)). The
@@ -63,60 +63,30 @@ def posterior_baselines(pool: Pool, prior: Prior, *, samples_per_round: int) -> 
         pool (`Pool`):
             Everything the prompt drew. Rollouts without a reward are left out of all sums.
         prior ([`Prior`]):
-            From before the first draw.
-        samples_per_round (`int`):
-            M: rollout `draw` belongs to round `draw // M`.
+            From before the draw.
 
     Returns:
         `list[float]`: b_i of each of `pool.rollouts`, in their order; NaN for those without a reward, and where nothing is
         known at all.
     """
-    rounds: dict[int, list[float]] = {}
-    for rollout in pool.rollouts:
-        if not math.isnan(rollout.reward):
-            rounds.setdefault(rollout.draw // samples_per_round, []).append(rollout.reward)
-    before: dict[int, Prior] = {}
-    known = prior
-    for index in sorted(rounds):
-        before[index] = known
-        known = known.updated(rounds[index])
+    scored = [rollout.reward for rollout in pool.rollouts if not math.isnan(rollout.reward)]
     baselines = []
     for rollout in pool.rollouts:
         if math.isnan(rollout.reward):
             baselines.append(math.nan)
             continue
-        index = rollout.draw // samples_per_round
-        others = list(rounds[index])
+        others = list(scored)
         others.remove(rollout.reward)  # one that is equal serves as well as this one
-        baselines.append(before[index].updated(others).mean)
+        baselines.append(prior.updated(others).mean)
     return baselines
 
 
-def sums_of_others(
-    values: np.ndarray, counts: np.ndarray, lanes: Sequence[int] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """
-    For each prompt the sum of the other prompts' values, and of their counts; those of its own lane are left out with it.
-
-    Args:
-        values (`np.ndarray`):
-            `(…, P)`.
-        counts (`np.ndarray`):
-            `(P,)`.
-        lanes (`Sequence[int]`, *optional*):
-            By prompt, from 0; each has one of its own if `None`.
-    """
-    own, own_counts = values, counts
-    if lanes is not None and len(set(lanes)) < len(lanes):
-        rows = np.vstack([values.reshape(-1, len(lanes)), counts])
-        by_lane = np.array([np.bincount(lanes, row)[lanes] for row in rows])
-        own, own_counts = by_lane[:-1].reshape(values.shape), by_lane[-1]
-    return values.sum(axis=-1, keepdims=True) - own, counts.sum() - own_counts
+def sums_of_others(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each prompt the sum of the other prompts' values, `(…, P)`, and of their counts, `(P,)`."""
+    return values.sum(axis=-1, keepdims=True) - values, counts.sum() - counts
 
 
-def recentred(
-    priors: Sequence[Prior], pools: Sequence[Pool], lanes: Sequence[int] | None = None, *, shrinkage: float
-) -> list[Prior]:
+def recentred(priors: Sequence[Prior], pools: Sequence[Pool], *, shrinkage: float) -> list[Prior]:
     """
     Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
     first steps, because the policy has just improved, or because a penalty grows) costs next to nothing:
@@ -127,9 +97,6 @@ def recentred(
     independently of it, so the baseline stays unbiased; the noise that this adds is at most 1/N of the rewards' variance.
 
     Args:
-        lanes (`Sequence[int]`, *optional*):
-            By pool, its lane: whether a prompt is asked may depend on what others of the same lane have shown, which are
-            then left out like the prompt itself. If `None`, each has one of its own.
         shrinkage (`float`):
             c, the rollouts after which a residual counts half; 0 takes the priors' common level from the other prompts
             alone. Without any other rollout that leaves nothing, a mean of NaN worth 0 rollouts.
@@ -139,7 +106,7 @@ def recentred(
         [math.fsum(r - prior.mean for r in pool.rewards) for pool, prior in zip(pools, priors, strict=True)]
     )
     moved = []
-    for prior, others, drawn in zip(priors, *sums_of_others(residuals, counts, lanes), strict=True):
+    for prior, others, drawn in zip(priors, *sums_of_others(residuals, counts), strict=True):
         if drawn + shrinkage > 0:
             moved.append(prior._replace(mean=prior.mean + float(others) / (float(drawn) + shrinkage)))
         else:
@@ -147,9 +114,7 @@ def recentred(
     return moved
 
 
-def batch_priors(
-    pools: Sequence[Pool], pass_rates: Sequence[float], lanes: Sequence[int] | None = None
-) -> list[Prior]:
+def batch_priors(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[Prior]:
     """
     Priors that know nothing but the other prompts of the step: their mean reward, worth as many rollouts as they have drawn.
     With them [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
@@ -157,15 +122,13 @@ def batch_priors(
     Args:
         pass_rates (`Sequence[float]`):
             What the prompts' weights are made of, from before the draw.
-        lanes (`Sequence[int]`, *optional*):
-            See [`recentred`].
     """
     blank = [Prior(0.0, 0.0, rate) for rate in pass_rates]
     counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    _, drawn = sums_of_others(counts, counts, lanes)
+    _, drawn = sums_of_others(counts, counts)
     return [
         prior._replace(strength=float(number))
-        for prior, number in zip(recentred(blank, pools, lanes, shrinkage=0.0), drawn, strict=True)
+        for prior, number in zip(recentred(blank, pools, shrinkage=0.0), drawn, strict=True)
     ]
 
 
@@ -173,7 +136,6 @@ def posterior_advantages(
     pool: Pool,
     prior: Prior,
     *,
-    samples_per_round: int,
     weighting: PromptWeighting = "none",
     weight_floor: float | None = None,
     std: float | None = None,
@@ -186,7 +148,7 @@ def posterior_advantages(
     *all* rollouts of the pool: training on a selection of them brings a bias back.
 
     Args:
-        pool (`Pool`), prior ([`Prior`]), samples_per_round (`int`):
+        pool (`Pool`), prior ([`Prior`]):
             As in [`posterior_baselines`].
         weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
             See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
@@ -198,7 +160,7 @@ def posterior_advantages(
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
     """
     weight = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
-    baselines = posterior_baselines(pool, prior, samples_per_round=samples_per_round)
+    baselines = posterior_baselines(pool, prior)
     differences = [
         0.0 if math.isnan(baseline) else rollout.reward - baseline
         for rollout, baseline in zip(pool.rollouts, baselines, strict=True)

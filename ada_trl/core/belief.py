@@ -45,24 +45,18 @@ class RewardScale:
             self.variance += share * (of_generation - self.variance)
             self.largest = max(self.largest, self.variance)
 
-    def known_deviations(self, pools: Sequence[Pool], lanes: Sequence[int] | None = None) -> list[float]:
+    def known_deviations(self, pools: Sequence[Pool]) -> list[float]:
         """
         What the rewards of each pool may be divided by, without a bias: σ of earlier generations, at least a tenth of its
         largest value, since steps without any contrast would let it vanish. Until rewards have differed, that of the other
         prompts in this generation, 0 if theirs are all equal.
-
-        Args:
-            lanes (`Sequence[int]`, *optional*):
-                See [`~core.recentred`].
         """
         if self.largest:
             return [max(self.deviation, SMALLEST_SHARE * math.sqrt(self.largest))] * len(pools)
-        lanes = np.arange(len(pools)) if lanes is None else np.asarray(lanes)
-        owners = np.concatenate([np.full(len(p.rewards), lane) for p, lane in zip(pools, lanes, strict=True)])
+        owners = np.repeat(np.arange(len(pools)), [len(pool.rewards) for pool in pools])
         everything = np.concatenate([pool.rewards for pool in pools])
-        others = {lane: everything[owners != lane] for lane in lanes.tolist()}
-        spread = {lane: float(values.std()) if len(set(values)) > 1 else 0.0 for lane, values in others.items()}
-        return [spread[lane] for lane in lanes.tolist()]
+        others = [everything[owners != i] for i in range(len(pools))]
+        return [float(values.std()) if len(set(values)) > 1 else 0.0 for values in others]
 
     def state_dict(self) -> dict[str, float]:
         return vars(self).copy()
@@ -156,7 +150,7 @@ class Belief:
             )
         ]
 
-    def observe(self, expectation: Expectation, pools: Sequence[Pool], lanes: Sequence[int] | None = None) -> None:
+    def observe(self, expectation: Expectation, pools: Sequence[Pool]) -> None:
         """
         Learn from one generation.
 
@@ -165,8 +159,6 @@ class Belief:
                 Of its prompts, from before.
             pools (`Sequence[Pool]`):
                 What each of them has drawn. Rollouts without a reward are left out.
-            lanes (`Sequence[int]`, *optional*):
-                See [`~core.recentred`].
         """
         rewards = [pool.rewards for pool in pools]
         everything = np.array([reward for own in rewards for reward in own])
@@ -179,7 +171,7 @@ class Belief:
         sums, squares = (np.array([values.sum() for values in v]) for v in (above, [values**2 for values in above]))
 
         means, strengths = self._posterior(expectation)  # (K, L, S, P), (L, S, P)
-        others, drawn = sums_of_others(sums - n * means, n, lanes)
+        others, drawn = sums_of_others(sums - n * means, n)
         corrections = [self._correction(others, drawn, 0.0 if first else c) for c in self.shrinkages]
         share, discount, strength, shrinkage = best = self._best
         if not first and self.scale.variance > 0:

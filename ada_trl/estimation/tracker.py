@@ -243,7 +243,6 @@ class PassRateTracker:
         pools: Sequence[Pool],
         step: int,
         representative: Sequence[bool] | None = None,
-        lanes: Sequence[int] | None = None,
     ) -> dict[str, float]:
         """
         Learn from the pools of the prompts that were predicted last.
@@ -251,8 +250,6 @@ class PassRateTracker:
         Args:
             representative (`Sequence[bool]`, *optional*):
                 Which of them stand for the data set; by default, all.
-            lanes (`Sequence[int]`, *optional*):
-                See [`~core.recentred`].
 
         Returns:
             `dict[str, float]`: how good the predictions were, and the seconds spent on them.
@@ -267,7 +264,7 @@ class PassRateTracker:
         self.ema.observe(visit.keys, positives, draws, step=step, representative=representative)
         if self.belief is not None:
             metrics |= {f"baseline/{name}": value for name, value in self.belief.metrics().items()}
-            self.belief.observe(visit.expectation, pools, lanes)
+            self.belief.observe(visit.expectation, pools)
             self._teach_rewards(pools)
         metrics["time/estimate"] = self._seconds + time.perf_counter() - started
         return metrics

@@ -32,18 +32,15 @@ class Lane(Pool):
     what one draws depends on its own past only, so a step gives the same rollouts whether its lanes wait for each other
     (rounds) or not (a server), on however many processes.
 
-    A prompt leaves after the round that meets its exit condition, or after its last round. The next candidate follows
-
-    - in a lane with a fixed budget, always: every rollout is trained on, and the budget ends the lane, not the prompt. A
-      prompt that has not left by then can go on in the next step.
-    - otherwise, only if all signals of the prompt that leaves are equal: it is replaced, as in the dynamic sampling of
-      [DAPO](https://huggingface.co/papers/2503.14476).
+    A lane with a fixed budget is one round of one prompt, which can go on in the next step. In any other, a prompt leaves after
+    the round that meets its exit condition, or after its last round; the next candidate follows if all signals of the one
+    that leaves are equal: it is replaced, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
 
     Args:
         positive_threshold (`float`):
             See [`~core.Pool`].
         candidates (`Sequence[Candidate]`):
-            At least one; with a fixed budget one per round.
+            At least one; with a fixed budget one.
         exit_condition ([`~core.ExitCondition`]):
             When a prompt has drawn enough, over all steps.
         samples_per_round (`int`):
@@ -116,9 +113,11 @@ class Lane(Pool):
             self._end_round()
 
     def _end_round(self) -> None:
+        if self._fixed_budget:
+            self.done = True
+            return
         if self.unfinished is None:
-            goes_on = self._fixed_budget or self.is_silent(self.current)
-            if not goes_on or self.current + 1 == len(self.candidates):
+            if not self.is_silent(self.current) or self.current + 1 == len(self.candidates):
                 self.done = True
                 return
             self.current += 1

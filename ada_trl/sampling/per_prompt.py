@@ -49,8 +49,6 @@ class PerPromptSource(RolloutSource):
             the first round; decodes and scores them on this process alone.
         speculate_below (`int`):
             See [`~core.eliminate_per_prompt`].
-        all_rounds_needed (`bool`, *optional*, defaults to `False`):
-            Whether a later round that fails stops the run too.
     """
 
     barrier = False  # see `eliminate_per_prompt`; set by the benchmark that measures what one costs
@@ -63,7 +61,6 @@ class PerPromptSource(RolloutSource):
         images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
         speculate_below: int,
-        all_rounds_needed: bool = False,
         **common,
     ):
         super().__init__(**common)
@@ -72,7 +69,6 @@ class PerPromptSource(RolloutSource):
         self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.speculate_below = speculate_below
-        self.all_rounds_needed = all_rounds_needed
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
         self._asked: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
@@ -212,7 +208,7 @@ class PerPromptSource(RolloutSource):
                 f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. The prompts that it "
                 "was to sample further keep the rollouts they have; if it does not recover, the next step stops."
             )
-        if self.all_rounds_needed or any(first == 0 for _, first in failed):
+        if any(first == 0 for _, first in failed):
             raise error
         self._given_up |= {prompt for prompt, _ in failed}
         return failed

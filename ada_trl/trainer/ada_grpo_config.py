@@ -43,12 +43,9 @@ class AdaGRPOConfig(GRPOConfig):
             `None`, twice `num_generations`, the paper's ratio. With `baseline="posterior"` it is `num_generations`.
         max_rounds (`int`, *optional*, defaults to `4`):
             N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
-            `samples_per_round * max_rounds` rollouts.
-        rounds_per_step (`int`, *optional*, defaults to `1`):
-            For `"seq-pos"` and `"seq-balance"` with `baseline="posterior"`, which train on everything and draw exactly the
-            rows of the update batch: how many rounds share these rows. With 1 nothing waits, and a step costs what GRPO's
-            costs: a prompt that has not passed returns in the next step. With more, it goes on within the step, and returns
-            only if the rows are used up. Must divide the prompts of a step.
+            `samples_per_round * max_rounds` rollouts. With `baseline="posterior"` or `"batch"`, which train on everything and
+            draw exactly the rows of the update batch, a prompt has one round per step: what has not passed returns in
+            the next one.
         min_positives (`int`, *optional*):
             K_pos, the positives that resolve a prompt. If `None`, 1 for `"seq-pos"` and `num_generations // 2` for
             `"seq-balance"`.
@@ -136,8 +133,7 @@ class AdaGRPOConfig(GRPOConfig):
             are 0.5, 0 and 1. p̂ is that of the pool; with `baseline="posterior"` what was expected before the draw. If
             `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`. With `baseline="posterior"`, `"seq-pos"` and
             `"seq-balance"` have `"none"` too, since hard prompts draw more there already: without a weight it is the
-            gradient of Σ pass@k / k up to `max_rounds`. `"inverse_samples"` divides by the rounds that a prompt of that p̂
-            is expected to draw, for the gradient of the mean reward (`"seq-pos"` only).
+            gradient of Σ pass@k / k up to `max_rounds`.
         prompt_weight_floor (`float`, *optional*):
             ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
             `baseline="posterior"` 1/32.
@@ -233,13 +229,6 @@ class AdaGRPOConfig(GRPOConfig):
     max_rounds: int = field(
         default=4,
         metadata={"help": "Rounds after which a prompt is unresolved (N)."},
-    )
-    rounds_per_step: int = field(
-        default=1,
-        metadata={
-            "help": "Rounds that share the rows of a step, for `'seq-pos'` and `'seq-balance'` with "
-            "`baseline='posterior'`. With 1 a prompt that has not passed returns in the next step."
-        },
     )
     min_positives: int | None = field(
         default=None,
@@ -459,7 +448,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def has_fixed_budget(self) -> bool:
-        """Whether rounds share the rows of the update batch, which are all trained on."""
+        """Whether rounds are rows of the update batch, all trained on: one per step, the others in later steps."""
         return self.samples_in_rounds and self.baseline != "pool"
 
     @property
@@ -475,9 +464,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def rounds_of_a_step(self) -> int:
         """The most rounds that a prompt, or a lane, draws in one step."""
-        if self.has_fixed_budget:
-            return self.rounds_per_step
-        rounds = self.max_rounds if self.samples_in_rounds else 1
+        rounds = self.max_rounds if self.samples_in_rounds and not self.has_fixed_budget else 1
         return rounds * (1 + self.max_replacements) if self.unresolved == "replace" else rounds
 
     @property

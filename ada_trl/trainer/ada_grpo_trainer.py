@@ -256,8 +256,8 @@ class AdaGRPOTrainer(FromStream):
     ) -> Replay:
         """The update on `groups`, one of each pool, with this process's share of the completions here."""
         batch = source.fetch([rollout for group in groups for rollout in group])
-        representative, lanes = (None, None) if asked is None else (asked.representative, asked.lanes)
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, representative, lanes)
+        representative = None if asked is None else asked.representative
+        replay = plan_update(pools, groups, self.args, self.accelerator.device, representative)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         if self._catches_states:
@@ -280,24 +280,19 @@ class AdaGRPOTrainer(FromStream):
             self._predict(replay.features)
         if args.baseline == "posterior":
             belief = self.pass_rates.belief
-            priors = informed(
-                self.pass_rates.priors(),
-                self.pass_rates.visit.keys,
-                replay.pools,
-                replay.lanes,
-                shrinkage=belief.shrinkage,
-            )
+            keys = self.pass_rates.visit.keys
+            priors = informed(self.pass_rates.priors(), keys, replay.pools, shrinkage=belief.shrinkage)
         elif args.baseline == "batch":
             rates = [math.nan] * len(replay.pools) if self.pass_rates is None else self.pass_rates.shared_estimates()
-            priors = batch_priors(replay.pools, rates, replay.lanes)
+            priors = batch_priors(replay.pools, rates)
         if priors is not None and args.scale_rewards == "batch":
-            stds = scale.known_deviations(replay.pools, replay.lanes)
+            stds = scale.known_deviations(replay.pools)
         if args.baseline == "batch":
             scale.observe([reward for pool in replay.pools for reward in pool.rewards])
         replay.judge(args, self.reward_weights.tolist(), priors, stds)
         if self.pass_rates is not None:
             step = self.state.global_step + 1
-            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.representative, replay.lanes)
+            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.representative)
 
     def _by_prompt(self, replay: Replay, states: torch.Tensor) -> list[torch.Tensor | None]:
         """Of each prompt whose first row of the batch is on this process, the state of that row."""
@@ -443,7 +438,6 @@ class AdaGRPOTrainer(FromStream):
         me, of_lanes = self.accelerator.process_index, owners if lanes is None else self._owners_of_lanes()
         return PerPromptSource(
             prompts=range(sum(owner < me for owner in of_lanes), sum(owner <= me for owner in of_lanes)),
-            all_rounds_needed=self.args.has_fixed_budget,
             vllm=self.vllm_generation,
             prompt_ids=prompt_ids,
             images=images,

@@ -156,14 +156,7 @@ def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
 def _check_weight(args: GRPOConfig) -> None:
     """Names stay names, numbers become floats: a command line gives strings."""
     weighting, floor = args.prompt_weighting, args.prompt_weight_floor
-    if weighting == "inverse_samples":
-        if not (args.baseline == "posterior" and args.adaptive_sampling == "seq-pos"):
-            raise ValueError(
-                "prompt_weighting='inverse_samples' divides by the rounds that a prompt is expected to draw, for "
-                f"adaptive_sampling='seq-pos' with baseline='posterior', not {args.adaptive_sampling!r} with "
-                f"{args.baseline!r}. Use 'none', 'inverse_sqrt' or 'inverse'."
-            )
-    elif weighting not in POWERS:
+    if weighting not in POWERS:
         try:
             args.prompt_weighting = float(weighting)
         except (TypeError, ValueError):
@@ -171,7 +164,7 @@ def _check_weight(args: GRPOConfig) -> None:
         if not 0 <= args.prompt_weighting <= 1:
             raise ValueError(
                 f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
-                "from 0 to 1 for the weight p^(alpha - 1); 'inverse_samples' is for 'seq-pos' with baseline='posterior'."
+                "from 0 to 1 for the weight p^(alpha - 1)."
             )
     if floor is not None and not 0 < floor <= 1:
         raise ValueError(
@@ -210,7 +203,7 @@ def _check_rounds(args: GRPOConfig) -> None:
 
 def _check_stream(args: GRPOConfig) -> None:
     """Which prompts are asked."""
-    for name, least in (("prompt_candidates", 1), ("max_replacements", 1), ("rounds_per_step", 1)):
+    for name, least in (("prompt_candidates", 1), ("max_replacements", 1)):
         if getattr(args, name) < least:
             raise ValueError(f"{name} ({getattr(args, name)}) must be at least {least}.")
     if args.unresolved != "replace":
@@ -220,19 +213,10 @@ def _check_stream(args: GRPOConfig) -> None:
             "unresolved='replace' asks another prompt for as many rollouts, but adaptive_sampling="
             f"{args.adaptive_sampling!r} gives every prompt a number of its own. Use 'uniform', 'seq-pos' or 'seq-balance'."
         )
-    if not args.has_fixed_budget:
-        _refuse(args, ("rounds_per_step",), "'seq-pos' or 'seq-balance' with baseline='posterior' or 'batch'")
-        return
-    if args.samples_per_round != args.num_generations:
+    if args.has_fixed_budget and args.samples_per_round != args.num_generations:
         raise ValueError(
             f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
             "baseline='posterior', which trains on every rollout of a round. Leave samples_per_round unset."
-        )
-    prompts = args.generation_batch_size // args.num_generations
-    if prompts % args.rounds_per_step:
-        raise ValueError(
-            f"rounds_per_step ({args.rounds_per_step}) must divide the {prompts} places of a step (the "
-            f"{args.generation_batch_size} rows of a generation batch / num_generations ({args.num_generations}))."
         )
 
 
@@ -335,8 +319,8 @@ def _check_staleness(args: GRPOConfig) -> None:
     if args.rounds_of_a_step > 1:
         raise ValueError(
             f"max_staleness ({args.max_staleness}) is for one round of rollouts per step: further rounds of "
-            f"adaptive_sampling={args.adaptive_sampling!r}, unresolved={args.unresolved!r} and rounds_per_step="
-            f"{args.rounds_per_step} would be waited for all the same. Set max_staleness=0, or baseline='posterior'."
+            f"adaptive_sampling={args.adaptive_sampling!r} and unresolved={args.unresolved!r} would be waited for all the "
+            "same. Set max_staleness=0, or baseline='posterior'."
         )
 
 

@@ -19,8 +19,6 @@ def summary(args: AdaGRPOConfig) -> str:
     """
     rows = args.generation_batch_size
     prompts = rows // args.num_generations
-    if args.samples_in_rounds and args.has_fixed_budget:
-        prompts //= args.rounds_per_step
     step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
     text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {_rollouts(args)}; {_baseline(args)}; {_weight(args)}. "
     text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."

@@ -12,7 +12,6 @@ from ..core import (
     Pool,
     Prior,
     Rollout,
-    expected_rounds,
     explained_variance,
     group_advantages,
     mean_and_std,
@@ -23,7 +22,6 @@ from ..core import (
     sampling_metrics,
     select_group,
 )
-from ..core.advantages import PromptWeighting
 from ..core.pool import sample_std
 from ..sampling.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
@@ -43,7 +41,6 @@ class Replay:
     groups: list[list[Rollout]]
     rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
     representative: Sequence[bool]  # per prompt: whether it stands for the data set
-    lanes: Sequence[int] | None  # per prompt; `None` if each has one of its own
     samples_per_round: int
     metrics: dict[str, float] = field(default_factory=dict)
     advantages: list[list[float]] = field(default_factory=list)
@@ -118,7 +115,7 @@ class Replay:
             samples_per_round=self.samples_per_round,
             max_rounds=args.max_rounds if args.samples_in_rounds else 1,
             num_generations=args.num_generations,
-            weighting=prompt_weighting(args),
+            weighting=args.prompt_weighting,
             weight_floor=args.prompt_weight_floor,
             representative=self.representative,
         )
@@ -132,14 +129,13 @@ class Replay:
         one), and what it was worth in rollouts.
         """
         ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in self.pools]
-        size = args.samples_per_round if args.samples_in_rounds else max(map(len, self.pools))
-        options = {"weighting": prompt_weighting(args), "weight_floor": args.prompt_weight_floor}
+        options = {"weighting": args.prompt_weighting, "weight_floor": args.prompt_weight_floor}
         advantages, baselines, leave_one_out = [], [], []
         for pool, prior, std in zip(ordered, priors, stds, strict=True):
-            advantages.append(posterior_advantages(pool, prior, samples_per_round=size, std=std, **options))
-            baselines.append(posterior_baselines(pool, prior, samples_per_round=size))
+            advantages.append(posterior_advantages(pool, prior, std=std, **options))
+            baselines.append(posterior_baselines(pool, prior))
             nothing = Prior(math.nan, 0.0, prior.pass_rate)
-            leave_one_out.append(posterior_baselines(pool, nothing, samples_per_round=size))
+            leave_one_out.append(posterior_baselines(pool, nothing))
         metrics = {
             "baseline/explained_variance": explained_variance(ordered, baselines),
             "baseline/explained_variance_leave_one_out": explained_variance(ordered, leave_one_out),
@@ -159,31 +155,22 @@ def informed(
     priors: Sequence[Prior],
     keys: Sequence[str],
     pools: Sequence[Pool],
-    lanes: Sequence[int] | None = None,
     *,
     shrinkage: float,
 ) -> list[Prior]:
     """
     Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
-    other copies of the same prompt, which `keys` tell. Those of other lanes are sampled independently of the prompt, so a
-    rollout has no influence on what they tell about it. If `lanes` is `None`, each prompt has one of its own.
+    other copies of the same prompt, which `keys` tell. They are sampled independently, so a rollout has no influence on what
+    they tell about it.
     """
-    priors = recentred(priors, pools, lanes, shrinkage=shrinkage)
-    lanes = range(len(pools)) if lanes is None else lanes
+    priors = recentred(priors, pools, shrinkage=shrinkage)
     by_key: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         by_key.setdefault(key, []).append(i)
     return [
-        prior.updated([r for j in by_key[key] if lanes[j] != lane for r in pools[j].rewards])
-        for prior, key, lane in zip(priors, keys, lanes, strict=True)
+        prior.updated([reward for j in by_key[key] if j != i for reward in pools[j].rewards])
+        for i, (prior, key) in enumerate(zip(priors, keys, strict=True))
     ]
-
-
-def prompt_weighting(args: AdaGRPOConfig) -> PromptWeighting:
-    """The weight of a prompt, in the words of the core."""
-    if args.prompt_weighting != "inverse_samples":
-        return args.prompt_weighting
-    return lambda pass_rate: 1 / expected_rounds(pass_rate, args.samples_per_round, args.max_rounds)
 
 
 def pool_advantages(
@@ -224,7 +211,6 @@ def plan_update(
     args: AdaGRPOConfig,
     device: torch.device,
     representative: Sequence[bool] | None = None,
-    lanes: Sequence[int] | None = None,
 ) -> Replay:
     """
     The update on the selected groups. What is drawn in one round is all of it the first one. `representative` tells which prompts
@@ -236,7 +222,6 @@ def plan_update(
         groups=groups,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
         representative=[True] * len(pools) if representative is None else representative,
-        lanes=lanes,
         samples_per_round=args.samples_per_round if args.samples_in_rounds else max(map(len, pools)),
     )
 

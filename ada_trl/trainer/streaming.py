@@ -15,7 +15,7 @@ from ..sampling.queue import Beliefs, PromptQueue, Schedule
 from ..sampling.stream import PromptStream
 from ..utils.files import atomic_write
 from ..utils.notices import get_logger
-from .replay import prompt_weighting, select_groups
+from .replay import select_groups
 from .with_engine import WithEngine
 
 
@@ -34,8 +34,6 @@ class Asked:
             What each has drawn in this step.
         groups (`list[list[Rollout]]`):
             What is trained on; nothing of a prompt that was replaced.
-        lanes (`list[int]`):
-            Whose lane it was.
         indices (`list[int]`):
             Its position among the candidates of all lanes.
         representative (`list[bool]`):
@@ -45,7 +43,6 @@ class Asked:
 
     pools: list[Pool]
     groups: list[list[Rollout]]
-    lanes: list[int]
     indices: list[int]
     representative: list[bool]
 
@@ -62,13 +59,9 @@ class FromStream(WithEngine):
     def _build_queue(self) -> None:
         args = self.args
         stream = PromptStream(self.train_dataset, shuffle=self.shuffle_dataset, seed=args.seed)
-        lanes = self._prompts_per_step // args.rounds_per_step
-        per_lane = args.rounds_per_step if args.has_fixed_budget else 1
-        if args.unresolved == "replace":
-            per_lane = 1 + args.max_replacements
         schedule = Schedule(
-            lanes=lanes,
-            candidates_per_lane=per_lane,
+            lanes=self._prompts_per_step,
+            candidates_per_lane=1 + args.max_replacements if args.unresolved == "replace" else 1,
             exit_condition=args.exit_condition,
             max_rounds=args.max_rounds if args.samples_in_rounds else 1,
             fixed_budget=args.has_fixed_budget,
@@ -114,7 +107,7 @@ class FromStream(WithEngine):
         start = self.accelerator.process_index * share
         self._identify([self._queue.stream.row(position) for position in positions[start : start + share]])
         self._predict()
-        rates, weighting = self.pass_rates.shared_estimates(), prompt_weighting(self.args)
+        rates, weighting = self.pass_rates.shared_estimates(), self.args.prompt_weighting
         gains = [
             prompt_weight(p, self.args.max_samples, weighting, floor=self.args.prompt_weight_floor) * p * (1 - p)
             for p in rates
@@ -140,7 +133,7 @@ class FromStream(WithEngine):
 
     def _asked(self, lanes: Sequence[Lane], seed: tuple[int, ...]) -> Asked:
         args, before = self.args, 0
-        asked = Asked([], [], [], [], [])
+        asked = Asked([], [], [], [])
         for number, lane in enumerate(lanes):
             pools = [lane.pools[i] for i in lane.asked]
             groups = select_groups(pools, args, (*seed, number))
@@ -148,7 +141,6 @@ class FromStream(WithEngine):
                 groups = [[] for _ in groups[:-1]] + groups[-1:]
             asked.pools += pools
             asked.groups += groups
-            asked.lanes += [number] * len(pools)
             asked.indices += [before + i for i in lane.asked]
             candidates = [lane.candidates[i] for i in lane.asked]
             asked.representative += [

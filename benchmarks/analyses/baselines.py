@@ -67,7 +67,7 @@ def advantages(baseline: Baseline, positives: int, p: float) -> tuple[np.ndarray
     if baseline.prior is None:
         values = group_advantages(pool, pool.rollouts, weighting="none")
     else:
-        values = posterior_advantages(pool, baseline.prior(p), samples_per_round=n)
+        values = posterior_advantages(pool, baseline.prior(p))
     return np.array(values[:positives]), np.array(values[positives:])
 
 

@@ -92,9 +92,9 @@ def _part(**options) -> Method:
     return _posterior(1, **options)._replace(rate_of="Posterior n=1")
 
 
-def _rounds(per_step: int, **options) -> Method:
+def _rounds(**options) -> Method:
     """Until the first positive, at most 8 rollouts if not said otherwise."""
-    options = {"adaptive_sampling": "seq-pos", "max_rounds": 8, "rounds_per_step": per_step} | options
+    options = {"adaptive_sampling": "seq-pos", "max_rounds": 8} | options
     return _posterior(1, **options)
 
 
@@ -133,14 +133,10 @@ METHODS = {
     "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none")._replace(
         rate_of="Posterior n=2"
     ),
-    "Rounds across steps": _rounds(1),
-    "Rounds across steps, at most 4": _rounds(1, max_rounds=4)._replace(rate_of="Rounds across steps"),
-    "Rounds across steps, at most 2": _rounds(1, max_rounds=2)._replace(rate_of="Rounds across steps"),
-    "Rounds across steps, 2 iterations": _rounds(1, num_iterations=2),
-    "Rounds within a step": _rounds(4),
-    "Rounds within a step, mean reward": _rounds(4, prompt_weighting="inverse_samples")._replace(
-        rate_of="Rounds within a step"
-    ),
+    "Rounds across steps": _rounds(),
+    "Rounds across steps, at most 4": _rounds(max_rounds=4)._replace(rate_of="Rounds across steps"),
+    "Rounds across steps, at most 2": _rounds(max_rounds=2)._replace(rate_of="Rounds across steps"),
+    "Rounds across steps, 2 iterations": _rounds(num_iterations=2),
     "Posterior n=1, 1 of 2": _posterior(1, prompt_candidates=2)._replace(rate_of="Posterior n=1, 1 of 3"),
     "Posterior n=1, 1 of 3": _posterior(1, prompt_candidates=3),
     "Posterior n=1, 1 of 4": _posterior(1, prompt_candidates=4)._replace(rate_of="Posterior n=1, 1 of 3"),

@@ -68,8 +68,6 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Rounds across steps",
         "Rounds across steps, at most 4",
         "Rounds across steps, at most 2",
-        "Rounds within a step",
-        "Rounds within a step, mean reward",
         "Posterior n=1, 1 of 2",
         "Posterior n=1, 1 of 3",
         "Posterior n=1, 1 of 4",

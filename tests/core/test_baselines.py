@@ -53,6 +53,16 @@ def expectations(answers, shape, to_advantages):
     return gradient, draws
 
 
+def round_by_round(pool, prior, size, **options):
+    """As across steps: each round is compared with a prior that has seen the rounds before it."""
+    advantages = []
+    for start in range(0, len(pool), size):
+        now = Pool(0.7, pool.rollouts[start : start + size])
+        advantages += posterior_advantages(now, prior, **options)
+        prior = prior.updated(now.rewards)
+    return advantages
+
+
 def mean_reward_gradient(answers):
     probabilities, rewards = map(np.array, ANSWERS[answers])
     return probabilities * (rewards - probabilities @ rewards)
@@ -64,7 +74,7 @@ def mean_reward_gradient(answers):
 @pytest.mark.parametrize("weighting", ["none", "inverse_sqrt", "inverse"])
 def test_the_expected_gradient_is_the_weight_times_the_draws_times_the_gradient(answers, shape, prior, weighting):
     def advantages(pool):
-        return posterior_advantages(pool, prior, samples_per_round=SHAPES[shape][1], weighting=weighting)
+        return round_by_round(pool, prior, SHAPES[shape][1], weighting=weighting)
 
     gradient, draws = expectations(answers, shape, advantages)
     weight = prompt_weight(prior.pass_rate, 32, weighting)
@@ -76,7 +86,7 @@ def test_a_baseline_that_looks_ahead_would_be_biased(shape):
     """Leave-one-out over the *whole* pool contains rollouts that r_i decided about: the rounds are what it takes."""
 
     def advantages(pool):
-        return posterior_advantages(pool, Prior(0.3, 4, 0.3), samples_per_round=len(pool))
+        return posterior_advantages(pool, Prior(0.3, 4, 0.3))
 
     gradient, draws = expectations("binary", shape, advantages)
     assert abs(gradient / draws / mean_reward_gradient("binary") - 1).max() > 0.01
@@ -85,8 +95,8 @@ def test_a_baseline_that_looks_ahead_would_be_biased(shape):
 def test_a_baseline_that_contains_the_reward_itself_would_be_biased(monkeypatch):
     honest = posterior_baselines
 
-    def leaking(pool, prior, **options):
-        return [prior.updated([r.reward for r in pool.rollouts]).mean for _ in honest(pool, prior, **options)]
+    def leaking(pool, prior):
+        return [prior.updated([r.reward for r in pool.rollouts]).mean for _ in honest(pool, prior)]
 
     monkeypatch.setattr(module, "posterior_baselines", leaking)
     with pytest.raises(AssertionError):
@@ -96,31 +106,31 @@ def test_a_baseline_that_contains_the_reward_itself_would_be_biased(monkeypatch)
 
 
 def test_by_hand():
-    # Two rounds of two: 1 0 | 1 1, prior mean 0.25 worth 4 rollouts.
-    pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 1.0, 1.0])))
-    found = posterior_baselines(pool, Prior(0.25, 4, 0.25), samples_per_round=2)
-    assert found == pytest.approx([(1 + 0) / 5, (1 + 1) / 5, (1 + 1 + 1) / 7, (1 + 1 + 1) / 7])
+    # Prior mean 0.25 worth 4 rollouts.
+    pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 1.0])))
+    found = posterior_baselines(pool, Prior(0.25, 4, 0.25))
+    assert found == pytest.approx([(1 + 1) / 6, (1 + 2) / 6, (1 + 1) / 6])
 
 
 def test_no_strength_is_leave_one_out_and_much_is_the_prior_mean():
     rewards = [1.0, 0.0, 0.0, 2.0]
     pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(rewards)))
-    loo = posterior_baselines(pool, Prior(9.0, 0, 0.5), samples_per_round=4)
+    loo = posterior_baselines(pool, Prior(9.0, 0, 0.5))
     assert loo == pytest.approx([(sum(rewards) - r) / 3 for r in rewards])
-    assert posterior_baselines(pool, Prior(9.0, 1e12, 0.5), samples_per_round=4) == pytest.approx([9.0] * 4)
-    assert posterior_baselines(pool, Prior(9.0, math.inf, 0.5), samples_per_round=4) == [9.0] * 4
+    assert posterior_baselines(pool, Prior(9.0, 1e12, 0.5)) == pytest.approx([9.0] * 4)
+    assert posterior_baselines(pool, Prior(9.0, math.inf, 0.5)) == [9.0] * 4
 
 
 def test_a_lone_rollout_without_any_prior_strength_is_compared_with_the_prior_mean():
     pool = Pool(0.7, [Rollout(0, 1.0, 1.0)])
-    assert posterior_baselines(pool, Prior(0.4, 0, 0.4), samples_per_round=1) == [0.4]
+    assert posterior_baselines(pool, Prior(0.4, 0, 0.4)) == [0.4]
 
 
 def test_the_order_of_arrival_does_not_matter():
     rollouts = [Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 0.3, 0.9, 1.0, 0.0])]
     prior = Prior(0.4, 3, 0.4)
-    in_order = posterior_baselines(Pool(0.7, rollouts), prior, samples_per_round=2)
-    backwards = posterior_baselines(Pool(0.7, rollouts[::-1]), prior, samples_per_round=2)
+    in_order = posterior_baselines(Pool(0.7, rollouts), prior)
+    backwards = posterior_baselines(Pool(0.7, rollouts[::-1]), prior)
     assert backwards[::-1] == in_order
 
 
@@ -128,14 +138,14 @@ def test_unscored_rollouts_are_in_no_sum_and_have_no_advantage():
     nan = math.nan
     pool = Pool(0.7, [Rollout(0, nan, nan), Rollout(1, 1.0, 1.0), Rollout(2, 0.0, 0.0)])
     prior = Prior(0.5, 2, 0.5)
-    assert posterior_baselines(pool, prior, samples_per_round=3)[1:] == pytest.approx([1 / 3, 2 / 3])
-    advantages = posterior_advantages(pool, prior, samples_per_round=3)
+    assert posterior_baselines(pool, prior)[1:] == pytest.approx([1 / 3, 2 / 3])
+    advantages = posterior_advantages(pool, prior)
     assert advantages == pytest.approx([0.0, 2 / 3, -2 / 3])
 
 
 def test_all_equal_rewards_carry_an_advantage():
     pool = Pool(0.7, (Rollout(i, 1.0, 1.0) for i in range(4)))
-    assert min(posterior_advantages(pool, Prior(0.5, 4, 0.5), samples_per_round=4)) > 0.2
+    assert min(posterior_advantages(pool, Prior(0.5, 4, 0.5))) > 0.2
 
 
 def test_the_oracle_prior_has_the_variance_of_the_oracle_baseline():
@@ -145,12 +155,7 @@ def test_the_oracle_prior_has_the_variance_of_the_oracle_baseline():
     for name, prior in (("infinite", Prior(p, math.inf, p)), ("loo", Prior(p, 0, p))):
         second[name] = sum(
             probability
-            * sum(
-                a * (y - p)
-                for a, y in zip(
-                    posterior_advantages(pool, prior, samples_per_round=n), [1 - d for d in drawn], strict=True
-                )
-            )
+            * sum(a * (y - p) for a, y in zip(posterior_advantages(pool, prior), [1 - d for d in drawn], strict=True))
             ** 2
             for pool, drawn, probability in every_pool([p, 1 - p], [1.0, 0.0], ExitCondition(0), n, 1)
         )

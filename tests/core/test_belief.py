@@ -30,12 +30,12 @@ def pools_of(rewards):
     return [Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(row))) for row in rewards]
 
 
-def compared(belief, keys, rewards, guesses=None, lanes=None):
+def compared(belief, keys, rewards, guesses=None):
     """What a generation is compared with, `(P, n)`, and what is learnt from it."""
     pools, expectation = pools_of(rewards), belief.expect(keys, guesses)
-    priors = informed(belief.priors(expectation, [0.5] * len(keys)), keys, pools, lanes, shrinkage=belief.shrinkage)
-    belief.observe(expectation, pools, lanes)
-    return np.array([posterior_baselines(p, q, samples_per_round=len(p)) for p, q in zip(pools, priors, strict=True)])
+    priors = informed(belief.priors(expectation, [0.5] * len(keys)), keys, pools, shrinkage=belief.shrinkage)
+    belief.observe(expectation, pools)
+    return np.array([posterior_baselines(p, q) for p, q in zip(pools, priors, strict=True)])
 
 
 # The formula
@@ -193,10 +193,8 @@ def test_a_rollout_has_no_influence_on_its_own_baseline(before, now, other, data
         pools = pools_of(rewards)
         priors = belief.priors(belief.expect(keys), [0.5] * len(keys))
         priors = informed(priors, keys, pools, shrinkage=belief.shrinkage)
-        baseline = posterior_baselines(pools[i], priors[i], samples_per_round=len(rewards[i]))[j]
-        of_batch = posterior_baselines(
-            pools[i], batch_priors(pools, [0.5] * len(keys))[i], samples_per_round=len(rewards[i])
-        )[j]
+        baseline = posterior_baselines(pools[i], priors[i])[j]
+        of_batch = posterior_baselines(pools[i], batch_priors(pools, [0.5] * len(keys))[i])[j]
         scale = [fresh.known_deviations(pools)[i] for fresh in (belief.scale, RewardScale())]
         found.append([baseline, of_batch, *scale])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
@@ -206,14 +204,13 @@ def learn(belief, keys, rewards):
     belief.observe(belief.expect(list(keys)), pools_of(rewards))
 
 
-def test_lanes_see_nothing_of_themselves():
-    """Two prompts of one lane: whether the second was asked may depend on the first."""
+def test_recentred_by_hand():
     priors = [Prior(0.0, 4, 0.1)] * 3
     pools = pools_of([[1.0], [0.0, 1.0], [5.0]])
-    means = [prior.mean for prior in recentred(priors, pools, [0, 0, 1], shrinkage=8)]
-    assert means == pytest.approx([5 / (1 + 8), 5 / (1 + 8), 2 / (3 + 8)])
-    alone = recentred(priors, pools, [0, 0, 0], shrinkage=0)
-    assert all(math.isnan(prior.mean) and prior.strength == 0 for prior in alone)
+    means = [prior.mean for prior in recentred(priors, pools, shrinkage=8)]
+    assert means == pytest.approx([6 / (3 + 8), 6 / (2 + 8), 2 / (3 + 8)])
+    (alone,) = recentred(priors[:1], pools[:1], shrinkage=0)
+    assert math.isnan(alone.mean) and alone.strength == 0
 
 
 # Unbiased, by enumeration of all outcomes of a generation
@@ -238,10 +235,7 @@ def expected_gradient(to_advantages):
 
 def against(priors, pools, stds=None):
     stds = stds or [None] * len(pools)
-    return [
-        posterior_advantages(pool, prior, samples_per_round=len(pool), std=std)
-        for pool, prior, std in zip(pools, priors, stds, strict=True)
-    ]
+    return [posterior_advantages(pool, prior, std=std) for pool, prior, std in zip(pools, priors, stds, strict=True)]
 
 
 TRUTH = np.array([size * p * (1 - p) for p, size in zip(PROBABILITIES, SIZES, strict=True)])
@@ -389,7 +383,7 @@ def test_what_lies_far_outside_of_everything_seen_is_cut_off():
     scale.observe([0.0, 1e-6])
     pool = Pool(0.7, [Rollout(0, 1.0, 1.0), Rollout(1, -1.0, -1.0)])
     (std,) = scale.known_deviations([pool])
-    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), samples_per_round=2, std=std) == [
+    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), std=std) == [
         LARGEST_DEVIATION,
         -LARGEST_DEVIATION,
     ]
@@ -397,7 +391,7 @@ def test_what_lies_far_outside_of_everything_seen_is_cut_off():
 
 def test_rewards_without_a_signal_are_compared_too():
     pool = Pool(0.7, [Rollout(0, 1.0, math.nan), Rollout(1, 0.0, 0.0), Rollout(2, math.nan, 1.0)])
-    assert posterior_advantages(pool, Prior(0.5, 2, 0.5), samples_per_round=3) == pytest.approx([2 / 3, -2 / 3, 0.0])
+    assert posterior_advantages(pool, Prior(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
     belief = Belief(guesses=False)
     learn(belief, "a", [[1.0]])
     belief.observe(belief.expect(["a"]), [pool])

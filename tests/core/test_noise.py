@@ -31,9 +31,7 @@ def test_a_posterior_is_as_noisy_as_the_cores_advantages_are(size, strength):
     found = posterior_moments(RATES, size, 0.4, strength)
     for i, p in enumerate(RATES):
         prior = Prior(0.4, strength, 0.4)
-        expected = enumerated(
-            p, size, lambda pool, prior=prior: posterior_advantages(pool, prior, samples_per_round=size)
-        )
+        expected = enumerated(p, size, lambda pool, prior=prior: posterior_advantages(pool, prior))
         assert (found.signal[i], found.power[i]) == pytest.approx(expected, abs=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Refill and rounds that share a step's rows, on a scripted server: without a barrier, on one process and on two."""
+"""Refill and rounds across steps, on a scripted server: without a barrier, on one process and on two."""
 
 import asyncio
 
@@ -19,10 +19,9 @@ ACROSS = {
     "num_generations": 2,
     "pass_rate_estimator": "counts",
 }
-WITHIN = ACROSS | {"rounds_per_step": 2}
 MODES = {  # others: test_processes.py beside this folder, whose processes start faster
     "refill in rounds": {"unresolved": "replace", "samples_per_round": 4, "max_rounds": 2},
-    "within a step": WITHIN,
+    "across steps": ACROSS,
 }
 
 
@@ -82,7 +81,7 @@ def test_the_rows_are_the_same_whatever_arrives_first(tmp_path):
             return answer(call, [f"{text}{i}" for i, text in enumerate(random_texts(call, RATES[call.prompt]))])
 
         with FakeServer(behave) as server:
-            options = NOT_THOSE_OF_THE_OTHER_TESTS | WITHIN | {"per_device_train_batch_size": 8, "max_steps": 2}
+            options = NOT_THOSE_OF_THE_OTHER_TESTS | ACROSS | {"per_device_train_batch_size": 8, "max_steps": 2}
             trainer = build(tmp_path / name, server, dataset=Dataset.from_dict({"prompt": PROMPTS}), **options)
             pools = remember_pools(trainer)
             trainer.train()
