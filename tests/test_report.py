@@ -237,16 +237,20 @@ def test_language_model_tables():
 
 
 def test_report_is_filled_from_what_is_stored(tmp_path):
-    document, recipes = tmp_path / "report.md", tmp_path / "recipes.md"
-    for copy, published in ((document, report.DOCUMENT), (recipes, report.RECIPES)):
-        emptied = re.sub(r"(<!-- [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", published.read_text(), flags=re.S)
+    published = {tmp_path / path.name: path for path in (report.DOCUMENT, report.PAPER)}
+    published[tmp_path / "recipes.md"] = report.RECIPES
+    for copy, page in published.items():
+        name = (
+            r"(?:steps|difficulty)-\w+" if page == report.PAPER else r"[\w-]+"
+        )  # the paper's page has others' tables, too
+        emptied = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", r"\1\2", page.read_text(), flags=re.S)
         assert re.search(r"-->\n<!-- end", emptied)
         copy.write_text(emptied)
-    report.build(report.stored(), document, recipes, tmp_path)
-    assert document.read_text() == report.DOCUMENT.read_text()
-    assert recipes.read_text() == report.RECIPES.read_text()
-    for image in re.findall(r"\(figures/(\w+\.png)\)", document.read_text()):
-        assert (tmp_path / image).stat().st_size > 5000
+    report.build(report.stored(), *published, tmp_path)
+    for copy, page in published.items():
+        assert copy.read_text() == page.read_text()
+        for image in re.findall(r"\(figures/((?:learning|language)_\w+\.png)\)", copy.read_text()):
+            assert (tmp_path / image).stat().st_size > 5000
 
 
 def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monkeypatch):

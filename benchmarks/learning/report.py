@@ -1,8 +1,8 @@
 """
 The tables and figures of `docs/report.md`, from stored results only: `python -m benchmarks.learning.report`.
 
-They come from two comparisons: `benchmarks.learning.equal_tokens` (equal tokens and equal steps, learning rates tuned) and
-`benchmarks.learning.run` (the same prompts per step, as in the paper, one learning rate). `--runs outputs/learning/runs` first
+They come from `benchmarks.learning.equal_tokens` (equal tokens and equal steps, learning rates tuned), `one_rollout` and
+`language_model`. `benchmarks.learning.run` (the same prompts per step, as in the paper, one learning rate) is for `docs/paper.md`. `--runs outputs/learning/runs` first
 stores the records of the latter as two parquet files in `benchmarks/results`.
 """
 
@@ -20,7 +20,7 @@ from .run import METHODS, PROMPTS_PER_STEP
 from .statistics import by_seed, collect, cost_to_reach, paired_difference
 
 
-DOCUMENT, RECIPES = ROOT / "docs" / "report.md", ROOT / "recipes" / "README.md"
+DOCUMENT, PAPER, RECIPES = ROOT / "docs" / "report.md", ROOT / "docs" / "paper.md", ROOT / "recipes" / "README.md"
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
@@ -455,11 +455,15 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
 
 
 def build(
-    data: tuple[pd.DataFrame, ...], document: Path = DOCUMENT, recipes: Path = RECIPES, pictures: Path = FIGURES
+    data: tuple[pd.DataFrame, ...],
+    document: Path = DOCUMENT,
+    paper: Path = PAPER,
+    recipes: Path = RECIPES,
+    pictures: Path = FIGURES,
 ) -> None:
-    """Fill the tables of the document, draw its figures, and say in that of the recipes what to expect of them."""
+    """Fill the tables of the documents, draw their figures, and say in that of the recipes what to expect of them."""
     for name, table in tables(*data).items():
-        fill(name, table, document)
+        fill(name, table, paper if name.startswith(("steps-", "difficulty-")) else document)
     equal, _, evaluations, single = data
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
     fill("expect-sorting", expect_sorting(single), recipes)
