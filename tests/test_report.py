@@ -12,7 +12,7 @@ import yaml
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.analyses import overview
 from benchmarks.common import interval, load_rows
-from benchmarks.learning import one_rollout, planned, report
+from benchmarks.learning import one_rollout, planned, report, staleness
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
 
@@ -284,6 +284,12 @@ def test_store(runs, tmp_path):
     report.store(runs, tmp_path)
     steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
     assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
+
+
+def test_what_one_step_ahead_costs_is_as_stored():
+    rows = load_rows(staleness.NAME)
+    assert staleness.table(rows) in staleness.PAGE.read_text()
+    assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5} and len(rows) == 2 * 2 * len(staleness.SETS) * 5
 
 
 def test_what_is_planned_is_behind_nowhere():
