@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from ada_trl import AdaGRPOConfig
+from benchmarks.common import fill
 
 
 ROOT = Path(__file__).parent.parent
@@ -102,11 +103,5 @@ def field_tables() -> str:
     )
 
 
-def write() -> None:
-    page = DOCS / "settings.md"
-    marked = r"(?<=<!-- fields -->\n).*?(?=<!-- end -->)"
-    page.write_text(re.sub(marked, lambda _: field_tables() + "\n", page.read_text(), flags=re.S))
-
-
 if __name__ == "__main__":
-    write()
+    fill("fields", field_tables(), DOCS / "settings.md")

@@ -240,9 +240,8 @@ def test_report_is_filled_from_what_is_stored(tmp_path):
     published = {tmp_path / path.name: path for path in (report.DOCUMENT, report.PAPER)}
     published[tmp_path / "recipes.md"] = report.RECIPES
     for copy, page in published.items():
-        name = (
-            r"(?:steps|difficulty)-\w+" if page == report.PAPER else r"[\w-]+"
-        )  # the paper's page has others' tables, too
+        # The paper's page has others' tables, too.
+        name = r"(?:steps|difficulty)-\w+" if page == report.PAPER else r"[\w-]+"
         emptied = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", r"\1\2", page.read_text(), flags=re.S)
         assert re.search(r"-->\n<!-- end", emptied)
         copy.write_text(emptied)

@@ -93,7 +93,7 @@ def test_all_silent_is_no_hang_and_moves_nothing(tmp_path):
     assert logs["ada/zero_signal/final"] == 1
 
 
-# Rounds that share the rows of a step
+# Rounds across steps
 
 
 def test_what_has_not_passed_returns_in_the_next_step(tmp_path):

@@ -134,7 +134,7 @@ class PromptQueue:
             "stream/new": new / len(asked),
             "stream/returned": 1 - new / len(asked),
             "stream/cut_off": float(len(going_on) - len(self.returning)),
-            "stream/replaced": 0.0 if self.schedule.fixed_budget else float(len(asked) - len(lanes)),
+            "stream/replaced": float(len(asked) - len(lanes)),
             "stream/queue": float(len(self.returning) + len(self.chosen) + self.stream.put_back_rows),
             "stream/epoch": self.stream.epoch,
         }

@@ -132,20 +132,17 @@ class FromStream(WithEngine):
         return [lane * self.accelerator.num_processes // number for lane in range(number)]
 
     def _asked(self, lanes: Sequence[Lane], seed: tuple[int, ...]) -> Asked:
-        args, before = self.args, 0
+        before = 0
         asked = Asked([], [], [], [])
         for number, lane in enumerate(lanes):
             pools = [lane.pools[i] for i in lane.asked]
-            groups = select_groups(pools, args, (*seed, number))
-            if not args.has_fixed_budget:  # the last one that was asked is trained on
-                groups = [[] for _ in groups[:-1]] + groups[-1:]
+            groups = select_groups(pools, self.args, (*seed, number))
             asked.pools += pools
-            asked.groups += groups
+            asked.groups += [[] for _ in groups[:-1]] + groups[-1:]  # the last one that was asked is trained on
             asked.indices += [before + i for i in lane.asked]
             candidates = [lane.candidates[i] for i in lane.asked]
             asked.representative += [
-                candidate.in_order and not candidate.rounds and (args.has_fixed_budget or not i)
-                for i, candidate in enumerate(candidates)
+                candidate.in_order and not candidate.rounds and not i for i, candidate in enumerate(candidates)
             ]
             before += len(lane.candidates)
         return asked

@@ -28,7 +28,7 @@ from recipes.sorting.task import prepare as prepare_sorting
 
 from ..common import load_rows, save_rows
 from . import prompt_sets
-from .run import ADDITION, run_missing, train_once
+from .run import ADDITION, run_missing, slug, train_once
 from .sorting import SORTING, SORTING_GRADED
 
 
@@ -168,8 +168,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        slug = "".join(c if c.isalnum() else "-" for c in self.method.lower())
-        return f"{self.prompt_set}_{slug}_{self.rate:g}_{self.seed}.json"
+        return f"{self.prompt_set}_{slug(self.method)}_{self.rate:g}_{self.seed}.json"
 
 
 def tuning(methods: list[str], sets: list[str]) -> list[Run]:

@@ -108,11 +108,14 @@ def tokens(equal: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_tokens(axis, equal: pd.DataFrame, prompt_set: str, scale: float = 1) -> None:
-    for method, style in FIRST.items():
-        means, half = curves(equal, prompt_set, method, "accuracy")
+def draw_tokens(
+    axis, evaluations: pd.DataFrame, prompt_set: str, scale: float = 1, column: str = "accuracy", styles=FIRST
+) -> None:
+    """A column of the evaluations, times `scale`, against generated tokens."""
+    for method, style in styles.items():
+        means, half = curves(evaluations, prompt_set, method, column)
         if len(means):
-            x, y = means["generated_tokens"], scale * means["accuracy"]
+            x, y = means["generated_tokens"], scale * means[column]
             axis.plot(x, y, label=short(method), markevery=[-1], **style)
             axis.fill_between(x, y - scale * half, y + scale * half, color=style["color"], alpha=0.12, linewidth=0)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -191,14 +194,8 @@ def language(runs: pd.DataFrame, prompt_set: str) -> Figure:
     figure, ((left, middle, right),) = panels(3, rows=1)
     whole, families = runs[runs["family"] == "all"], runs[(runs["family"] != "all") & (runs["step"] == 0)]
     for axis, column, label in ((left, "accuracy", "Held-out accuracy"), (middle, "pass@16", "pass@16")):
-        for method, style in (FIRST | BATCH | OTHERS).items():
-            means, half = curves(whole, prompt_set, method, column)
-            if len(means):
-                x, y = means["generated_tokens"], means[column]
-                axis.plot(x, y, label=short(method), markevery=[-1], **style)
-                axis.fill_between(x, y - half, y + half, color=style["color"], alpha=0.12, linewidth=0)
-        axis.set(xlabel="Generated tokens", ylabel=f"{label}, {prompt_set}", xlim=(0, None))
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        draw_tokens(axis, whole, prompt_set, column=column, styles=FIRST | BATCH | OTHERS)
+        axis.set(xlabel="Generated tokens", ylabel=f"{label}, {prompt_set}")
     alike = families[families["prompt_set"] == prompt_set].groupby("family")["alike"].mean().sort_values()
     right.barh(alike.index, alike, color=COLORS[CHEAP])
     right.set(xlabel=f"{CHEAP}: groups whose rollouts all score the same", xlim=(0, 1))

@@ -25,7 +25,7 @@ from recipes.arithmetic.task import prepare, problems
 
 from ..common import ROOT, fill, interval, markdown, save_rows
 from . import prompt_sets
-from .run import ADDITION, run_missing, train_once
+from .run import ADDITION, run_missing, slug, train_once
 
 
 # Ranges of exact pass rates of which a file has equally many prompts.
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        return "_".join("".join(c if c.isalnum() else "-" for c in str(part).lower()) for part in self) + ".json"
+        return "_".join(slug(str(part)) for part in self) + ".json"
 
 
 def build(base: Path, folder: Path, seed: int = 0, num_candidates: int = 60_000) -> None:

@@ -312,7 +312,7 @@ def ablation_table(equal: pd.DataFrame) -> str:
 
 
 def which_prompts_table(equal: pd.DataFrame) -> str:
-    """What rounds that share the rows of a step, and choosing, add to the posterior."""
+    """What rounds across steps, and choosing, add to the posterior."""
     return parts_table(
         equal,
         [

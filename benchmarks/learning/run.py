@@ -103,6 +103,11 @@ METHODS = {
 }
 
 
+def slug(text: str) -> str:
+    """Of a method's name, for the name of a file."""
+    return "".join(c if c.isalnum() else "-" for c in text.lower())
+
+
 class Run(NamedTuple):
     """One cell of the grid."""
 
@@ -112,8 +117,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        slug = "".join(c if c.isalnum() else "-" for c in self.method.lower())
-        return f"{self.prompt_set}_{slug}_{self.seed}.json"
+        return f"{self.prompt_set}_{slug(self.method)}_{self.seed}.json"
 
 
 def grid(methods: list[str], sets: list[str], seeds: list[int]) -> list[Run]:

@@ -21,7 +21,7 @@ from recipes.arithmetic.vllm_server import running_server
 
 from ..common import ROOT, fill, interval, load_rows, markdown, save_rows
 from .equal_tokens import METHODS, best_rate, prepare_sets
-from .run import ADDITION, run_missing, train_once
+from .run import ADDITION, run_missing, slug, train_once
 
 
 SETS, NAMES = ("hard", "easy", "large"), ("Posterior n=1", "GRPO n=4")
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        return "_".join("".join(c if c.isalnum() else "-" for c in str(part).lower()) for part in self) + ".json"
+        return "_".join(slug(str(part)) for part in self) + ".json"
 
 
 def train_and_save(run: Run, runs_dir: Path, task_dir: Path, url: str, rates: dict) -> Run:
