@@ -139,7 +139,7 @@ def logged(tmp_path_factory):
     for mode in (
         {},
         {"adaptive_sampling": "est-value"},
-        {"adaptive_sampling": "uniform", "track_pass_rates": True},
+        {"adaptive_sampling": "uniform", "pass_rate_estimator": "counts"},
         {"baseline": "posterior", "num_generations": 4},
         {"adaptive_sampling": "uniform", "prompt_candidates": 2},
     ):

@@ -128,7 +128,7 @@ def test_the_variance_rule_asks_for_more_of_the_hard_ones(tmp_path):
 
     assert sizes() == [2, 2, 9, 3]
     assert sizes(allocation_rule="variance") == [2, 2, 9, 3]
-    assert sizes(allocation_exponent=0.0) == [4, 4, 4, 4]
+    assert sizes(allocation_rule=0.0) == [4, 4, 4, 4]
     assert sizes(max_samples=6) == [2, 3, 6, 5]
 
 
@@ -315,7 +315,7 @@ def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
         trainer.train()
         return trainer
 
-    plain, tracked = run("plain"), run("tracked", track_pass_rates=True)
+    plain, tracked = run("plain"), run("tracked", pass_rate_estimator="counts")
     for a, b in zip(plain.model.parameters(), tracked.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not (tmp_path / "plain" / "checkpoint-2" / PASS_RATES_FILE).exists()
@@ -422,17 +422,16 @@ def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
         ),
         (
             {"adaptive_sampling": "seq-pos", "ema_decay": 0.5},
-            r"ema_decay \(0.5\) has no effect.*track_pass_rates=True",
+            r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='counts'",
         ),
         ({"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
-        ({"allocation_exponent": -1.0}, r"allocation_exponent \(-1.0\) must be at least 0"),
-        ({"allocation_rule": "variance", "allocation_exponent": 1.0}, r"allocation_exponent \(1.0\) has no effect"),
+        ({"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
         ({"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
         ({"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
         ({"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
         (
-            {"adaptive_sampling": "est-value", "value_head_learning_rate": 0.0},
-            r"value_head_learning_rate \(0.0\) must be positive",
+            {"adaptive_sampling": "seq-pos", "pass_rate_estimator": "value"},
+            r"pass_rate_estimator \('value'\) trains a value network, on which nothing depends .* Use 'counts'",
         ),
     ],
 )
@@ -443,7 +442,7 @@ def test_invalid_fields(overrides, message, tmp_path):
 
 def test_observers_take_the_estimators_options(tmp_path):
     trainer = build(
-        tmp_path, adaptive_sampling="seq-pos", track_pass_rates=True, ema_decay=0.5, pass_rate_prior=[2.0, 2.0]
+        tmp_path, adaptive_sampling="seq-pos", pass_rate_estimator="counts", ema_decay=0.5, pass_rate_prior=[2.0, 2.0]
     )
     assert (trainer.pass_rates.ema.decay, trainer.pass_rates.ema.prior_mean) == (0.5, 0.5)
 

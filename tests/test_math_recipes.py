@@ -283,11 +283,11 @@ def test_weights_from_a_file_and_from_the_command_line(tmp_path):
     for text, extra, kept in (
         ("prompt_weighting: 0.25", [], 0.25),
         ("prompt_weighting: none", [], "none"),
-        ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--prompt_weight_floor=0.1"], 0.75),
+        ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--positive_threshold=0.1"], 0.75),
     ):
         (tmp_path / "weight.yaml").write_text(text)
         _, args, _ = parse_args([*quick, *extra], required=())
-        assert (args.prompt_weighting, args.prompt_weight_floor) == (kept, 0.1 if extra else None)
+        assert (args.prompt_weighting, args.positive_threshold) == (kept, 0.1 if extra else 0.7)
 
 
 @pytest.mark.parametrize(

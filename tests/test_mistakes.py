@@ -174,7 +174,7 @@ MISTAKES = {
     "evaluate: no problems": ([*EVALUATE, "--max_problems=0"], ["'sums.jsonl' has no problems", "max_problems is 0"]),
     # plan
     "plan: no such file": ([*PLAN, "rates.parquet"], ["rates.parquet", "Give a run"]),
-    "plan: a folder without": ([*PLAN, "nothing"], ["nothing has neither", "--track_pass_rates"]),
+    "plan: a folder without": ([*PLAN, "nothing"], ["nothing has neither", "--pass_rate_estimator counts"]),
     "plan: an empty file": ([*PLAN, "empty.jsonl"], ["empty.jsonl", "it is empty"]),
     "plan: NaN": ([*PLAN, "rates.csv"], ["1 of 2 rows", "row 2", "Drop those rows"]),
     "plan: no such column": ([*PLAN, "words.csv"], ["columns word", "--column"]),

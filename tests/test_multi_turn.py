@@ -177,7 +177,7 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
             seen[pixels.getpixel((0, 0))] += 1
         return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
-    options = {"max_completion_length": 8, "learning_rate": 1e-3, "track_pass_rates": True, "max_steps": 2}
+    options = {"max_completion_length": 8, "learning_rate": 1e-3, "pass_rate_estimator": "counts", "max_steps": 2}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     trainer = build(ToolUser.__bases__[0], tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
     trainer.train()

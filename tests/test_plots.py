@@ -36,7 +36,12 @@ def runs(tmp_path_factory):
     """A Reinforce-Ada run that has only its checkpoint left, and a plain GRPO run with its final state."""
     directory = tmp_path_factory.mktemp("runs")
     for name, trainer_class, config_class, options in (
-        ("ada", AdaGRPOTrainer, AdaGRPOConfig, {"track_pass_rates": True, "save_strategy": "steps", "save_steps": 4}),
+        (
+            "ada",
+            AdaGRPOTrainer,
+            AdaGRPOConfig,
+            {"pass_rate_estimator": "counts", "save_strategy": "steps", "save_steps": 4},
+        ),
         ("grpo", GRPOTrainer, GRPOConfig, {"num_generations": 4}),
     ):
         args = config_class(str(directory / name), **QUICK | EVALUATION | {"max_steps": 4} | options)

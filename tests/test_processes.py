@@ -78,7 +78,7 @@ RUNS = {
         "max_steps": 3,
     },
     "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
-    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "track_pass_rates": True},
+    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "pass_rate_estimator": "counts"},
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
     "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
     "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},

@@ -50,7 +50,7 @@ class Script:
 
 
 def refill(tmp_path, reward, **options):
-    options = {"per_device_train_batch_size": 16, "max_steps": 1, "max_replacements": 7} | REFILL | options
+    options = {"per_device_train_batch_size": 16, "max_steps": 1, "max_rounds": 8} | REFILL | options
     trainer = build(tmp_path, reward, prompts(), **options)
     trainer.train()
     return trainer, trainer.batches[0], logs_of(trainer)[0]
@@ -58,7 +58,7 @@ def refill(tmp_path, reward, **options):
 
 def test_silent_groups_are_replaced_until_the_batch_has_contrast(tmp_path):
     probe = Script(set())
-    refill(tmp_path, probe, adaptive_sampling="uniform", unresolved="keep", max_replacements=3)
+    refill(tmp_path, probe, adaptive_sampling="uniform", unresolved="keep", max_rounds=4)
     first_batch = probe.seen
     script = Script(set(ALL_PROMPTS) - set(first_batch[:3]))  # three of the first batch are silent
     trainer, output, logs = refill(tmp_path, script)
@@ -271,7 +271,9 @@ def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
     ("overrides", "message"),
     [
         (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
-        ({"max_replacements": 5}, r"max_replacements \(5\) has no effect .*unresolved='replace'"),
+        ({"adaptive_sampling": "uniform", "max_rounds": 5}, r"max_rounds \(5\) has no effect .*sample in rounds"),
+        (REFILL | {"max_rounds": 1}, r"max_rounds \(1\) leaves unresolved='replace' no other prompt to ask"),
+        (REFILL | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
         ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
         ({"adaptive_sampling": "est", "unresolved": "replace"}, r"unresolved='replace' .*'est' gives every prompt"),
         (ACROSS | {"unresolved": "replace"}, r"unresolved \(replace\) has no effect .*'posterior'"),

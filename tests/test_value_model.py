@@ -210,7 +210,7 @@ def test_a_state_of_another_model_is_refused(name, tmp_path):
 # In the trainer
 
 
-OPTIONS = {"adaptive_sampling": "est-value", "value_head_learning_rate": 1e-2}
+OPTIONS = {"adaptive_sampling": "est-value"}
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,7 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
         **options | overrides,
     )
     trainer.pass_rates.network.gradient_steps = 4
+    trainer.pass_rates.network.optimizer.param_groups[0]["lr"] = 1e-2
     trainer.train()
     first, *_, last = logs_of(trainer)
     assert first["ada/estimator/brier"] == pytest.approx(first["ada/estimator/brier_ema"])
@@ -245,10 +246,9 @@ def test_the_trainer_learns_with_it(overrides, name, tmp_path):
 
 
 def test_defaults_are_those_of_a_model(name, tmp_path):
-    trainer = build(tmp_path, adaptive_sampling="est-value", value_model=name)
-    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (1e-5, 1)
-    trainer = build(tmp_path, adaptive_sampling="est-value")
-    assert (trainer.args.value_head_learning_rate, trainer.pass_rates.network.gradient_steps) == (0.04, 8)
+    for model, learning_rate, gradient_steps in ((name, 1e-5, 1), (None, 0.04, 8)):
+        network = build(tmp_path, adaptive_sampling="est-value", value_model=model).pass_rates.network
+        assert (network.optimizer.param_groups[0]["lr"], network.gradient_steps) == (learning_rate, gradient_steps)
 
 
 def test_resume_continues_as_if_never_stopped(name, tmp_path):

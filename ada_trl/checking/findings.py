@@ -125,8 +125,8 @@ def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple
     lost = 0.0 if args.baseline != "pool" else float(weights @ outcome.zero_signal)
     rollouts = float(weights @ outcome.rollouts)
     if args.unresolved == "replace":
-        rollouts *= sum(lost**again for again in range(1 + args.max_replacements))
-        lost **= 1 + args.max_replacements
+        rollouts *= sum(lost**again for again in range(args.max_rounds))
+        lost **= args.max_rounds
     return lost, rollouts
 
 

@@ -13,9 +13,7 @@ POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power o
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
 
 
-def prompt_weight(
-    pass_rate: float, pool_size: int, weighting: PromptWeighting, *, floor: float | None = None
-) -> float:
+def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) -> float:
     """
     The prompt's weight f'(p̂) = p̂^(α−1): the part of a power objective J_f = E[f(p(x))], f(p) = p^α / α, that is paid
     in the gradient ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v3).
@@ -30,17 +28,15 @@ def prompt_weight(
         pass_rate (`float`):
             p̂; NaN (nothing was scored) weighs 1, and all advantages are 0 then.
         pool_size (`int`):
-            Rollouts that p̂ was counted from.
+            Rollouts that p̂ was counted from. p̂ is clamped below at 1 / `pool_size`, which only a pool without a positive
+            is below: the weight is at most `pool_size`^(1−α).
         weighting (`str` or `float`):
             A name, or α between 0 and 1.
-        floor (`float`, *optional*):
-            ε, where the pass rate is clamped below. If `None`, 1 / `pool_size`, which only a pool without a positive
-            is below: the weight is at most `pool_size`^(1−α).
     """
     if math.isnan(pass_rate):
         return 1.0
     alpha = POWERS[weighting] if isinstance(weighting, str) else weighting
-    return max(pass_rate, 1 / pool_size if floor is None else floor) ** (alpha - 1)
+    return max(pass_rate, 1 / pool_size) ** (alpha - 1)
 
 
 def expected_rounds(pass_rate: float, samples_per_round: int, max_rounds: int) -> float:
@@ -57,7 +53,6 @@ def group_advantages(
     group: Sequence[Rollout],
     *,
     weighting: PromptWeighting = "inverse_sqrt",
-    weight_floor: float | None = None,
     std: float | None = None,
     selection_correction: bool = False,
 ) -> list[float]:
@@ -76,7 +71,7 @@ def group_advantages(
             Everything the prompt drew.
         group (`Sequence[Rollout]`):
             The n selected rollouts.
-        weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`), weight_floor (`float`, *optional*):
+        weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`):
             See [`prompt_weight`].
         std (`float`, *optional*):
             σ to divide by; `None` does not divide.
@@ -90,7 +85,7 @@ def group_advantages(
     if pool.is_uniform:
         return [0.0] * len(group)
     baseline = pool.mean
-    scale = prompt_weight(pool.pass_rate, pool.scored, weighting, floor=weight_floor)
+    scale = prompt_weight(pool.pass_rate, pool.scored, weighting)
     if std is not None:
         scale /= std + STD_EPSILON
     positive_factor = negative_factor = 1.0

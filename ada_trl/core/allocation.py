@@ -1,12 +1,13 @@
 """How many rollouts each prompt gets out of a fixed total."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 
-AllocationRule = Literal["power", "variance", "reward_std"]
+AllocationRule = Literal["power", "variance", "reward_std"] | float
 
 _SMALLEST_WEIGHT = 1e-100  # relative to the largest: an extreme exponent must not underflow to 0
 
@@ -17,7 +18,6 @@ def allocate(
     *,
     min_samples: int,
     max_samples: int,
-    exponent: float = 0.5,
     rule: AllocationRule = "power",
     epsilon: float = 0.01,
 ) -> list[int]:
@@ -27,7 +27,8 @@ def allocate(
 
     | `rule` | N_x ∝ | |
     |---|---|---|
-    | `"power"` | (p̂ + ε)^(−`exponent`) | 0.5 pays half of the log objective's 1/p in samples; 0 is uniform |
+    | `"power"` | (p̂ + ε)^(−1/2) | pays half of the log objective's 1/p in samples |
+    | a number a | (p̂ + ε)^(−a) | 0 is uniform |
     | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
     | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for prompts that pass half of the time, where an answer is news |
 
@@ -52,10 +53,8 @@ def allocate(
             The fewest that a prompt gets (N_min).
         max_samples (`int`):
             The most that a prompt gets (N_max).
-        exponent (`float`, *optional*, defaults to `0.5`):
-            Of the power rule; at least 0. Without effect on `"variance"`.
-        rule (`str`, *optional*, defaults to `"power"`):
-            `"power"`, `"variance"` or `"reward_std"`.
+        rule (`str` or `float`, *optional*, defaults to `"power"`):
+            `"power"`, `"variance"`, `"reward_std"`, or the exponent of the power, at least 0.
         epsilon (`float`, *optional*, defaults to `0.01`):
             ε > 0 keeps the weights finite at p̂ = 0 and positive at p̂ = 1.
 
@@ -72,7 +71,7 @@ def allocate(
     rates = np.asarray(pass_rates, dtype=np.float64)
     # Largest first: sums over sorted values do not depend on the order in which the prompts were given.
     order = np.argsort(np.abs(rates - 0.5) if rule == "reward_std" else rates, kind="stable")
-    weights = _weights(rates[order], exponent, rule, epsilon)
+    weights = _weights(rates[order], rule, epsilon)
     real = _water_fill(weights, total, min_samples, max_samples)
     integers = np.floor(real).astype(np.int64)
     left_over = total - int(integers.sum())
@@ -106,7 +105,26 @@ def check_budget(num_prompts: int, total: int, *, min_samples: int, max_samples:
         )
 
 
-def _weights(pass_rates: np.ndarray, exponent: float, rule: AllocationRule, epsilon: float) -> np.ndarray:
+def check_rule(rule: AllocationRule) -> float:
+    """
+    The exponent of a rule that is a power.
+
+    Raises:
+        `ValueError`: for a rule that there is not.
+    """
+    try:
+        exponent = 0.5 if rule == "power" else float(rule)
+    except (TypeError, ValueError):
+        exponent = math.nan
+    if not 0 <= exponent < math.inf:
+        raise ValueError(
+            f"allocation_rule ({rule!r}) must be one of 'power', 'variance', 'reward_std', or a number of at least 0, the power's "
+            "exponent: 0 for equal budgets, 0.5 for 'power'."
+        )
+    return exponent
+
+
+def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np.ndarray:
     """Pass rates in order to descending positive weights, both `(num_prompts,)`, the largest of them 1."""
     if not ((pass_rates >= 0) & (pass_rates <= 1)).all():
         outside = pass_rates[~((pass_rates >= 0) & (pass_rates <= 1))][0]
@@ -114,19 +132,12 @@ def _weights(pass_rates: np.ndarray, exponent: float, rule: AllocationRule, epsi
     if not epsilon > 0:
         raise ValueError(f"epsilon ({epsilon}) must be positive, otherwise a pass rate of 0 has no finite weight.")
     shifted = pass_rates + epsilon
-    if rule == "power":
-        if not 0 <= exponent < np.inf:
-            raise ValueError(
-                f"exponent ({exponent}) must be at least 0 and finite, otherwise easy prompts get more than hard ones. "
-                "Use 0 for a uniform allocation."
-            )
-        weights = (shifted / shifted[0]) ** -exponent
-    elif rule == "variance":
+    if rule == "variance":
         weights = np.sqrt((1 - pass_rates + epsilon) / shifted)
     elif rule == "reward_std":
         weights = np.sqrt(shifted * (1 - pass_rates + epsilon))
     else:
-        raise ValueError(f"rule ({rule!r}) must be one of 'power', 'variance', 'reward_std'.")
+        weights = (shifted / shifted[0]) ** -check_rule(rule)
     weights = np.minimum.accumulate(weights)  # neighbouring floats may round the other way round
     return np.maximum(weights / weights[0], _SMALLEST_WEIGHT)
 

@@ -137,7 +137,6 @@ def posterior_advantages(
     prior: Prior,
     *,
     weighting: PromptWeighting = "none",
-    weight_floor: float | None = None,
     std: float | None = None,
 ) -> list[float]:
     """
@@ -150,8 +149,8 @@ def posterior_advantages(
     Args:
         pool (`Pool`), prior ([`Prior`]):
             As in [`posterior_baselines`].
-        weighting (`str` or `float`, *optional*, defaults to `"none"`), weight_floor (`float`, *optional*):
-            See [`prompt_weight`]; without a floor it is 1/32, as for a pool of the paper's largest size.
+        weighting (`str` or `float`, *optional*, defaults to `"none"`):
+            See [`prompt_weight`], for a pool of the paper's largest size, 32.
         std (`float`, *optional*):
             σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
             cut off at ±[`LARGEST_DEVIATION`], and 0 where σ is 0: nothing is known about the scale.
@@ -159,7 +158,7 @@ def posterior_advantages(
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
     """
-    weight = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting, floor=weight_floor)
+    weight = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting)
     baselines = posterior_baselines(pool, prior)
     differences = [
         0.0 if math.isnan(baseline) else rollout.reward - baseline

@@ -85,7 +85,6 @@ def sampling_metrics(
     max_rounds: int,
     num_generations: int,
     weighting: PromptWeighting,
-    weight_floor: float | None = None,
     representative: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """
@@ -112,7 +111,7 @@ def sampling_metrics(
             N. What is counted by round is there for all of them, also where no prompt got so far.
         num_generations (`int`):
             n, the group size of the GRPO that `zero_signal/first_round` compares with.
-        weighting (`str` or `float`), weight_floor (`float`, *optional*):
+        weighting (`str` or `float`):
             See [`prompt_weight`].
         representative (`Sequence[bool]`, *optional*):
             Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `zero_signal/first_round` are of these, NaN
@@ -127,7 +126,7 @@ def sampling_metrics(
     stand_for_all = np.ones(len(pools), dtype=bool) if representative is None else np.array(representative)
     sample = [pool for pool, is_representative in zip(first_rounds, stand_for_all, strict=True) if is_representative]
     pass_rates = [pool.pass_rate for pool in sample]
-    weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting, floor=weight_floor) for p in pools]
+    weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting) for p in pools]
     signals = [rollout.signal for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)]
 
     metrics = {

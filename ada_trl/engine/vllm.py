@@ -25,6 +25,7 @@ logger = get_logger(__name__)
 CHECK_IT = "Check its log, and vllm_server_base_url."
 OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
 RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
+MAX_CONCURRENT_REQUESTS = 64  # of one process
 LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
 
 
@@ -44,8 +45,6 @@ class AdaVLLMGeneration(VLLMGeneration):
             Where `"lora"` and `"disk"` write; a new directory for every sync, removed after the next one.
         request_timeout (`float`):
             Deadline of a request in seconds.
-        max_concurrent_requests (`int`):
-            Requests of one process under way at once.
 
     Raises:
         `ValueError`: if the model or the device does not allow the `weight_sync`.
@@ -58,12 +57,10 @@ class AdaVLLMGeneration(VLLMGeneration):
         weight_sync: str = "nccl",
         weight_sync_dir: str = "vllm_weight_sync",
         request_timeout: float = 300.0,
-        max_concurrent_requests: int = 64,
         **kwargs,
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
-        self.max_concurrent_requests = max_concurrent_requests
         super().__init__(*args, **kwargs)
 
     # Start-up
@@ -256,7 +253,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     @contextmanager
     def requests(self):
         """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
-        executor = ThreadPoolExecutor(self.max_concurrent_requests, thread_name_prefix="vLLM request")
+        executor = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, thread_name_prefix="vLLM request")
 
         def start(*request) -> Future:
             return executor.submit(self.complete, *request)

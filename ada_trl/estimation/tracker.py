@@ -124,9 +124,7 @@ class PassRateTracker:
         self._seconds = 0.0
 
     def _build_network(self, model: torch.nn.Module, accelerator: Accelerator, of_rewards: bool) -> ValueNetwork:
-        args, options = self.args, {"learning_rate": self.args.value_head_learning_rate}
-        if not of_rewards:
-            options["prior_mean"] = self.ema.prior_mean
+        args, options = self.args, {} if of_rewards else {"prior_mean": self.ema.prior_mean}
         if args.value_model is not None:
             batch_size = args.per_device_train_batch_size
             return ValueModel(args.value_model, accelerator, of_rewards=of_rewards, batch_size=batch_size, **options)
@@ -215,7 +213,6 @@ class PassRateTracker:
             args.num_generations * len(estimates),
             min_samples=args.min_samples,
             max_samples=args.max_samples,
-            exponent=args.allocation_exponent,
             rule=args.allocation_rule,
         )
         return broadcast_object_list([budgets])[0]
@@ -280,8 +277,8 @@ class PassRateTracker:
     def _look_at_estimates(
         self, pools: Sequence[Pool], positives: list[int], draws: list[int], representative: Sequence[bool]
     ) -> dict[str, float]:
-        """How good the pass rates were that something depends on, or that the run is to record."""
-        if not (self.args.uses_pass_rates or self.args.track_pass_rates):
+        """How good the pass rates were, unless only rewards are compared with what was expected of them."""
+        if self.belief is not None and not self.args.uses_pass_rates:
             return {}
         metrics = self._brier(positives, draws) | {"estimator/prior_mean": self.ema.prior_mean}
         self._remember_brier(positives, draws, representative)

@@ -96,7 +96,7 @@ def find_rates(path: Path) -> Path:
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
     if found is None:
         raise FileNotFoundError(
-            f"{path} has neither a difficulty record ({PASS_RATES_FILE}; train with --track_pass_rates true) nor data/*.parquet "
+            f"{path} has neither a difficulty record ({PASS_RATES_FILE}; train with --pass_rate_estimator counts) nor data/*.parquet "
             "of `ada-trl data`. Name a file with pass rates."
         )
     return found

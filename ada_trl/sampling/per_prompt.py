@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from ..core import Pool, Rollout, eliminate_per_prompt
 from ..core.elimination import round_sizes
 from ..engine.client import VLLMServerUnavailable
-from ..engine.vllm import AdaVLLMGeneration
+from ..engine.vllm import MAX_CONCURRENT_REQUESTS, AdaVLLMGeneration
 from ..utils.notices import get_logger
 from ..utils.processes import gather_results
 from .source import Completions, RolloutSource
@@ -26,12 +26,12 @@ class PerPromptSource(RolloutSource):
     Draws rollouts from a vLLM server, without a barrier.
 
     Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each,
-    up to `vllm_max_concurrent_requests`. All completions of a request are awaited together, so short ones gain
+    up to 64 of a process. All completions of a request are awaited together, so short ones gain
     nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
     has arrived in the meantime is scored in one call.
 
     When few requests are left, the server has capacity to spare: rounds of the prompts still active are then asked for ahead
-    of time (`vllm_speculative_rounds`). Those that turn out not to be needed are cancelled or thrown away.
+    of time. Those that turn out not to be needed are cancelled or thrown away.
 
     A first round that fails stops the run on every process. When a later one fails because the server is unavailable,
     its prompt is retired with the pool it has, which is counted in `server/gave_up`. After three such failures in a row all
@@ -47,11 +47,11 @@ class PerPromptSource(RolloutSource):
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
             Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
             the first round; decodes and scores them on this process alone.
-        speculate_below (`int`):
-            See [`~core.eliminate_per_prompt`].
     """
 
     barrier = False  # see `eliminate_per_prompt`; set by the benchmark that measures what one costs
+    max_in_flight = MAX_CONCURRENT_REQUESTS
+    speculate_below = 0.25  # requests under way per prompt; fewer leave the server capacity to spare
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class PerPromptSource(RolloutSource):
         prompt_ids: Sequence[list[int]],
         images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
-        speculate_below: int,
         **common,
     ):
         super().__init__(**common)
@@ -68,7 +67,6 @@ class PerPromptSource(RolloutSource):
         self.prompt_ids = prompt_ids
         self.images = images or [None] * len(prompt_ids)
         self.score = score
-        self.speculate_below = speculate_below
         self.stats |= dict.fromkeys(("server/gave_up", "time/idle", "time/reward_hidden"), 0.0)
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
         self._asked: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
@@ -124,10 +122,10 @@ class PerPromptSource(RolloutSource):
                 len(self.prompts),
                 self._submitter(start, sizes),
                 self._collect,
-                max_in_flight=self.vllm.max_concurrent_requests,
+                max_in_flight=self.max_in_flight,
                 pools=self.lanes and self.lanes[self.prompts.start : self.prompts.stop],
                 # What a lane asks next is not known before its round is over.
-                speculate_below=self.speculate_below if self.lanes is None else 0,
+                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.lanes is None else 0,
                 barrier=self.barrier,
                 **loop,
             )

@@ -43,7 +43,8 @@ class AdaGRPOConfig(GRPOConfig):
             `None`, twice `num_generations`, the paper's ratio. With `baseline="posterior"` it is `num_generations`.
         max_rounds (`int`, *optional*, defaults to `4`):
             N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
-            `samples_per_round * max_rounds` rollouts. With `baseline="posterior"` or `"batch"`, which train on everything and
+            `samples_per_round * max_rounds` rollouts. With `unresolved="replace"` also how many prompts are asked, one after
+            another, for one place in the batch. With `baseline="posterior"` or `"batch"`, which train on everything and
             draw exactly the rows of the update batch, a prompt has one round per step: what has not passed returns in
             the next one.
         min_positives (`int`, *optional*):
@@ -65,9 +66,6 @@ class AdaGRPOConfig(GRPOConfig):
             Of how many prompts of the data set one is asked: those that are expected to teach most, w(p̂) · p̂(1 − p̂); a
             quarter is taken in the data's order, and who was passed over 8 times comes first. 1 asks all, in the data's
             order; so does the trainer while its estimates (see `pass_rate_estimator`) predict nothing.
-        max_replacements (`int`, *optional*, defaults to `3`):
-            For `unresolved="replace"`: how many further prompts are asked, one after another, in the place of one without
-            contrast.
 
         > Parameters that control the budgets of `"est"`: `num_generations` rollouts per prompt on average
 
@@ -75,13 +73,11 @@ class AdaGRPOConfig(GRPOConfig):
             N_min, the fewest rollouts that a prompt gets.
         max_samples (`int`, *optional*, defaults to `32`):
             N_max, the most rollouts that a prompt gets.
-        allocation_rule (`str`, *optional*, defaults to `"power"`):
-            `"power"` allocates N_x ∝ (p̂ + ε)^(−`allocation_exponent`), `"variance"` N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the
-            least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
+        allocation_rule (`str` or `float`, *optional*, defaults to `"power"`):
+            `"power"` allocates N_x ∝ (p̂ + ε)^(−1/2), a number a (p̂ + ε)^(−a), where 0 is uniform, `"variance"`
+            N_x ∝ √((1 − p̂ + ε) / (p̂ + ε)), the least gradient variance of the log objective at a fixed total (the paper's appendix B). ε is 0.01. The
             variance rule belongs with `prompt_weighting="none"` and `scale_rewards="group"`: only then the update is the
             log objective's. `"reward_std"` N_x ∝ √((p̂ + ε)(1 − p̂ + ε)), most for prompts that pass half of the time.
-        allocation_exponent (`float`, *optional*, defaults to `0.5`):
-            Of the power rule; 0 is uniform.
 
         > Parameters that control the estimates of pass rates
 
@@ -95,11 +91,9 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"value+counts"`: the value network as the prior mean of the counts, its worth in rollouts fitted to the
                   run.
 
-            If `None`, `"value+counts"` (`"counts"` and `"value"` in `"est-ema"` and `"est-value"`).
-        track_pass_rates (`bool`, *optional*, defaults to `False`):
-            Whether to keep a record of every prompt's pass rate where the sampling does not need it
-            (`"seq-balance"`, `"seq-pos"`, `"uniform"`). It is saved beside each checkpoint, as
-            `ada_pass_rates.parquet`. `"est"` and `baseline="posterior"` always keep it.
+            If `None`, `"value+counts"` (`"counts"` and `"value"` in `"est-ema"` and `"est-value"`). Where nothing depends on it,
+            `"counts"` keeps a record of every prompt's pass rate. The record is saved beside each checkpoint, as
+            `ada_pass_rates.parquet`.
         ema_decay (`float`, *optional*, defaults to `0.9`):
             λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
         pass_rate_prior (`list[float]`, *optional*):
@@ -110,10 +104,7 @@ class AdaGRPOConfig(GRPOConfig):
             Sequence-classification model, by name or local path, that estimates the pass rates in place of the small
             head on the policy's hidden state. It is trained along with the policy, reads
             prompts with its own tokenizer (through its chat template, if it has one), and every process holds all of
-            it, in float32 with AdamW's moments. Its state is saved in checkpoints.
-        value_head_learning_rate (`float`, *optional*):
-            Learning rate of the value head (8 steps per generation) or the `value_model` (one step). If `None`, 0.04 for
-            the head and 1e-5 for a model.
+            it, in float32 with AdamW's moments. Its learning rate is 1e-5. Its state is saved in checkpoints.
 
         > Parameters that control the advantages
 
@@ -134,9 +125,6 @@ class AdaGRPOConfig(GRPOConfig):
             `None`, `"inverse_sqrt"`, and `"none"` in `"uniform"`. With `baseline="posterior"`, `"seq-pos"` and
             `"seq-balance"` have `"none"` too, since hard prompts draw more there already: without a weight it is the
             gradient of Σ pass@k / k up to `max_rounds`.
-        prompt_weight_floor (`float`, *optional*):
-            ε, where the pass rate is clamped below before it is weighted. If `None`, 1 / pool size; with
-            `baseline="posterior"` 1/32.
         selection_correction (`bool`, *optional*):
             Whether to reweight the selected positives and negatives by the pool's pass rate, so that the balanced
             selection does not change the prompt's weight. If `None`, `True` where a group is selected (Seq modes with
@@ -148,7 +136,7 @@ class AdaGRPOConfig(GRPOConfig):
             condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
             `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
             term is not rescaled where the mean is over rows). `"replace"` asks another prompt in its place, up to
-            `max_replacements` times: with `"uniform"` the dynamic sampling of
+            `max_rounds - 1` times: with `"uniform"` the dynamic sampling of
             [DAPO](https://huggingface.co/papers/2503.14476).
 
         > Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
@@ -166,13 +154,6 @@ class AdaGRPOConfig(GRPOConfig):
         vllm_request_timeout (`float`, *optional*, defaults to `300.0`):
             Deadline in seconds of each request, retries included. Must leave room for the longest completion. When it
             passes, every process raises the same error.
-        vllm_max_concurrent_requests (`int`, *optional*, defaults to `64`):
-            Requests that one process has under way at once; each asks for `samples_per_round` completions.
-        vllm_speculative_rounds (`float`, *optional*, defaults to `0.25`):
-            When fewer requests are under way than this share of a process's prompts, the server has capacity to spare:
-            the next rounds of the prompts still active are then asked for ahead of time, and thrown away if they are
-            not needed. Shortens a step's tail for a few more generated tokens and does not change the distribution of
-            pools. 0 never does, 1 always.
         max_staleness (`int`, *optional*, defaults to `0`):
             With a vLLM server and 1, the next step's rollouts are asked for before this one's are trained on, so that server
             and trainer work at the same time. They come from the weights before the update, which TRL's
@@ -228,7 +209,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     max_rounds: int = field(
         default=4,
-        metadata={"help": "Rounds after which a prompt is unresolved (N)."},
+        metadata={
+            "help": "Rounds after which a prompt is unresolved (N); with `unresolved='replace'` also prompts for one place."
+        },
     )
     min_positives: int | None = field(
         default=None,
@@ -263,10 +246,6 @@ class AdaGRPOConfig(GRPOConfig):
             "help": "Of how many prompts the one is asked that is expected to teach most; 1 asks all, in the data's order."
         },
     )
-    max_replacements: int = field(
-        default=3,
-        metadata={"help": "Prompts that are asked in the place of one without contrast, for `unresolved='replace'`."},
-    )
 
     # Parameters that control the budgets of "est"
     min_samples: int = field(default=2, metadata={"help": "Fewest rollouts of a prompt, for `'est'`."})
@@ -274,13 +253,9 @@ class AdaGRPOConfig(GRPOConfig):
     allocation_rule: str = field(
         default="power",
         metadata={
-            "help": "Rollouts by estimated pass rate p: `'power'` (p^-allocation_exponent), `'variance'` "
-            "(sqrt((1 - p) / p)) or `'reward_std'` (sqrt(p * (1 - p))), for `'est'`.",
-            "choices": list(CHOICES["allocation_rule"]),
+            "help": "Rollouts by estimated pass rate p: `'power'` (p^-0.5), a number a (p^-a), `'variance'` (sqrt((1 - p) / p)) "
+            "or `'reward_std'` (sqrt(p * (1 - p))), for `'est'`."
         },
-    )
-    allocation_exponent: float = field(
-        default=0.5, metadata={"help": "Exponent of `allocation_rule='power'`; 0 is uniform."}
     )
 
     # Parameters that control the estimates of pass rates
@@ -288,13 +263,10 @@ class AdaGRPOConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "What a prompt is expected to pass: `'counts'` (what it has shown), `'value'` (a value head on the "
-            "policy, or a `value_model`) or `'value+counts'` (the one as prior of the other; the default).",
+            "policy, or a `value_model`) or `'value+counts'` (the one as prior of the other; the default). `'counts'` where "
+            "nothing depends on it keeps a record.",
             "choices": list(CHOICES["pass_rate_estimator"]),
         },
-    )
-    track_pass_rates: bool = field(
-        default=False,
-        metadata={"help": "Whether to save a record of all pass rates where nothing else needs it."},
     )
     ema_decay: float = field(
         default=0.9, metadata={"help": "Weight of a prompt's earlier counts at each new visit, at most 1."}
@@ -313,10 +285,6 @@ class AdaGRPOConfig(GRPOConfig):
             "the policy's hidden state."
         },
     )
-    value_head_learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "Learning rate of the value head (if `None`, 0.04) or the `value_model` (1e-5)."},
-    )
 
     # Parameters that control the advantages
     baseline: str = field(
@@ -334,10 +302,6 @@ class AdaGRPOConfig(GRPOConfig):
             "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
             "with `adaptive_sampling='uniform'`."
         },
-    )
-    prompt_weight_floor: float | None = field(
-        default=None,
-        metadata={"help": "Pass rate below which a prompt's weight does not grow. If `None`, 1 / pool size."},
     )
     selection_correction: bool | None = field(
         default=None,
@@ -374,17 +338,6 @@ class AdaGRPOConfig(GRPOConfig):
     vllm_request_timeout: float = field(
         default=300.0,
         metadata={"help": "Deadline in seconds of each request to a vLLM server, retries included."},
-    )
-    vllm_max_concurrent_requests: int = field(
-        default=64,
-        metadata={"help": "Requests to a vLLM server that one process has under way at once."},
-    )
-    vllm_speculative_rounds: float = field(
-        default=0.25,
-        metadata={
-            "help": "Ask a vLLM server for rounds ahead of time when fewer requests are under way than this share of a "
-            "process's prompts; 0 never does."
-        },
     )
     max_staleness: int = field(
         default=0,
@@ -465,7 +418,7 @@ class AdaGRPOConfig(GRPOConfig):
     def rounds_of_a_step(self) -> int:
         """The most rounds that a prompt, or a lane, draws in one step."""
         rounds = self.max_rounds if self.samples_in_rounds and not self.has_fixed_budget else 1
-        return rounds * (1 + self.max_replacements) if self.unresolved == "replace" else rounds
+        return rounds * self.max_rounds if self.unresolved == "replace" else rounds
 
     @property
     def uses_estimates(self) -> bool:
@@ -486,7 +439,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def needs_pass_rates(self) -> bool:
         """Whether a record of the prompts' pass rates is kept."""
-        return self.uses_estimates or self.track_pass_rates
+        return self.pass_rate_estimator is not None
 
     @property
     def uses_pass_rates(self) -> bool:

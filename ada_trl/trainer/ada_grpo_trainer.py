@@ -125,7 +125,6 @@ class AdaGRPOTrainer(FromStream):
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
-            max_concurrent_requests=args.vllm_max_concurrent_requests,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         # Again, with what the parent has loaded.
@@ -442,7 +441,6 @@ class AdaGRPOTrainer(FromStream):
             prompt_ids=prompt_ids,
             images=images,
             score=self._scorer(own, prompts, prompt_ids, images),
-            speculate_below=int(self.args.vllm_speculative_rounds * len(own)),
             **common,
         )
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
 
@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from ..core import check_budget
 from ..core.advantages import POWERS
+from ..core.allocation import check_rule
 from ..utils.notices import get_logger
 
 
@@ -22,7 +23,6 @@ CHOICES = {
     "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior", "batch"),
-    "allocation_rule": ("power", "variance", "reward_std"),
     "unresolved": ("keep", "mask", "replace"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
@@ -30,9 +30,8 @@ CHOICES = {
 ESTIMATOR_OF = {"est": None, "est-ema": "counts", "est-value": "value"}  # what the modes with budgets say of it
 
 _ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives")
-_BUDGETS = ("min_samples", "max_samples", "allocation_rule", "allocation_exponent")
+_BUDGETS = ("min_samples", "max_samples", "allocation_rule")
 _ESTIMATES = ("ema_decay", "pass_rate_prior")
-_VALUE_NETWORK = ("value_model", "value_head_learning_rate")
 
 
 def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
@@ -84,8 +83,6 @@ def resolve_defaults(args: GRPOConfig) -> None:
         args.samples_per_round = args.num_generations if args.has_fixed_budget else 2 * args.num_generations
     if args.selection_correction is None and not uniform and not est and args.baseline == "pool":
         args.selection_correction = True
-    if args.value_head_learning_rate is None and args.uses_value_network:
-        args.value_head_learning_rate = 0.04 if args.value_model is None else 1e-5
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
@@ -112,21 +109,20 @@ def check_config(args: GRPOConfig) -> None:
     if not args.uses_value_network:
         _refuse(
             args,
-            _VALUE_NETWORK,
+            ("value_model",),
             "pass_rate_estimator='value' or 'value+counts', for 'est', baseline='posterior' or prompt_candidates",
         )
     if not args.needs_pass_rates:
-        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_candidates or track_pass_rates=True")
+        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_candidates or pass_rate_estimator='counts'")
     if not args.samples_in_rounds:
-        _refuse(args, _ROUNDS, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
+        rounds = [name for name in _ROUNDS if args.unresolved != "replace" or name != "max_rounds"]
+        _refuse(args, rounds, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
     if not args.estimates_budgets:
         _refuse(args, _BUDGETS, "adaptive_sampling='est', 'est-ema' or 'est-value'")
     if not args.samples_in_rounds or args.baseline != "pool":
         _refuse(
             args, ("selection_correction",), "'seq-balance' or 'seq-pos' with baseline='pool', which select groups"
         )
-    if args.is_plain_grpo:
-        _refuse(args, ("prompt_weight_floor",), "a prompt_weighting")
     if args.num_generations == 1 and args.baseline == "pool":
         raise ValueError(
             "num_generations (1) leaves a rollout nothing to be compared with but itself. Set baseline='posterior', which "
@@ -140,7 +136,7 @@ def check_config(args: GRPOConfig) -> None:
         _check_budgets(args)
 
 
-def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
+def _refuse(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
     """Options that are set and would be ignored."""
     fields = {field.name: field for field in dataclasses.fields(args)}
     for name in names:
@@ -155,7 +151,7 @@ def _refuse(args: GRPOConfig, names: tuple[str, ...], needed: str) -> None:
 
 def _check_weight(args: GRPOConfig) -> None:
     """Names stay names, numbers become floats: a command line gives strings."""
-    weighting, floor = args.prompt_weighting, args.prompt_weight_floor
+    weighting = args.prompt_weighting
     if weighting not in POWERS:
         try:
             args.prompt_weighting = float(weighting)
@@ -166,11 +162,6 @@ def _check_weight(args: GRPOConfig) -> None:
                 f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
                 "from 0 to 1 for the weight p^(alpha - 1)."
             )
-    if floor is not None and not 0 < floor <= 1:
-        raise ValueError(
-            f"prompt_weight_floor ({floor}) must be above 0 and at most 1; pass rates below it are weighted as it is. "
-            "Leave it unset for 1 / pool size."
-        )
 
 
 def _check_rounds(args: GRPOConfig) -> None:
@@ -180,8 +171,6 @@ def _check_rounds(args: GRPOConfig) -> None:
             f"({args.num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
             "lower num_generations, or leave samples_per_round unset for twice num_generations."
         )
-    if args.max_rounds < 1:
-        raise ValueError(f"max_rounds ({args.max_rounds}) must be at least 1.")
     if args.adaptive_sampling == "seq-pos" and args.min_negatives is not None:
         raise ValueError(
             f"min_negatives ({args.min_negatives}) has no effect with adaptive_sampling='seq-pos', which counts "
@@ -203,12 +192,15 @@ def _check_rounds(args: GRPOConfig) -> None:
 
 def _check_stream(args: GRPOConfig) -> None:
     """Which prompts are asked."""
-    for name, least in (("prompt_candidates", 1), ("max_replacements", 1)):
-        if getattr(args, name) < least:
-            raise ValueError(f"{name} ({getattr(args, name)}) must be at least {least}.")
-    if args.unresolved != "replace":
-        _refuse(args, ("max_replacements",), "unresolved='replace'")
-    elif args.estimates_budgets:
+    for name in ("prompt_candidates", "max_rounds"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} ({getattr(args, name)}) must be at least 1.")
+    if args.unresolved == "replace" and args.max_rounds == 1:
+        raise ValueError(
+            "max_rounds (1) leaves unresolved='replace' no other prompt to ask. Raise max_rounds, the prompts that are asked "
+            "one after another, or use unresolved='keep'."
+        )
+    if args.unresolved == "replace" and args.estimates_budgets:
         raise ValueError(
             "unresolved='replace' asks another prompt for as many rollouts, but adaptive_sampling="
             f"{args.adaptive_sampling!r} gives every prompt a number of its own. Use 'uniform', 'seq-pos' or 'seq-balance'."
@@ -248,15 +240,8 @@ def _check_budgets(args: GRPOConfig) -> None:
         check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
     except ValueError as error:
         raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
-    if not 0 <= args.allocation_exponent < math.inf:
-        raise ValueError(
-            f"allocation_exponent ({args.allocation_exponent}) must be at least 0 and finite. Use 0 for equal budgets."
-        )
-    if args.allocation_rule != "power" and args.allocation_exponent != 0.5:
-        raise ValueError(
-            f"allocation_exponent ({args.allocation_exponent}) has no effect with "
-            f"allocation_rule={args.allocation_rule!r}. Use allocation_rule='power' or leave allocation_exponent unset."
-        )
+    if args.allocation_rule not in ("power", "variance", "reward_std"):
+        args.allocation_rule = check_rule(args.allocation_rule)
 
 
 def _check_estimates(args: GRPOConfig) -> None:
@@ -266,11 +251,12 @@ def _check_estimates(args: GRPOConfig) -> None:
             f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "
             f"{args.pass_rate_estimator!r}. Use adaptive_sampling='est', or leave pass_rate_estimator unset."
         )
-    if args.pass_rate_estimator is not None and not args.uses_estimates:
+    if args.pass_rate_estimator not in (None, "counts") and not args.uses_estimates:
         raise ValueError(
-            f"pass_rate_estimator ({args.pass_rate_estimator!r}) has no effect with "
+            f"pass_rate_estimator ({args.pass_rate_estimator!r}) trains a value network, on which nothing depends with "
             f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}. It is for "
-            "adaptive_sampling='est', baseline='posterior' or prompt_candidates; leave it unset otherwise."
+            "adaptive_sampling='est', baseline='posterior' or prompt_candidates. Use 'counts' to keep a record, or leave it "
+            "unset."
         )
     if not 0 < args.ema_decay <= 1:
         raise ValueError(f"ema_decay ({args.ema_decay}) must be above 0 and at most 1. Use 1 to never forget.")
@@ -280,16 +266,11 @@ def _check_estimates(args: GRPOConfig) -> None:
             f"pass_rate_prior ({prior}) must be two positive numbers, the positives and negatives that it is worth, "
             "such as [1.0, 16.0]."
         )
-    if args.uses_value_network and not args.value_head_learning_rate > 0:
-        raise ValueError(f"value_head_learning_rate ({args.value_head_learning_rate}) must be positive.")
 
 
 def _check_vllm(args: GRPOConfig) -> None:
-    for name in ("vllm_request_timeout", "vllm_max_concurrent_requests"):
-        if getattr(args, name) <= 0:
-            raise ValueError(f"{name} ({getattr(args, name)}) must be positive.")
-    if not 0 <= args.vllm_speculative_rounds <= 1:
-        raise ValueError(f"vllm_speculative_rounds ({args.vllm_speculative_rounds}) must be between 0 and 1.")
+    if args.vllm_request_timeout <= 0:
+        raise ValueError(f"vllm_request_timeout ({args.vllm_request_timeout}) must be positive.")
     if not (args.use_vllm and args.vllm_mode == "server"):
         if args.vllm_weight_sync != "nccl":
             raise ValueError(

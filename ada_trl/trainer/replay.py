@@ -116,7 +116,6 @@ class Replay:
             max_rounds=args.max_rounds if args.samples_in_rounds else 1,
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
-            weight_floor=args.prompt_weight_floor,
             representative=self.representative,
         )
 
@@ -129,10 +128,9 @@ class Replay:
         one), and what it was worth in rollouts.
         """
         ordered = [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw"))) for pool in self.pools]
-        options = {"weighting": args.prompt_weighting, "weight_floor": args.prompt_weight_floor}
         advantages, baselines, leave_one_out = [], [], []
         for pool, prior, std in zip(ordered, priors, stds, strict=True):
-            advantages.append(posterior_advantages(pool, prior, std=std, **options))
+            advantages.append(posterior_advantages(pool, prior, weighting=args.prompt_weighting, std=std))
             baselines.append(posterior_baselines(pool, prior))
             nothing = Prior(math.nan, 0.0, prior.pass_rate)
             leave_one_out.append(posterior_baselines(pool, nothing))
@@ -197,7 +195,6 @@ def pool_advantages(
             pool,
             group,
             weighting=args.prompt_weighting,
-            weight_floor=args.prompt_weight_floor,
             std=std,
             selection_correction=bool(args.selection_correction),
         )

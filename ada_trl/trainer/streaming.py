@@ -61,7 +61,7 @@ class FromStream(WithEngine):
         stream = PromptStream(self.train_dataset, shuffle=self.shuffle_dataset, seed=args.seed)
         schedule = Schedule(
             lanes=self._prompts_per_step,
-            candidates_per_lane=1 + args.max_replacements if args.unresolved == "replace" else 1,
+            candidates_per_lane=args.max_rounds if args.unresolved == "replace" else 1,
             exit_condition=args.exit_condition,
             max_rounds=args.max_rounds if args.samples_in_rounds else 1,
             fixed_budget=args.has_fixed_budget,
@@ -108,10 +108,7 @@ class FromStream(WithEngine):
         self._identify([self._queue.stream.row(position) for position in positions[start : start + share]])
         self._predict()
         rates, weighting = self.pass_rates.shared_estimates(), self.args.prompt_weighting
-        gains = [
-            prompt_weight(p, self.args.max_samples, weighting, floor=self.args.prompt_weight_floor) * p * (1 - p)
-            for p in rates
-        ]
+        gains = [prompt_weight(p, self.args.max_samples, weighting) * p * (1 - p) for p in rates]
         known = self.pass_rates.predicts
         return Beliefs(self.pass_rates.visit.keys, gains if known else None, sum(rates) / len(rates))
 

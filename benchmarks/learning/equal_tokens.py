@@ -118,9 +118,7 @@ METHODS = {
         _grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
     ),
     # 20 prompts have contrast of about 32 that are asked on the easy set, 17 on the hard one.
-    "DAPO n=4": Method(
-        _grpo(4).options | {"unresolved": "replace", "max_replacements": 7}, 17, prompts_on={"easy": 20}
-    ),
+    "DAPO n=4": Method(_grpo(4).options | {"unresolved": "replace", "max_rounds": 8}, 17, prompts_on={"easy": 20}),
     "Posterior n=4": _posterior(4),
     "Posterior n=2": _posterior(2),
     "Posterior n=1": _posterior(1),

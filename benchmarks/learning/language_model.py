@@ -52,7 +52,7 @@ METHODS = {
     },
     "DAPO n=4": {
         **{"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
-        **{"unresolved": "replace", "max_replacements": 7},
+        **{"unresolved": "replace", "max_rounds": 8},
     },
     "Seq-balance": {"selection_correction": False, "num_generations": 4},
 }

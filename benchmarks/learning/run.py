@@ -90,7 +90,7 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
-    "DAPO n=4": _grpo(4) | {"unresolved": "replace", "max_replacements": 7},
+    "DAPO n=4": _grpo(4) | {"unresolved": "replace", "max_rounds": 8},
     "Seq-pos": _seq("seq-pos"),
     "Seq-balance": _seq("seq-balance"),
     "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),

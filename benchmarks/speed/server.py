@@ -5,7 +5,7 @@ What adaptive sampling costs on a vLLM server, and what leaving out the barrier 
 (median about 26 tokens, 1 % beyond 230), and takes steps of `--prompts` prompts in turn with
 
 - Seq-balance, no barrier (the default),
-- Seq-balance, no barrier and no rounds ahead of time (`vllm_speculative_rounds=0`),
+- Seq-balance, no barrier and no rounds ahead of time ([`PatientTrainer`]),
 - Seq-balance with a barrier per round ([`BarrierTrainer`]),
 - GRPO with n = 4, and
 - GRPO with the n that draws as many rollouts as Seq-balance did,
@@ -87,6 +87,15 @@ class BarrierTrainer(AdaGRPOTrainer):
         return source
 
 
+class PatientTrainer(AdaGRPOTrainer):
+    """Asks for nothing ahead of time, for comparison."""
+
+    def _build_source(self, own: list[dict], owners: list[int], lanes=None) -> RolloutSource:
+        source = super()._build_source(own, owners, lanes)
+        source.speculate_below = 0
+        return source
+
+
 def train(
     url: str,
     model: Path,
@@ -143,7 +152,7 @@ def report(name: str, logs: list[dict]) -> str:
 
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
-    refill = grpo | {"unresolved": "replace", "max_replacements": 7}
+    refill = grpo | {"unresolved": "replace", "max_rounds": 8}
     across = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
@@ -196,7 +205,7 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
     runs: dict[str, list[list[dict]]] = {per_prompt: [], patient: [], barrier: [], grpo: [], same: []}
     for seed in range(repeats):
         runs[per_prompt].append(train(url, model, prompts, 4, steps, seed))
-        runs[patient].append(train(url, model, prompts, 4, steps, seed, vllm_speculative_rounds=0.0))
+        runs[patient].append(train(url, model, prompts, 4, steps, seed, PatientTrainer))
         runs[barrier].append(train(url, model, prompts, 4, steps, seed, BarrierTrainer))
         runs[grpo].append(train(url, model, prompts, 4, steps, seed, adaptive_sampling="uniform"))
         drawn = mean(step["ada/samples_per_prompt/mean"] for run in runs[per_prompt] for step in run)

@@ -252,17 +252,6 @@ def test_names_of_weights_are_powers():
             assert prompt_weight(p, 32, name) == prompt_weight(p, 32, alpha)
 
 
-def test_the_floor_of_the_weight_takes_the_place_of_one_over_the_pool_size():
-    assert [prompt_weight(p, 32, "inverse", floor=0.1) for p in (0.0, 1 / 32, 0.1, 0.5)] == [10, 10, 10, 2]
-    assert prompt_weight(0.0, 32, "inverse", floor=0.001) == pytest.approx(1000)
-    pool = make_pool(1, *[0] * 7)
-    capped, free = (group_advantages(pool, pool.rollouts, weighting="inverse", weight_floor=f) for f in (0.25, None))
-    assert capped == pytest.approx([value / 2 for value in free])
-
-
-# Metrics
-
-
 def metrics_of(pools, exit_condition=BALANCE, n=4, m=4, rounds=3):
     groups = [select_group(pool, n, (i,)) for i, pool in enumerate(pools)]
     advantages = [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)]

@@ -14,7 +14,7 @@ from ada_trl.core import allocate, check_budget
 PASS_RATES = st.one_of(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.floats(0, 1, allow_subnormal=False))
 RULES = st.one_of(
     st.just({"rule": "variance"}),
-    st.builds(lambda exponent: {"rule": "power", "exponent": exponent}, st.sampled_from([0, 0.5, 1, 2, 150])),
+    st.builds(lambda rule: {"rule": rule}, st.sampled_from([0, "power", 1, 2, 150])),
 )
 
 
@@ -27,8 +27,10 @@ def problems(draw):
     return pass_rates, total, {"min_samples": low, "max_samples": high, **draw(RULES)}
 
 
-def weight(p, rule, exponent=0.5, epsilon=0.01):
-    return math.sqrt((1 - p + epsilon) / (p + epsilon)) if rule == "variance" else (p + epsilon) ** -exponent
+def weight(p, rule, epsilon=0.01):
+    if rule == "variance":
+        return math.sqrt((1 - p + epsilon) / (p + epsilon))
+    return (p + epsilon) ** -(0.5 if rule == "power" else rule)
 
 
 @given(problems())
@@ -73,9 +75,9 @@ def test_proportional_up_to_rounding_among_the_prompts_at_no_bound(problem):
     low, high = options["min_samples"], options["max_samples"]
     smallest_c, largest_c = 0.0, math.inf
     budgets = allocate(pass_rates, total, **options)
-    reference = max(weight(p, options["rule"], options.get("exponent", 0.5)) for p in pass_rates)
+    reference = max(weight(p, options["rule"]) for p in pass_rates)
     for p, budget in zip(pass_rates, budgets, strict=True):
-        w = max(weight(p, options["rule"], options.get("exponent", 0.5)) / reference, 1e-100)
+        w = max(weight(p, options["rule"]) / reference, 1e-100)
         if budget > low:
             smallest_c = max(smallest_c, (budget - 1) / w)
         if budget < high:
@@ -163,8 +165,8 @@ def test_reward_std_rule_gives_most_to_prompts_that_pass_half_of_the_time():
 
 
 def test_exponent_zero_is_uniform_and_one_is_inverse():
-    assert allocate([0.0, 0.5, 1.0, 0.1], 16, min_samples=1, max_samples=16, exponent=0) == [4] * 4
-    assert allocate([0.09, 0.19, 0.39], 28, min_samples=1, max_samples=28, exponent=1) == [16, 8, 4]
+    assert allocate([0.0, 0.5, 1.0, 0.1], 16, min_samples=1, max_samples=16, rule=0) == [4] * 4
+    assert allocate([0.09, 0.19, 0.39], 28, min_samples=1, max_samples=28, rule=1) == [16, 8, 4]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
@@ -176,10 +178,10 @@ def test_equal_pass_rates_share_equally_and_the_rest_by_position(p, rule):
 
 
 def test_extreme_pass_rates_go_to_the_bounds():
-    assert allocate([0.0, 1.0], 10, min_samples=1, max_samples=9, exponent=4) == [9, 1]
-    assert allocate([0.0, 0.0, 1.0], 16, min_samples=2, max_samples=8, exponent=4) == [7, 7, 2]
+    assert allocate([0.0, 1.0], 10, min_samples=1, max_samples=9, rule=4) == [9, 1]
+    assert allocate([0.0, 0.0, 1.0], 16, min_samples=2, max_samples=8, rule=4) == [7, 7, 2]
     # 101^(−300) is 0 in floating point, and still what the hardest prompt leaves over is shared.
-    assert allocate([0.0, 1.0, 1.0], 12, min_samples=0, max_samples=8, exponent=300) == [8, 2, 2]
+    assert allocate([0.0, 1.0, 1.0], 12, min_samples=0, max_samples=8, rule=300) == [8, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +206,10 @@ def test_infeasible_bounds_are_refused(total, low, high, message):
         (math.nan, {}, "between 0 and 1, got nan"),
         (-0.1, {}, "between 0 and 1, got -0.1"),
         (1.1, {}, "between 0 and 1, got 1.1"),
-        (0.5, {"exponent": -1}, r"exponent \(-1\) must be at least 0"),
-        (0.5, {"exponent": math.inf}, r"exponent \(inf\)"),
+        (0.5, {"rule": -1}, r"allocation_rule \(-1\) must be one of .* or a number of at least 0"),
+        (0.5, {"rule": math.inf}, r"allocation_rule \(inf\)"),
         (0.5, {"epsilon": 0}, r"epsilon \(0\) must be positive"),
-        (0.5, {"rule": "linear"}, r"rule \('linear'\) must be one of 'power', 'variance'"),
+        (0.5, {"rule": "linear"}, r"allocation_rule \('linear'\) must be one of 'power', 'variance'"),
     ],
 )
 def test_what_has_no_weight_is_refused(pass_rate, options, message):

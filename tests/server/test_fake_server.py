@@ -12,6 +12,7 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.sampling.per_prompt import PerPromptSource
 from benchmarks.speed.server import BarrierTrainer
 
 from ..documentation import documented_metrics, generic
@@ -422,14 +423,15 @@ def test_slow_completions_are_not_under_represented(tmp_path):
     assert abs(sum(drawn) / 256 - pass_rate) < 5 * (pass_rate * (1 - pass_rate) / 256) ** 0.5
 
 
-def test_requests_under_way_are_bounded(tmp_path):
+def test_requests_under_way_are_bounded(tmp_path, monkeypatch):
     async def behave(call):
         await asyncio.sleep(0.05)
         return await half_right(call)
 
     for limit in (1, 3):
+        monkeypatch.setattr(PerPromptSource, "max_in_flight", limit)
         with FakeServer(behave) as server:
-            build(tmp_path / str(limit), server, vllm_max_concurrent_requests=limit).train()
+            build(tmp_path / str(limit), server).train()
         assert server.most_in_flight == limit
 
 
@@ -457,7 +459,7 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
         assert len(finished) == 12
 
 
-def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path):
+def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path, monkeypatch):
     """They shorten the tail, and what is not needed is cancelled on the server and not counted."""
 
     texts = {
@@ -473,8 +475,9 @@ def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path):
         return answer(call, [f"{t}{call.round}{i}" for i, t in enumerate(texts[call.prompt][start : start + call.n])])
 
     def run(share):
+        monkeypatch.setattr(PerPromptSource, "speculate_below", share)
         with FakeServer(behave) as server:
-            trainer = build(tmp_path / str(share), server, vllm_request_timeout=20, vllm_speculative_rounds=share)
+            trainer = build(tmp_path / str(share), server, vllm_request_timeout=20)
             batches = []
             original = trainer._apply_replay
             trainer._apply_replay = lambda output: (original(output), batches.append(output))

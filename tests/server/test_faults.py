@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from ada_trl.engine.client import DeadlineClient
 from ada_trl.engine.weight_sync import IN_USE
+from ada_trl.sampling.per_prompt import PerPromptSource
 
 from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import WRONG, FakeServer, answer, fingerprint, half_right
@@ -195,7 +196,7 @@ def test_the_proof_is_one_short_request_before_and_after_and_is_no_sampling(tmp_
 # Time
 
 
-def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog):
+def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog, monkeypatch):
     """64 prompts, two requests at a time, each of which would wait for the deadline."""
 
     async def behave(call):
@@ -203,7 +204,8 @@ def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog):
 
     with FakeServer(behave) as server:
         dataset = prompt_dataset(1).from_dict({"prompt": [f"{a}+{b}=" for a in range(8) for b in range(8)]})
-        options = {"per_device_train_batch_size": 256, "vllm_max_concurrent_requests": 4, "vllm_request_timeout": 2.0}
+        monkeypatch.setattr(PerPromptSource, "max_in_flight", 4)
+        options = {"per_device_train_batch_size": 256, "vllm_request_timeout": 2.0}
         trainer = build(tmp_path, server, dataset=dataset, max_steps=2, **options)
         ends, started = [], time.monotonic()
         trainer.add_callback(
