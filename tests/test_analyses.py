@@ -255,7 +255,7 @@ def test_figure_3_shows_objectives_and_their_derivatives(alpha):
 
 
 def test_the_page_of_the_paper_has_the_closed_form_and_every_table_and_figure():
-    text = sampling_cost.PAPER_DOCUMENT.read_text()
+    text = common.DOCUMENT.read_text()
     assert f"<!-- sampling-cost -->\n{sampling_cost.table(sampling_cost.at_pass_rates)}\n<!-- end -->" in text
     for name in (*(f"Figure {i}" for i in range(1, 11)), *(f"Table {i}" for i in range(1, 6))):
         assert f"| {name} |" in text, name
@@ -302,7 +302,7 @@ def test_stored_curves_are_those_of_the_code():
 
 
 def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
-    document = tmp_path / "analyses.md"
+    document = tmp_path / "paper.md"
     document.write_text("<!-- a -->\nold\n<!-- end -->\n\n<!-- b -->\n<!-- end -->\n")
     monkeypatch.setattr(common, "DOCUMENT", document)
     common.fill("a", "new")

@@ -5,7 +5,7 @@ A prompt is a feature vector; the policy is a softmax over eight answers, linear
 its parameters and it generalises. The base policy is a noisy copy of the teacher that decides which answer is right.
 Rollouts, pools, exit conditions, selection, advantages and budgets are the core's; held-out pass rates are computed, not
 sampled. `python -m benchmarks.analyses.cost_benefit` writes `benchmarks/results/cost_benefit.parquet`, `docs/figures/cost_benefit.png` and its table into
-`docs/analyses.md`; `--plot` starts from the stored data.
+`docs/paper.md`; `--plot` starts from the stored data.
 """
 
 from collections.abc import Iterator

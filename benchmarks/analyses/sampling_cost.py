@@ -16,10 +16,9 @@ from ada_trl.core import ExitCondition
 from ada_trl.planning.observed import read_prompts
 from ada_trl.planning.outcomes import Outcome, sequential_outcome
 
-from ..common import ROOT, fill, markdown, save_figure
+from ..common import fill, markdown, save_figure
 
 
-PAPER_DOCUMENT = ROOT / "docs" / "paper.md"
 QUOTAS = (1, 2, 4, 8)
 LARGEST = (32, 64, 128)
 ROUNDS = 8
@@ -92,7 +91,7 @@ def main() -> None:
         print("\nMean rollouts per prompt (in brackets: prompts without gradient).")
         return
     plot()
-    fill("sampling-cost", table(at_pass_rates), PAPER_DOCUMENT)
+    fill("sampling-cost", table(at_pass_rates))
 
 
 if __name__ == "__main__":
