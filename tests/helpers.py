@@ -201,19 +201,20 @@ class Watch:
         model = trainer.accelerator.unwrap_model(trainer.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         model.base_model.register_forward_hook(self.count)
-        predict = trainer._predict
+        tracker = trainer.pass_rates
+        predict = tracker.predict
 
         def watch(features=None):
             if features is None:
                 self.own_passes += 1
             else:
                 before = self.passes
-                expected = trainer._prompt_features(trainer.pass_rates.visit.prompts)
+                expected = tracker.reader.read(tracker.visit.prompts)
                 self.passes = before
                 self.compared.append((features, expected))
             return predict(features)
 
-        trainer._predict = watch
+        tracker.predict = watch
 
     def count(self, *_):
         self.passes += 1

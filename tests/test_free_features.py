@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from ada_trl.estimation.head import caught_states, last_hidden_states
+from ada_trl.estimation.reader import caught_states, last_hidden_states
 
 from .helpers import PROMPTS, Watch, build, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 
@@ -60,7 +60,7 @@ def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
 def test_where_nothing_is_caught_a_pass_of_its_own_is_made(tmp_path):
     trainer = build(tmp_path, num_generations=1, **POSTERIOR)
     watch = Watch(trainer)
-    trainer._shared_states = lambda own: None
+    trainer.pass_rates.reader.share = lambda own: None
     trainer.train()
     assert watch.own_passes == 2 and not watch.compared
 
@@ -69,8 +69,9 @@ def test_a_chosen_prompt_is_estimated_once(tmp_path):
     options = {"prompt_candidates": 3, "num_generations": 4, "max_steps": 4, "per_device_train_batch_size": 16}
     rows = prompt_dataset(6).map(lambda row, i: {"id": str(i)}, with_indices=True)
     trainer = build(tmp_path, even_reward, rows, adaptive_sampling="uniform", **options)
-    seen, original = [], trainer._prompt_features
-    trainer._prompt_features = lambda prompts: (seen.append(len(prompts)), original(prompts))[1]
+    reader = trainer.pass_rates.reader
+    seen, original = [], reader.read
+    reader.read = lambda prompts: (seen.append(len(prompts)), original(prompts))[1]
     trainer.train()
     assert seen == [12] * 4  # three candidates for each of four places
 

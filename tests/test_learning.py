@@ -165,8 +165,8 @@ def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, 
     seen = []
 
     class Remembers(equal_tokens.AllKnowing):
-        def _predict(self, features=None):
-            super()._predict(features)
+        def _know(self):
+            super()._know()
             visit, belief = self.pass_rates.visit, self.pass_rates.belief
             guessed = (belief.level or 0.0) + visit.expectation.guesses * (belief.scale.deviation or 1.0)
             seen.append((visit.prompts, self.pass_rates.estimates, guessed))

@@ -140,9 +140,9 @@ def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(g
     in_environment = build(AdaGRPOTrainer, tmp_path, None, Dataset.from_dict(rows), factory=Counting, **options)
     for trainer in (by_images, in_environment):
         assert trainer.args.uses_value_network
-        trainer._prompt_features = None  # no pass of its own, which would not see them
-        features, original = [], trainer._predict
-        trainer._predict = lambda found, original=original, features=features: (
+        trainer.pass_rates.reader.read = None  # no pass of its own, which would not see them
+        features, original = [], trainer.pass_rates.predict
+        trainer.pass_rates.predict = lambda found, original=original, features=features: (
             features.append(found),
             original(found),
         )

@@ -8,7 +8,8 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.trainer.streaming import STATE_FILE
+from ada_trl.sampling.prompts import FromLoader
+from ada_trl.trainer.state import STATE_FILE
 
 from .helpers import QUICK, assert_same_run, build, even_reward, logs_of, prompts_of, remember_pools, tiny_model
 
@@ -204,14 +205,14 @@ def test_a_single_place_asks_again_what_has_not_passed(tmp_path):
 def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
     """Instead of the mean over those that were chosen, under the same name."""
     trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
-    asked, original = [], trainer._asked
+    asked, original = [], trainer._prompts.asked
 
-    def nobody_typical(lanes, seed):
-        asked.append(original(lanes, seed))
+    def nobody_typical(lanes):
+        asked.append(original(lanes))
         asked[-1].representative[:] = [False] * len(asked[-1].representative)
         return asked[-1]
 
-    trainer._asked = nobody_typical
+    trainer._prompts.asked = nobody_typical
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):
@@ -286,6 +287,6 @@ def test_refused(overrides, message, tmp_path):
 
 def test_with_everything_off_nothing_is_streamed(tmp_path):
     trainer = build(tmp_path, num_generations=4)
-    assert trainer._queue is None
+    assert type(trainer._prompts) is FromLoader
     assert type(trainer).get_train_dataloader is not GRPOTrainer.get_train_dataloader
     assert {row["prompt"] for batch in trainer.get_train_dataloader() for row in batch} != {""}

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl.core import brier_metrics
-from ada_trl.estimation.head import PassRateHead, last_hidden_states
+from ada_trl.estimation.head import PassRateHead
+from ada_trl.estimation.reader import last_hidden_states
 
 
 SIZES = {

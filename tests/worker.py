@@ -28,8 +28,8 @@ from .helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_to
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, own, owners, lanes=None):
-        source = super()._build_source(own, owners, lanes)
+    def _build_source(self, question, lanes):
+        source, owners = super()._build_source(question, lanes), question.owners
         generate, self.source, asked = source.generate, source, set()
 
         def remember(rows, first_round):
@@ -49,10 +49,6 @@ class Scripted(AdaGRPOTrainer):
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
         return generated
-
-    def _prompt_features(self, prompts):
-        self.own_passes += 1
-        return super()._prompt_features(prompts)
 
     def _collect(self, inputs):
         with counted_gathers() as sizes:
@@ -141,6 +137,12 @@ def run(output_dir: str, options: dict) -> dict:
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
     trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
+    if trainer.pass_rates is not None:
+        read = trainer.pass_rates.reader.read
+        trainer.pass_rates.reader.read = lambda prompts: (
+            vars(trainer).update(own_passes=trainer.own_passes + 1),
+            read(prompts),
+        )[1]
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     started, error = time.monotonic(), None
     try:

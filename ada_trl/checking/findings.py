@@ -117,7 +117,7 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
 def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple[float, float]:
     """Share of the places in a batch without a gradient and rollouts per place, of the run's own settings."""
     rates, weights = distribution
-    if args.samples_in_rounds and args.baseline == "pool":
+    if args.way.in_rounds and not args.way.across_steps:
         sampling = {"samples_per_round": args.samples_per_round, "max_rounds": args.max_rounds}
         outcome = sequential_outcome(rates, args.exit_condition, **sampling)
     else:  # Est hands out as many on average, and rounds across steps share what a batch holds

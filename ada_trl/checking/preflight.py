@@ -72,9 +72,10 @@ class Preflight:
         trainer = self.trainer
         own = self._own = self._rows_of(inputs)
         self.doing = "estimating pass rates"
-        trainer._identify(own)
-        if trainer._estimates_first:
-            trainer._predict()
+        if trainer.pass_rates is not None:
+            trainer.pass_rates.identify(own)
+            if trainer.pass_rates.comes_first:
+                trainer.pass_rates.predict()
         self.doing = "sampling and scoring"
         self.sample = self._draw(own[:PROMPTS])
         if trainer._syncs_with_server:
@@ -88,10 +89,10 @@ class Preflight:
 
     def _rows_of(self, inputs: list[dict]) -> list[dict]:
         """Rows of the data set, this process's share of what a step asks; of a stream the first ones, at least one."""
-        trainer = self.trainer
-        if trainer._queue is None:
-            return trainer._own_prompts(inputs) or inputs[:1]
-        number = max(trainer._prompts_per_step // trainer.accelerator.num_processes, 1)
+        trainer, args = self.trainer, self.trainer.args
+        if not args.uses_stream:
+            return trainer._prompts.ask(inputs).own or inputs[:1]
+        number = max(args.generation_batch_size // args.num_generations // trainer.accelerator.num_processes, 1)
         start = trainer.accelerator.process_index * number
         rows = list(islice(iter(trainer.train_dataset), start, start + number))
         return rows or list(islice(iter(trainer.train_dataset), 1))

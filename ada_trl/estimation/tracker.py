@@ -2,20 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from trl import GRPOConfig
 
 from ..core import (
     Belief,
     EMAPassRate,
-    Expectation,
     Pool,
     Prior,
     allocate,
@@ -24,63 +22,20 @@ from ..core import (
     prompt_text,
     samples_by_estimate,
 )
-from ..core.counts import PAPER_PRIOR, PromptCounts
+from ..core.counts import PAPER_PRIOR
+from ..core.identity import prompt_reference
 from ..core.priors import GuessStrength
 from ..utils.notices import get_logger
+from ..utils.processes import gather_results
 from .head import PassRateHead, RewardHead
 from .model import ValueModel
 from .network import ValueNetwork
+from .reader import PolicyReader
 from .record import PASS_RATES_FILE, load_pass_rates, save_pass_rates
+from .visit import Visit
 
 
 logger = get_logger(__name__)
-
-
-class Visit(NamedTuple):
-    """
-    What was expected of the prompts of one step, before it was sampled; one entry per prompt of all processes.
-
-    Args:
-        keys (`list[str]`):
-            Identities.
-        prompts (`list[Any]`):
-            The prompts themselves, or what is known of them.
-        inputs (`Any`, *optional*):
-            What the value networks saw; `None` without one, and until the prompts are predicted.
-        counts (`list[PromptCounts]`, *optional*):
-            What the prompts had shown, copied.
-        from_counts, from_network, joint (`list[float]`, *optional*):
-            p̂ by estimator; the last two are those of the counts without a network.
-        expectation ([`~core.Expectation`], *optional*):
-            Of their rewards.
-    """
-
-    keys: list[str]
-    prompts: list[Any]
-    inputs: Any = None
-    counts: list[PromptCounts] = []
-    from_counts: list[float] = []
-    from_network: list[float] = []
-    joint: list[float] = []
-    expectation: Expectation | None = None
-
-    def keep(self, indices: Sequence[int]) -> "Visit":
-        """Of these prompts only."""
-
-        def chosen(values: Any) -> Any:
-            if isinstance(values, torch.Tensor | np.ndarray):
-                return values[..., list(indices)] if isinstance(values, np.ndarray) else values[list(indices)]
-            return [values[i] for i in indices] if values else values
-
-        expectation = self.expectation
-        if expectation is not None:
-            expectation = Expectation(*map(chosen, expectation))
-        inputs = None if self.inputs is None else chosen(self.inputs)
-        of_prompts = {name: chosen(getattr(self, name)) for name in ("keys", "prompts", "counts", *_ESTIMATES)}
-        return self._replace(inputs=inputs, expectation=expectation, **of_prompts)
-
-
-_ESTIMATES = ("from_counts", "from_network", "joint")
 
 
 class PassRateTracker:
@@ -95,14 +50,14 @@ class PassRateTracker:
     Args:
         args ([`AdaGRPOConfig`]):
             Which estimator, and its options.
-        model (`nn.Module`):
-            The policy, whose hidden size a value head needs.
-        accelerator (`Accelerator`):
-            Of the run, for a `value_model`.
+        reader ([`PolicyReader`]):
+            Of the policy's hidden states, which a value head needs.
+        whole_row (`bool`):
+            Whether a data set row decides what is asked, not its prompt alone.
     """
 
-    def __init__(self, args: GRPOConfig, model: torch.nn.Module, accelerator: Accelerator):
-        self.args = args
+    def __init__(self, args: GRPOConfig, reader: PolicyReader, *, whole_row: bool = False):
+        self.args, self.reader, self.whole_row = args, reader, whole_row
         alpha, beta = args.pass_rate_prior or PAPER_PRIOR
         prior = "empirical" if args.pass_rate_prior is None else "fixed"
         self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
@@ -111,42 +66,48 @@ class PassRateTracker:
         self.belief: Belief | None = None
         self.reward_network: ValueNetwork | None = None
         if args.uses_value_network and args.uses_pass_rates:
-            self.network = self._build_network(model, accelerator, of_rewards=False)
+            self.network = self._build_network(of_rewards=False)
         if args.baseline == "posterior":
             self.belief = Belief(guesses=args.uses_value_network, remembers=args.pass_rate_estimator != "value")
             if args.uses_value_network and args.value_model is not None and args.uses_pass_rates:
                 self.reward_network = RewardHead(1)  # of what the model says about pass rates
             elif args.uses_value_network:
-                self.reward_network = self._build_network(model, accelerator, of_rewards=True)
+                self.reward_network = self._build_network(of_rewards=True)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
         self.visit: Visit | None = None  # the step under way
         self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
         self._seconds = 0.0
 
-    def _build_network(self, model: torch.nn.Module, accelerator: Accelerator, of_rewards: bool) -> ValueNetwork:
+    def _build_network(self, of_rewards: bool) -> ValueNetwork:
         args, options = self.args, {} if of_rewards else {"prior_mean": self.ema.prior_mean}
         if args.value_model is not None:
             batch_size = args.per_device_train_batch_size
+            accelerator = self.reader.accelerator
             return ValueModel(args.value_model, accelerator, of_rewards=of_rewards, batch_size=batch_size, **options)
-        # The hidden size is known even where the weights are sharded away.
-        size = model.get_output_embeddings().in_features
-        return RewardHead(size, **options) if of_rewards else PassRateHead(size, **options)
+        return (RewardHead if of_rewards else PassRateHead)(self.reader.size, **options)
 
     @property
     def reads_hidden_states(self) -> bool:
         """Whether features of the policy are needed."""
         return self.args.value_model is None and bool(self._networks)
 
+    @property
+    def comes_first(self) -> bool:
+        """Whether anything depends on the estimates before the draw, so that they are worth a forward pass of their own."""
+        return self.args.way.by_estimates or self.args.prompt_candidates > 1
+
+    @property
+    def catches_states(self) -> bool:
+        """Whether hidden states are wanted of the forward passes that are made anyway."""
+        return self.reads_hidden_states and not self.comes_first
+
     # Before sampling, or at least without looking at what was drawn
 
-    def identify(self, prompts: Sequence[tuple[Any, dict]]) -> None:
-        """
-        Begin a step.
-
-        Args:
-            prompts (`Sequence[tuple[Any, dict]]`):
-                Prompts of all processes with their data set rows.
-        """
+    def identify(self, own: Sequence[dict]) -> None:
+        """Begin a step, with the data set rows of this process's prompts. Collective."""
+        options = {"whole_row": self.whole_row, "keep_prompt": self.args.uses_value_network}
+        known = gather_results(lambda: [prompt_reference(row, **options) for row in own])
+        prompts = [prompt for process in known for prompt in process]
         keys = [prompt_key(prompt, row) for prompt, row in prompts]
         self.texts |= {key: _text(prompt) for key, (prompt, _) in zip(keys, prompts, strict=True)}
         self.visit = Visit(keys, [prompt for prompt, _ in prompts])
@@ -156,14 +117,14 @@ class PassRateTracker:
         """Of the prompts that were identified, or predicted, only these are sampled."""
         self.visit = self.visit.keep(indices)
 
-    def predict(self, to_features: Callable[[list], torch.Tensor] | None = None) -> None:
+    def predict(self, states: torch.Tensor | None = None) -> None:
         """
-        Estimate the prompts that were identified.
+        Estimate the prompts that were identified. Collective.
 
         Args:
-            to_features (`Callable[[list], torch.Tensor]`, *optional*):
-                Prompts to features `(P, H)`, the same on every process, where the policy's hidden states are needed. A value
-                model encodes prompts itself.
+            states (`torch.Tensor`, *optional*):
+                The policy's hidden states `(P, H)`, the same on every process, if they are known; else they are read where
+                they are needed.
         """
         started = time.perf_counter()
         keys, prompts = self.visit.keys, self.visit.prompts
@@ -174,7 +135,7 @@ class PassRateTracker:
         if model is not None:
             inputs = model.encode(prompts)
         elif self.reads_hidden_states:
-            inputs = to_features(prompts)
+            inputs = self.reader.read(prompts) if states is None else states
         if self.network is not None:
             from_network, base = self.network.predict(inputs), self.strength.best
             joint = [

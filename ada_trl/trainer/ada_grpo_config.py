@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from .config_checks import CHOICES, ESTIMATOR_OF, check_config, check_types, resolve_defaults, resolve_sampling
+from .config_checks import CHOICES, check_config, check_types, resolve_defaults, resolve_sampling
+from .ways import Uniform, way_to_sample
 
 
 RECOMMENDED = "posterior"  # the baseline that we advise (docs/report.md); the default is the paper's
@@ -361,28 +362,19 @@ class AdaGRPOConfig(GRPOConfig):
     estimator_was_given = True  # else it is what follows from the other fields
 
     @property
+    def way(self) -> Uniform:
+        """How many rollouts a prompt draws, and which of them are trained on."""
+        return way_to_sample(self.adaptive_sampling, self.baseline)
+
+    @property
     def exit_condition(self) -> ExitCondition:
         """What resolves a prompt. Without rounds: one positive and one negative (for metrics only)."""
-        half = self.num_generations // 2
-        if not self.samples_in_rounds:
-            return ExitCondition(1, 1)
-        if self.has_fixed_budget:
-            half = 1
-        if self.adaptive_sampling == "seq-pos":
-            return ExitCondition(1 if self.min_positives is None else self.min_positives)
-        return ExitCondition(
-            half if self.min_positives is None else self.min_positives,
-            (half if self.has_fixed_budget else self.num_generations - half)
-            if self.min_negatives is None
-            else self.min_negatives,
-        )
+        return self.way.exit_condition(self)
 
     @property
     def max_samples_per_prompt(self) -> int:
-        """Hard cap on the rollouts of a prompt in one step."""
-        if self.samples_in_rounds:
-            return self.samples_per_round * self.max_rounds
-        return self.max_samples if self.estimates_budgets else self.num_generations
+        """Hard cap on the rollouts of a prompt."""
+        return self.way.max_samples(self)
 
     @property
     def is_plain_grpo(self) -> bool:
@@ -390,24 +382,9 @@ class AdaGRPOConfig(GRPOConfig):
         return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_stream
 
     @property
-    def samples_in_rounds(self) -> bool:
-        """Whether what was drawn decides about further rounds."""
-        return self.adaptive_sampling in ("seq-balance", "seq-pos")
-
-    @property
-    def estimates_budgets(self) -> bool:
-        """Whether the number of rollouts follows from pass rates that are estimated before sampling."""
-        return self.adaptive_sampling in ESTIMATOR_OF
-
-    @property
-    def has_fixed_budget(self) -> bool:
-        """Whether rounds are rows of the update batch, all trained on: one per step, the others in later steps."""
-        return self.samples_in_rounds and self.baseline != "pool"
-
-    @property
     def asks_other_prompts(self) -> bool:
         """Whether a step asks other prompts than the next ones of the data set."""
-        return self.has_fixed_budget or self.unresolved == "replace" or self.prompt_candidates > 1
+        return self.way.across_steps or self.unresolved == "replace" or self.prompt_candidates > 1
 
     @property
     def uses_stream(self) -> bool:
@@ -417,13 +394,12 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def rounds_of_a_step(self) -> int:
         """The most rounds that a prompt, or a lane, draws in one step."""
-        rounds = self.max_rounds if self.samples_in_rounds and not self.has_fixed_budget else 1
-        return rounds * self.max_rounds if self.unresolved == "replace" else rounds
+        return self.way.rounds(self) * (self.max_rounds if self.unresolved == "replace" else 1)
 
     @property
     def uses_estimates(self) -> bool:
         """Whether it matters what a prompt is expected to pass."""
-        return self.estimates_budgets or self.baseline == "posterior" or self.prompt_candidates > 1
+        return self.way.by_estimates or self.baseline == "posterior" or self.prompt_candidates > 1
 
     @property
     def finds_features(self) -> bool:
@@ -434,7 +410,7 @@ class AdaGRPOConfig(GRPOConfig):
         misaligned = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) != 0
         passed_again = misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
         prefilled = not self.use_vllm and not self.use_transformers_continuous_batching
-        return (prefilled or passed_again) and not self.estimates_budgets and self.prompt_candidates == 1
+        return (prefilled or passed_again) and not self.way.by_estimates and self.prompt_candidates == 1
 
     @property
     def needs_pass_rates(self) -> bool:
@@ -445,7 +421,7 @@ class AdaGRPOConfig(GRPOConfig):
     def uses_pass_rates(self) -> bool:
         """Whether anything depends on estimated pass rates: budgets, a choice of prompts, weights from before the draw."""
         weighted = self.baseline == "posterior" and self.prompt_weighting != "none"
-        return self.estimates_budgets or self.prompt_candidates > 1 or weighted
+        return self.way.by_estimates or self.prompt_candidates > 1 or weighted
 
     @property
     def uses_value_network(self) -> bool:

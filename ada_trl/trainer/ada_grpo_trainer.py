@@ -9,40 +9,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..core import Pool, RewardScale, Rollout, batch_priors, completion_metrics
-from ..core.identity import prompt_reference
+from ..core import RewardScale, batch_priors, completion_metrics, prompt_weight
 from ..engine.vllm import vllm_generation_with
-from ..estimation.head import prompt_features
+from ..estimation.reader import PolicyReader
 from ..estimation.tracker import PassRateTracker
 from ..sampling.in_rounds import RoundSource
 from ..sampling.lanes import Lane, lane_done
 from ..sampling.per_prompt import PerPromptSource
 from ..sampling.progress import StepProgress
+from ..sampling.prompts import FromLoader, FromStream, Question
+from ..sampling.queue import Schedule
 from ..sampling.source import Batch, RolloutSource
 from ..utils.notices import get_logger, said_once
-from ..utils.processes import gather_results, shared
+from ..utils.processes import shared
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
+from .batch import effective_sample_share, mask_rows
 from .logs import constant_metrics, show_one_line
 from .parent import Observing, finite
-from .replay import Replay, informed, plan_update, select_groups, uniform_pools
+from .replay import Replay, informed, plan_update, uniform_pools
 from .signal_warning import SignalWarning
-from .streaming import Asked, FromStream
-from .with_engine import Asking
+from .state import load_state, save_state
+from .with_engine import Asking, WithEngine
 
 
 logger = get_logger(__name__)
 
 TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
-MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
-MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
-class AdaGRPOTrainer(FromStream):
+class AdaGRPOTrainer(WithEngine):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
@@ -132,8 +133,15 @@ class AdaGRPOTrainer(FromStream):
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
         self.adaptive_sampling = args.adaptive_sampling
         if args.needs_pass_rates:
-            self.pass_rates = PassRateTracker(args, self.model, self.accelerator)
-            self._catches_states = self.pass_rates.reads_hidden_states and not self._estimates_first
+            reader = PolicyReader(
+                lambda: self.model,
+                self.accelerator,
+                lambda prompts: super(AdaGRPOTrainer, self)._tokenize_prompts(prompts)[0],
+                pad_token_id=self._tokenizer.pad_token_id,
+                batch_size=args.per_device_train_batch_size,
+            )
+            self.pass_rates = PassRateTracker(args, reader, whole_row=self.environment_factories is not None)
+            self._catches_states = self.pass_rates.catches_states
         if args.baseline != "pool":
             self._scale = RewardScale() if args.baseline == "batch" else self.pass_rates.belief.scale
         if args.max_staleness and not self._asks_server_per_prompt:
@@ -141,8 +149,7 @@ class AdaGRPOTrainer(FromStream):
                 f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
                 "tools, environments, and reward models on sharded processes do not allow. Set max_staleness=0."
             )
-        if args.uses_stream:
-            self._build_queue()
+        self._prompts = self._build_prompts()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
@@ -169,7 +176,8 @@ class AdaGRPOTrainer(FromStream):
                 zero_variance = (groups == groups[:, :1]).all(
                     dim=1
                 )  # equal rewards; rounding may leave a mean that is not
-                self._mask_rows(output, zero_variance.repeat_interleave(self.num_generations).tolist())
+                masked = zero_variance.repeat_interleave(self.num_generations).tolist()
+                mask_rows(output, masked, self.loss_type, self.accelerator)
             return output
         with self._environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
@@ -181,30 +189,48 @@ class AdaGRPOTrainer(FromStream):
             self._apply_replay(output)
         self._look_at_sampled(output)
         if self.args.max_staleness:
-            self._log_staleness(output)
+            metrics = self._metrics["train"]
+            metrics["ada/staleness"].append(float(self._staleness))
+            metrics["ada/effective_sample_share"].append(effective_sample_share(output, self.accelerator))
         return output
+
+    def _build_prompts(self) -> FromLoader:
+        args = self.args
+        if not args.uses_stream:
+            return FromLoader(self.accelerator, args.num_generations)
+        schedule = Schedule(
+            lanes=args.generation_batch_size // args.num_generations,
+            candidates_per_lane=args.max_rounds if args.unresolved == "replace" else 1,
+            exit_condition=args.exit_condition,
+            max_rounds=args.way.max_rounds(args),
+            fixed_budget=args.way.across_steps,
+            positive_threshold=args.positive_threshold,
+            choices_per_prompt=args.prompt_candidates,
+        )
+        return FromStream(
+            self.train_dataset,
+            schedule,
+            self.accelerator,
+            self.pass_rates,
+            lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
+            shuffle=self.shuffle_dataset,
+            seed=args.seed,
+        )
 
     def _decide(self, inputs: list[dict[str, Any]]) -> Asking:
         """Which prompts are asked next, and for how many rollouts. Collective."""
-        args = self.args
-        known = False
-        if args.uses_stream:
-            candidates = self._open_lanes()
-            own, owners = self._own_candidates(candidates)
-            known = self._keep_candidates(candidates)
-        else:
-            own, owners = self._own_prompts(inputs), self._owners(len(inputs))
-        if not known:
-            self._identify(own)
-            if self._estimates_first:
-                self._predict()
-        size, lanes = args.samples_per_round if args.samples_in_rounds else args.num_generations, None
-        budgets = self.pass_rates.budgets() if args.estimates_budgets else None
-        if args.uses_stream:
-            lanes = self._queue.lanes(candidates, budgets or [size] * len(candidates))
-        source = self._build_source(own, owners, lanes)
+        args, tracker = self.args, self.pass_rates
+        question = self._prompts.ask(inputs)
+        if tracker is not None and not question.predicted:
+            tracker.identify(question.own)
+            if tracker.comes_first:
+                tracker.predict()
+        number, size = len(question.owners_of_places), args.way.round_size(args)
+        budgets = tracker.budgets() if args.way.by_estimates else None
+        lanes = self._prompts.lanes(question, budgets or [size] * number)
+        source = self._build_source(question, lanes)
         sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
-        return Asking(source, sizes, self.state.global_step, lanes, self.pass_rates and self.pass_rates.visit)
+        return Asking(self._prompts, source, sizes, self.state.global_step, lanes, tracker and tracker.visit)
 
     def _ask_ahead(self) -> None:
         """Send the next step's requests, to be answered with the newest weights while this step is trained on. Collective."""
@@ -246,22 +272,20 @@ class AdaGRPOTrainer(FromStream):
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        if lanes is not None:
-            return self._plan_lanes(source, lanes, seed)
-        return self._plan(source, pools, select_groups(pools, args, seed))
-
-    def _plan(
-        self, source: RolloutSource, pools: list[Pool], groups: list[list[Rollout]], asked: Asked | None = None
-    ) -> Replay:
-        """The update on `groups`, one of each pool, with this process's share of the completions here."""
+        asked = self._prompts.asked(pools)
+        if self.pass_rates is not None:
+            self.pass_rates.keep(asked.indices)
+        groups = [
+            args.way.group(pool, args, (*seed, *number)) if trained else []
+            for pool, number, trained in zip(asked.pools, asked.numbers, asked.trained, strict=True)
+        ]
         batch = source.fetch([rollout for group in groups for rollout in group])
-        representative = None if asked is None else asked.representative
-        replay = plan_update(pools, groups, self.args, self.accelerator.device, representative)
+        replay = plan_update(asked.pools, groups, args, self.accelerator.device, asked.representative)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         if self._catches_states:
-            indices = range(len(pools)) if asked is None else asked.indices
-            replay.features = self._shared_states([source.states.get(i) for i in indices])
+            replay.states = self.pass_rates.reader.share([source.states.get(i) for i in asked.indices])
+        replay.metrics |= self._prompts.close(pools)
         return replay
 
     def _judge(self, replay: Replay, states: torch.Tensor | None) -> None:
@@ -273,10 +297,10 @@ class AdaGRPOTrainer(FromStream):
                 The policy's hidden states of the prompts, `(rows of this process, H)`, if the parent has passed them.
         """
         args, priors, stds, scale = self.args, None, None, self._scale
-        if self.pass_rates is not None and not self._estimates_first:
+        if self.pass_rates is not None and not self.pass_rates.comes_first:
             if self._catches_states and states is not None:
-                replay.features = self._shared_states(self._by_prompt(replay, states))
-            self._predict(replay.features)
+                replay.states = self.pass_rates.reader.share(replay.by_prompt(states))
+            self.pass_rates.predict(replay.states)
         if args.baseline == "posterior":
             belief = self.pass_rates.belief
             keys = self.pass_rates.visit.keys
@@ -292,29 +316,6 @@ class AdaGRPOTrainer(FromStream):
         if self.pass_rates is not None:
             step = self.state.global_step + 1
             replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.representative)
-
-    def _by_prompt(self, replay: Replay, states: torch.Tensor) -> list[torch.Tensor | None]:
-        """Of each prompt whose first row of the batch is on this process, the state of that row."""
-        found: list[torch.Tensor | None] = [None] * len(replay.pools)
-        prompts = replay.per_row(range(len(replay.pools)))
-        for i, prompt in enumerate(prompts[replay.local]):
-            row = replay.local.start + i
-            if row == 0 or prompts[row - 1] != prompt:
-                found[prompt] = states[i]
-        return found
-
-    def _shared_states(self, own: list[torch.Tensor | None]) -> torch.Tensor | None:
-        """
-        The features of all prompts, `(P, H)`, from those that are on this process; `None` if those of a prompt are nowhere.
-        Collective.
-        """
-        size = self.model.get_output_embeddings().in_features
-        features = torch.zeros(len(own), size + 1, device=self.accelerator.device)
-        for row, state in zip(features, own, strict=True):
-            if state is not None:
-                row[:size], row[size] = state, 1
-        features = self.accelerator.reduce(features, reduction="sum").cpu()
-        return features[:, :size] if (features[:, size] == 1).all() else None
 
     def _log_sampling(self, replay: Replay, batch: Batch) -> None:
         """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
@@ -334,36 +335,6 @@ class AdaGRPOTrainer(FromStream):
         for name in {name for row in batch.rows for name in row.extras}:
             extras[name] = [row.extras.get(name) for row in batch.rows]
 
-    # Pass rates: known before sampling, learnt after
-
-    @property
-    def _estimates_first(self) -> bool:
-        """Whether anything depends on the estimates before the draw, so that they are worth a forward pass of their own."""
-        return self.pass_rates is not None and (self.args.estimates_budgets or self.args.prompt_candidates > 1)
-
-    def _identify(self, own: list[dict]) -> None:
-        """Tell the prompts of all processes from others, if anything is known of them; `own` are this process's."""
-        if self.pass_rates is None:
-            return
-        owned = self.environment_factories is not None  # then the row decides what is asked, not its prompt alone
-        by_content = self.args.uses_value_network
-        known = gather_results(lambda: [prompt_reference(row, whole_row=owned, keep_prompt=by_content) for row in own])
-        self.pass_rates.identify([prompt for process in known for prompt in process])
-
-    def _predict(self, features: torch.Tensor | None = None) -> None:
-        """Estimate what was identified, from features that are known already or from a forward pass. Collective."""
-        self.pass_rates.predict(lambda prompts: self._prompt_features(prompts) if features is None else features)
-
-    def _prompt_features(self, prompts: list) -> torch.Tensor:
-        return prompt_features(
-            self.model,
-            prompts,
-            lambda own: super(AdaGRPOTrainer, self)._tokenize_prompts(own)[0],
-            self.accelerator,
-            pad_token_id=self._tokenizer.pad_token_id,
-            batch_size=self.args.per_device_train_batch_size,
-        )
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for metrics in self._metrics.values():
             for name in self._constant_metrics & metrics.keys():
@@ -373,20 +344,22 @@ class AdaGRPOTrainer(FromStream):
     def _save_checkpoint(self, model, trial):
         self._warn_of_unfinished_generation()
         # First, because the parent pushes the checkpoint to the hub as its last act.
-        if self.pass_rates is not None and self.args.should_save:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            self.pass_rates.save(os.path.join(self._get_output_dir(trial=trial), name))
-        self._save_state(trial)
+        directory = os.path.join(
+            self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        )
+        if self.args.should_save:
+            if self.pass_rates is not None:
+                self.pass_rates.save(directory)
+            if state := self._small_state():
+                save_state(directory, state)
         super()._save_checkpoint(model, trial)
 
     def _small_state(self) -> dict[str, Any]:
-        state = super()._small_state()
+        """What is saved beside the record of the prompts."""
+        # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
+        under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
+        state = self._prompts.state_dict(under_way + (self._ahead is not None))
         return state | {"scale": self._scale.state_dict()} if self.args.baseline == "batch" else state
-
-    def _load_small_state(self, state: dict[str, Any]) -> None:
-        super()._load_small_state(state)
-        if self.args.baseline == "batch" and "scale" in state:
-            self._scale.load_state_dict(state["scale"])
 
     def _warn_of_unfinished_generation(self) -> None:
         """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
@@ -412,55 +385,46 @@ class AdaGRPOTrainer(FromStream):
                 next(iter(self._train_sampler), None)
         if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
-        self._load_state(checkpoint)
+        if checkpoint is not None and self._small_state():
+            state = load_state(checkpoint)
+            self._prompts.load_state_dict(state)
+            if self.args.baseline == "batch" and "scale" in state:
+                self._scale.load_state_dict(state["scale"])
 
-    def _build_source(self, own: list[dict], owners: list[int], lanes: Sequence[Lane] | None = None) -> RolloutSource:
-        """
-        The source of rollouts.
+    def get_train_dataloader(self):
+        """As the parent's; where the prompts come from a stream, one that only counts the steps."""
+        args = self.args
+        if not args.uses_stream:
+            return super().get_train_dataloader()
+        if isinstance(self.train_dataset, IterableDataset):
+            generations = -(
+                -args.max_steps * args.gradient_accumulation_steps // (args.steps_per_generation * self.num_iterations)
+            )
+            rows = generations * (args.generation_batch_size // args.num_generations)
+        else:
+            rows = len(self.train_dataset)
+        with self._having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
+            return super().get_train_dataloader()
 
-        Args:
-            own (`list[dict]`):
-                The data set rows of this process's prompts, or of the candidates of its lanes.
-            owners (`list[int]`):
-                By prompt or candidate of all processes, in order, whose it is.
-            lanes (`Sequence[Lane]`, *optional*):
-                Of all processes.
-        """
+    def _build_source(self, question: Question, lanes: Sequence[Lane] | None) -> RolloutSource:
+        own = question.own
         common = {"to_signal": self._total_and_signal, "accelerator": self.accelerator, "lanes": lanes}
         if not self._asks_server_per_prompt:
-            return RoundSource(rows=own, owners=owners, complete=self._complete, **common)
+            return RoundSource(rows=own, owners=question.owners, complete=self._complete, **common)
         prompts, prompt_ids, images = [], [], None
         with shared():
             if own:
                 prompts = self._prepare(own)
                 prompt_ids, images, _ = self._tokenize_prompts(prompts)
-        me, of_lanes = self.accelerator.process_index, owners if lanes is None else self._owners_of_lanes()
+        me, places = self.accelerator.process_index, question.owners_of_places
         return PerPromptSource(
-            prompts=range(sum(owner < me for owner in of_lanes), sum(owner <= me for owner in of_lanes)),
+            prompts=range(sum(owner < me for owner in places), sum(owner <= me for owner in places)),
             vllm=self.vllm_generation,
             prompt_ids=prompt_ids,
             images=images,
             score=self._scorer(own, prompts, prompt_ids, images),
             **common,
         )
-
-    def _plan_lanes(self, source: RolloutSource, lanes: Sequence[Lane], seed: tuple[int, ...]) -> Replay:
-        """As `_plan`, of everything that the lanes have asked."""
-        asked = self._asked(lanes, seed)
-        if self.pass_rates is not None:
-            self.pass_rates.keep(asked.indices)
-        replay = self._plan(source, asked.pools, asked.groups, asked)
-        replay.metrics |= self._close_lanes(lanes)
-        return replay
-
-    def _own_prompts(self, inputs: list[dict]) -> list[dict]:
-        """The data set rows of the prompts whose first of `num_generations` equal rows is on this process."""
-        start = self.accelerator.process_index * len(inputs)
-        return [row for i, row in enumerate(inputs) if (start + i) % self.num_generations == 0]
-
-    def _owners(self, rows: int) -> list[int]:
-        """By prompt of all processes, which of them has its first row, when each has `rows`."""
-        return [first // rows for first in range(0, rows * self.accelerator.num_processes, self.num_generations)]
 
     def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         total = self._total_rewards(rewards).tolist()
@@ -486,40 +450,21 @@ class AdaGRPOTrainer(FromStream):
             logged.pop()
         logged.extend(advantages)
         if self.args.unresolved == "mask":
-            self._mask_rows(output, replay.per_row(replay.without_contrast))
+            masked = replay.per_row(replay.without_contrast)
+            mask_rows(output, masked, self.loss_type, self.accelerator)
         replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         # The parent has just logged the rewards of the selected group: report those of the first round instead.
-        for name, value in replay.first_round_rewards(self.reward_func_names, self.args.estimates_budgets).items():
+        for name, value in replay.first_round_rewards(self.reward_func_names, self.args.way.by_estimates).items():
             self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
-
-    def _log_staleness(self, output: dict[str, Any]) -> None:
-        """How old the weights were, and of how many rollouts of their own the new weights' worth is."""
-        differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
-        ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
-        ratios = self.accelerator.gather(ratios)
-        metrics = self._metrics["train"]
-        metrics["ada/staleness"].append(float(self._staleness))
-        metrics["ada/effective_sample_share"].append((ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item())
-
-    def _mask_rows(self, output: dict[str, Any], masked: list[bool]) -> None:
-        """Make the loss what it would be without the `masked` rows, of all processes: those of prompts without contrast."""
-        rows = len(output["advantages"])
-        local = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-        keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
-        output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
-        loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
-        output["num_items_in_batch"] = self.accelerator.gather(loss_mask.sum()).sum()
-        if self.loss_type in MEAN_OVER_ROWS:
-            output["advantages"] = output["advantages"] * len(masked) / max(masked.count(False), 1)
 
     def _log_uniform_metrics(self, inputs: list[dict], observed: Observing) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
         rewards = finite(observed.rewards)
         pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
-            self._identify(self._own_prompts(inputs))
-            self._predict()
+            self.pass_rates.identify(self._prompts.ask(inputs).own)
+            self.pass_rates.predict()
             metrics |= self.pass_rates.observe(pools, self.state.global_step + 1)
         tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)
         metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()

@@ -10,27 +10,22 @@ from typing import Any, get_args
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
-from ..core import check_budget
 from ..core.advantages import POWERS
-from ..core.allocation import check_rule
 from ..utils.notices import get_logger
+from .ways import WAYS
 
 
 logger = get_logger(__name__)
 
 
 CHOICES = {
-    "adaptive_sampling": ("seq-balance", "seq-pos", "est", "est-ema", "est-value", "uniform"),
+    "adaptive_sampling": tuple(WAYS),
     "pass_rate_estimator": ("counts", "value", "value+counts"),
     "baseline": ("pool", "posterior", "batch"),
     "unresolved": ("keep", "mask", "replace"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
-ESTIMATOR_OF = {"est": None, "est-ema": "counts", "est-value": "value"}  # what the modes with budgets say of it
-
-_ROUNDS = ("samples_per_round", "max_rounds", "min_positives", "min_negatives")
-_BUDGETS = ("min_samples", "max_samples", "allocation_rule")
 _ESTIMATES = ("ema_decay", "pass_rate_prior")
 
 
@@ -73,16 +68,12 @@ def resolve_sampling(args: GRPOConfig) -> None:
 
 def resolve_defaults(args: GRPOConfig) -> None:
     """Give the fields of `args` that are `None` the value that follows from the others."""
-    uniform, est = args.adaptive_sampling == "uniform", args.adaptive_sampling in ESTIMATOR_OF
     if args.pass_rate_estimator is None and args.uses_estimates:
-        args.pass_rate_estimator = ESTIMATOR_OF.get(args.adaptive_sampling) or "value+counts"
+        args.pass_rate_estimator = args.way.estimator or "value+counts"
         args.estimator_was_given = False
     if args.prompt_weighting is None:
-        args.prompt_weighting = "none" if uniform or args.has_fixed_budget else "inverse_sqrt"
-    if args.samples_per_round is None and not uniform and not est:
-        args.samples_per_round = args.num_generations if args.has_fixed_budget else 2 * args.num_generations
-    if args.selection_correction is None and not uniform and not est and args.baseline == "pool":
-        args.selection_correction = True
+        args.prompt_weighting = args.way.weighting
+    args.way.resolve(args)
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
@@ -114,12 +105,10 @@ def check_config(args: GRPOConfig) -> None:
         )
     if not args.needs_pass_rates:
         _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_candidates or pass_rate_estimator='counts'")
-    if not args.samples_in_rounds:
-        rounds = [name for name in _ROUNDS if args.unresolved != "replace" or name != "max_rounds"]
-        _refuse(args, rounds, "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds")
-    if not args.estimates_budgets:
-        _refuse(args, _BUDGETS, "adaptive_sampling='est', 'est-ema' or 'est-value'")
-    if not args.samples_in_rounds or args.baseline != "pool":
+    used = {*args.way.fields, *(("max_rounds",) if args.unresolved == "replace" else ())}
+    for way in WAYS.values():
+        _refuse(args, [name for name in way.fields if name not in used], way.needed)
+    if not args.way.in_rounds or args.way.across_steps:
         _refuse(
             args, ("selection_correction",), "'seq-balance' or 'seq-pos' with baseline='pool', which select groups"
         )
@@ -130,10 +119,7 @@ def check_config(args: GRPOConfig) -> None:
         )
     if args.baseline != "pool":
         _check_baseline(args)
-    if args.samples_in_rounds:
-        _check_rounds(args)
-    elif args.estimates_budgets:
-        _check_budgets(args)
+    args.way.check(args)
 
 
 def _refuse(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
@@ -164,32 +150,6 @@ def _check_weight(args: GRPOConfig) -> None:
             )
 
 
-def _check_rounds(args: GRPOConfig) -> None:
-    if args.samples_per_round < args.num_generations:
-        raise ValueError(
-            f"samples_per_round ({args.samples_per_round}) must be at least num_generations "
-            f"({args.num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
-            "lower num_generations, or leave samples_per_round unset for twice num_generations."
-        )
-    if args.adaptive_sampling == "seq-pos" and args.min_negatives is not None:
-        raise ValueError(
-            f"min_negatives ({args.min_negatives}) has no effect with adaptive_sampling='seq-pos', which counts "
-            "positives only. Use adaptive_sampling='seq-balance' or leave min_negatives unset."
-        )
-    for name in ("min_positives", "min_negatives"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} ({value}) must be at least 1.")
-    exit_condition = args.exit_condition
-    quota, cap = exit_condition.min_positives + exit_condition.min_negatives, args.max_samples_per_prompt
-    if quota > cap:
-        raise ValueError(
-            f"min_positives ({exit_condition.min_positives}) + min_negatives ({exit_condition.min_negatives}) can "
-            f"never be reached within samples_per_round ({args.samples_per_round}) * max_rounds "
-            f"({args.max_rounds}) = {cap} rollouts. Lower the quotas or raise max_rounds."
-        )
-
-
 def _check_stream(args: GRPOConfig) -> None:
     """Which prompts are asked."""
     for name in ("prompt_candidates", "max_rounds"):
@@ -199,16 +159,6 @@ def _check_stream(args: GRPOConfig) -> None:
         raise ValueError(
             "max_rounds (1) leaves unresolved='replace' no other prompt to ask. Raise max_rounds, the prompts that are asked "
             "one after another, or use unresolved='keep'."
-        )
-    if args.unresolved == "replace" and args.estimates_budgets:
-        raise ValueError(
-            "unresolved='replace' asks another prompt for as many rollouts, but adaptive_sampling="
-            f"{args.adaptive_sampling!r} gives every prompt a number of its own. Use 'uniform', 'seq-pos' or 'seq-balance'."
-        )
-    if args.has_fixed_budget and args.samples_per_round != args.num_generations:
-        raise ValueError(
-            f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
-            "baseline='posterior', which trains on every rollout of a round. Leave samples_per_round unset."
         )
 
 
@@ -233,19 +183,8 @@ def _check_baseline(args: GRPOConfig) -> None:
         )
 
 
-def _check_budgets(args: GRPOConfig) -> None:
-    if args.min_samples < 1:
-        raise ValueError(f"min_samples ({args.min_samples}) must be at least 1.")
-    try:
-        check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
-    except ValueError as error:
-        raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
-    if args.allocation_rule not in ("power", "variance", "reward_std"):
-        args.allocation_rule = check_rule(args.allocation_rule)
-
-
 def _check_estimates(args: GRPOConfig) -> None:
-    fixed = ESTIMATOR_OF.get(args.adaptive_sampling)
+    fixed = args.way.estimator
     if fixed is not None and args.pass_rate_estimator != fixed:
         raise ValueError(
             f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "

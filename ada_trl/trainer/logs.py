@@ -20,7 +20,7 @@ def summary(args: AdaGRPOConfig) -> str:
     rows = args.generation_batch_size
     prompts = rows // args.num_generations
     step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
-    text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {_rollouts(args)}; {_baseline(args)}; {_weight(args)}. "
+    text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {args.way.describe(args)}; {_baseline(args)}; {_weight(args)}. "
     text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
     if prompts != rows // REFERENCE:
         text += f" GRPO with {REFERENCE} rollouts has {_count(rows // REFERENCE, 'prompt')} in as many."
@@ -35,22 +35,6 @@ def _order(args: AdaGRPOConfig) -> str:
     if args.prompt_candidates > 1:
         return f", one of {args.prompt_candidates} candidates each"
     return ", another for one without contrast" if args.unresolved == "replace" else ""
-
-
-def _rollouts(args: AdaGRPOConfig) -> str:
-    n = args.num_generations
-    if args.estimates_budgets:
-        return f"{n} rollouts each on average, more for those that pass rarely"
-    if not args.samples_in_rounds:
-        return f"{_count(n, 'rollout')} each"
-    condition = args.exit_condition
-    until = f"{condition.min_positives} right" + f" and {condition.min_negatives} wrong" * (
-        condition.min_negatives > 0
-    )
-    if args.has_fixed_budget:
-        return f"{_count(n, 'rollout')} per round until {until}, over at most {args.max_rounds} rounds"
-    rounds = f"rounds of {args.samples_per_round} rollouts until {until}, at most {args.max_samples_per_prompt}"
-    return f"{rounds}, of which {n} are trained on"
 
 
 def _baseline(args: AdaGRPOConfig) -> str:
@@ -88,7 +72,7 @@ _ALONE += [
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     """Names of metrics that never vary where `args` run, or are another one's in every step."""
     names = []
-    if not args.samples_in_rounds and not args.estimates_budgets and not args.asks_other_prompts:
+    if not args.way.in_rounds and not args.way.by_estimates and not args.asks_other_prompts:
         names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
         if args.num_generations == 1:
             names += _ALONE
@@ -109,7 +93,7 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
         signal = {"zero signal": ("ada/zero_signal/final", ".2f")}
         if args.baseline != "pool":
             signal = {"explained": ("ada/baseline/explained_variance", ".2f")}
-        if args.samples_in_rounds or args.asks_other_prompts:
+        if args.way.in_rounds or args.asks_other_prompts:
             signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
         shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
         shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..engine.vllm import build_vllm_generation
-from ..estimation.head import caught_states
+from ..estimation.reader import caught_states
 from ..sampling.source import Completion, Completions
 from ..utils.notices import get_logger
 from ..utils.processes import gather_unless_local, local, shared

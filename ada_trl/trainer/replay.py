@@ -20,7 +20,6 @@ from ..core import (
     posterior_baselines,
     recentred,
     sampling_metrics,
-    select_group,
 )
 from ..core.pool import sample_std
 from ..sampling.source import Completion
@@ -47,7 +46,7 @@ class Replay:
     # Of this process, see `take`:
     local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
     rows: list[Completion] = field(default_factory=list)
-    features: torch.Tensor | None = None  # (P, H), the policy's hidden states of the prompts, if they were caught
+    states: torch.Tensor | None = None  # (P, H), the policy's hidden states of the prompts, if they were caught
 
     @property
     def without_contrast(self) -> list[bool]:
@@ -66,6 +65,16 @@ class Replay:
     def per_row(self, values: Sequence[Any]) -> list[Any]:
         """One value per prompt to one per row."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
+
+    def by_prompt(self, states: torch.Tensor) -> list[torch.Tensor | None]:
+        """Of each prompt whose first row of the batch is on this process, the state of that row."""
+        found: list[torch.Tensor | None] = [None] * len(self.pools)
+        prompts = self.per_row(range(len(self.pools)))
+        for i, prompt in enumerate(prompts[self.local]):
+            row = self.local.start + i
+            if row == 0 or prompts[row - 1] != prompt:
+                found[prompt] = states[i]
+        return found
 
     def take(self, rows: list[Completion], process_index: int) -> None:
         """Put in this process's share of the completions; `process_index` says whose it is."""
@@ -113,7 +122,7 @@ class Replay:
             self.advantages,
             args.exit_condition,
             samples_per_round=self.samples_per_round,
-            max_rounds=args.max_rounds if args.samples_in_rounds else 1,
+            max_rounds=args.way.max_rounds(args),
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
             representative=self.representative,
@@ -140,13 +149,6 @@ class Replay:
             "baseline/strength": math.fsum(prior.strength for prior in priors) / len(priors),
         }
         return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
-
-
-def select_groups(pools: Sequence[Pool], args: AdaGRPOConfig, seed: tuple[int, ...]) -> list[list[Rollout]]:
-    """The rollouts that are trained on: all of them, or `num_generations` of each pool."""
-    if not args.samples_in_rounds or args.has_fixed_budget:
-        return [sorted(pool.rollouts, key=lambda rollout: rollout.draw) for pool in pools]
-    return [select_group(pool, args.num_generations, (*seed, i)) for i, pool in enumerate(pools)]
 
 
 def informed(
@@ -219,7 +221,7 @@ def plan_update(
         groups=groups,
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
         representative=[True] * len(pools) if representative is None else representative,
-        samples_per_round=args.samples_per_round if args.samples_in_rounds else max(map(len, pools)),
+        samples_per_round=args.way.round_size(args) if args.way.in_rounds else max(map(len, pools)),
     )
 
 

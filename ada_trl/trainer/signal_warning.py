@@ -64,7 +64,7 @@ class SignalWarning:
             self._signal = f"the weighted total of {' and '.join(self._choice)}"
         # Every rollout teaches where it is not compared with its own pool, whatever its neighbours earned.
         self._causes = list(FOUND) if args.baseline == "pool" else ["unscored"]
-        self._matters = args.samples_in_rounds or args.uses_pass_rates
+        self._matters = args.way.in_rounds or args.uses_pass_rates
         self._early = 2  # generations still to be looked at
         self._range = (math.inf, -math.inf)
         self._last_good: dict[str, int] = {}  # the last step at which it was not so

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from trl.extras.profiling import profiling_context
 
-from ..estimation.tracker import Visit
+from ..estimation.visit import Visit
 from ..sampling.lanes import Lane
+from ..sampling.prompts import FromLoader
 from ..sampling.source import RolloutSource
 from ..utils.notices import get_logger
+from .batch import sampled_differences
 from .parent import Preparing, Replaying, Sampling, ThroughParent
 
 
@@ -26,6 +28,8 @@ class Asking:
     What a step asks.
 
     Args:
+        prompts ([`~sampling.prompts.FromLoader`]):
+            Where its prompts come from.
         source ([`~sampling.source.RolloutSource`]):
             Of its rollouts.
         sizes (`int` or `list[int]`):
@@ -43,6 +47,7 @@ class Asking:
             before that was looked at.
     """
 
+    prompts: FromLoader
     source: RolloutSource
     sizes: int | list[int]
     step: int
@@ -134,6 +139,7 @@ class WithEngine(ThroughParent):
         """Cancel what was asked ahead."""
         asking, self._ahead = self._ahead, None
         if asking is not None:
+            asking.prompts.withdraw()
             asking.source.drop()
 
     def _bring_weights(self) -> None:
@@ -171,18 +177,6 @@ class WithEngine(ThroughParent):
                 "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
                 "dtype, and with --logprobs-mode processed_logprobs."
             )
-
-
-def sampled_differences(output: dict[str, torch.Tensor]) -> list[float] | None:
-    """
-    By row, the mean absolute difference of the sampled tokens' log-probabilities, as the engine said and as the trainer
-    has recomputed them, in nats per token; `None` where it does not recompute them.
-    """
-    if not {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys():
-        return None
-    mask = output["completion_mask"] * output.get("tool_mask", 1)  # (B, T)
-    differences = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs() * mask
-    return (differences.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
 
 
 @contextmanager

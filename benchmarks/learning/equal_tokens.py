@@ -52,8 +52,12 @@ class AllKnowing(AdaGRPOTrainer):
     only: its right answer is one string.
     """
 
-    def _predict(self, features=None):
-        super()._predict(features)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        predict = self.pass_rates.predict
+        self.pass_rates.predict = lambda states=None: (predict(states), self._know())
+
+    def _know(self) -> None:
         tracker = self.pass_rates
         answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in tracker.visit.prompts]
         rows = Dataset.from_dict({"prompt": tracker.visit.prompts, "answer": answers})

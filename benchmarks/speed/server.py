@@ -81,8 +81,8 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
 class BarrierTrainer(AdaGRPOTrainer):
     """Completes each round for all of a process's prompts before the next begins, for comparison."""
 
-    def _build_source(self, own: list[dict], owners: list[int], lanes=None) -> RolloutSource:
-        source = super()._build_source(own, owners, lanes)
+    def _build_source(self, question, lanes) -> RolloutSource:
+        source = super()._build_source(question, lanes)
         source.barrier = True
         return source
 
@@ -90,8 +90,8 @@ class BarrierTrainer(AdaGRPOTrainer):
 class PatientTrainer(AdaGRPOTrainer):
     """Asks for nothing ahead of time, for comparison."""
 
-    def _build_source(self, own: list[dict], owners: list[int], lanes=None) -> RolloutSource:
-        source = super()._build_source(own, owners, lanes)
+    def _build_source(self, question, lanes) -> RolloutSource:
+        source = super()._build_source(question, lanes)
         source.speculate_below = 0
         return source
 
