@@ -1,15 +1,21 @@
 """
 What the pages say, read by the tests; and the tables that the code writes.
 
-`python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring.
+`python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
+docs/commands.md from the help texts of the parsers.
 """
 
 import inspect
 import re
+from contextlib import suppress
+from importlib import import_module
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
+from ada_trl.cli.parser import CommandParser
+from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
 
@@ -103,5 +109,31 @@ def field_tables() -> str:
     )
 
 
+def options_of(command: str) -> list[tuple[str, str, str]]:
+    """The options of a command as its parser has them: name, default, help."""
+    parsers, rows = [], []
+    with patch.object(CommandParser, "print_help", lambda parser: parsers.append(parser)), suppress(SystemExit):
+        import_module(f"ada_trl.{command}").main(["--help"])
+    for action in (action for action in parsers[0]._actions if action.dest != "help"):
+        name = action.option_strings[0] if action.option_strings else f"{action.metavar} …"
+        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+        needed = "needed" if action.option_strings and action.required else ""
+        shown = needed if default in (None, "") else f"`{default}`"
+        rows.append((f"`{name}`", shown, action.help.replace("|", r"\|")))
+    return sorted(rows, key=lambda row: row[1] != "needed")
+
+
+def option_tables() -> str:
+    """docs/commands.md's tables; what `data` and `evaluate` share is said once."""
+    options = {command: options_of(command) for command in ("data", "evaluate", "plan", "plots")}
+    shared = [row for row in options["data"] if row in options["evaluate"]]
+    tables = {f"`ada-trl {name}`": [row for row in rows if row not in shared] for name, rows in options.items()}
+    tables = {"`ada-trl data` and `ada-trl evaluate`": shared} | tables
+    return "\n\n".join(
+        f"**{title}**\n\n" + markdown_table(["Option", "Default", "Meaning"], rows) for title, rows in tables.items()
+    )
+
+
 if __name__ == "__main__":
+    fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")

@@ -33,6 +33,7 @@ from .documentation import (
     expand,
     field_tables,
     generic,
+    option_tables,
     table_rows,
 )
 from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
@@ -159,6 +160,12 @@ def test_every_metric_is_on_the_metrics_page_and_no_other(logged):
 
 
 # Commands and links
+
+
+def test_the_options_of_the_commands_page_are_those_of_the_parsers():
+    assert f"<!-- options -->\n{option_tables()}\n<!-- end -->" in (DOCS / "commands.md").read_text(), (
+        "`python -m tests.documentation` writes them."
+    )
 
 
 @page
