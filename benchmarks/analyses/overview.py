@@ -14,7 +14,7 @@ from ada_trl.planning.outcomes import Outcome, sequential_outcome, single_round_
 from ..common import FIGURES, README, fill
 from ..learning.figures import CHEAP, FIRST, draw_tokens
 from ..learning.prompt_sets import PROMPT_SETS
-from ..learning.report import DEFAULT, POSTERIOR, STRONG, stored, verdict
+from ..learning.report import DEFAULT, POSTERIOR, STRONG, language_verdict, stored, stored_language, verdict
 
 
 OUTCOMES = {  # the settings of the learning benchmark and the paper
@@ -92,7 +92,8 @@ def main() -> None:
     equal, *_, single = stored()
     figure(equal).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(), README)
-    fill("verdict", verdict(equal, single), README)
+    fill("language-verdict-mixture", language_verdict(stored_language(), "mixture"), README)
+    fill("verdict", verdict(equal, single, most=4), README)
 
 
 if __name__ == "__main__":

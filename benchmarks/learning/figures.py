@@ -117,7 +117,8 @@ def draw_tokens(
         if len(means):
             x, y = means["generated_tokens"], scale * means[column]
             axis.plot(x, y, label=short(method), markevery=[-1], **style)
-            axis.fill_between(x, y - scale * half, y + scale * half, color=style["color"], alpha=0.12, linewidth=0)
+            if len(by_seed(evaluations, prompt_set, method)) > 2:  # an interval of two seeds says nothing
+                axis.fill_between(x, y - scale * half, y + scale * half, color=style["color"], alpha=0.12, linewidth=0)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlim(left=0)
 

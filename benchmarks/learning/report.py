@@ -25,8 +25,6 @@ FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
 RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
-BOUNDS = (equal_tokens.MORE_TOKENS, equal_tokens.KNOWN, equal_tokens.BEST_KNOWN)  # not among the methods of a table
-AT_EQUAL_TOKENS = [method for method in equal_tokens.METHODS if method not in BOUNDS]
 NO_SEED = "–"
 LANGUAGE = (  # methods on the language model, in the order of the table
     "GRPO n=4",
@@ -49,6 +47,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
     CHEAP_TWICE: "GRPO n=4, 2 iterations",
     RECOMMENDED: "**Posterior, n=1, 2 iterations**",
 }
+SHOWN = (*FIRST_SCREEN, "Rounds across steps", "Posterior n=1, 1 of 3")  # the others are in the tables of parts
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
     "GRPO n=4": "GRPO n=4",
     CHEAP_TWICE: "2 optimizer iterations",
@@ -172,31 +171,30 @@ def first_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def verdict(equal: pd.DataFrame, single: pd.DataFrame) -> str:
-    """What a token buys, in sentences, whoever wins."""
+def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 8) -> str:
+    """What a token buys, in at most so many sentences, whoever wins."""
     passes = {m: mean_of(final(by_seed(equal, "hard", m), "pass@8"))[0] for m in (DEFAULT, POSTERIOR, CHEAP)}
     said = ", ".join(
         f"{name} {passes[method]:.0%}"
         for method, name in ((DEFAULT, "Seq-balance"), (POSTERIOR, "the posterior"), (CHEAP, CHEAP))
     )
-    most = equal_tokens.MORE_TOKENS
     lines = {
         "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
         "The posterior beside the mean of all other rollouts": against_batch(single),
         "With two optimizer iterations": differences(equal, RECOMMENDED),
+        "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
         f"{CHEAP} with two optimizer iterations": differences(equal, CHEAP_TWICE),
         f"Share of {STRONG}'s tokens after which its final accuracy is reached": "; ".join(
             f"{name} {soon(equal, method)}"
             for method, name in ((POSTERIOR, "posterior"), (RECOMMENDED, "two iterations"))
         ),
         "Two iterations with a quarter of GRPO n=16's tokens, at as many steps": differences(
-            equal, RECOMMENDED, most, "GRPO n=16"
+            equal, RECOMMENDED, equal_tokens.MORE_TOKENS, "GRPO n=16"
         ),
-        "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
         "Hard problems solved within 8 tries": said,
     }
     lines = {name: text for name, text in lines.items() if text}
-    return "\n".join(f"- **{name}**: {text}." for name, text in lines.items())
+    return "\n".join(f"- **{name}**: {text}." for name, text in list(lines.items())[:most])
 
 
 def soon(equal: pd.DataFrame, method: str) -> str:
@@ -223,7 +221,7 @@ def differences(equal: pd.DataFrame, method: str, reference: str = CHEAP, called
 
 def tokens_table(equal: pd.DataFrame, prompt_set: str) -> str:
     """Every method at its best rate, at equal tokens and steps."""
-    found = of_set(equal, prompt_set, AT_EQUAL_TOKENS)
+    found = of_set(equal, prompt_set, SHOWN)
     cheap, strong = (final(found[method]) if method in found else {} for method in (CHEAP, STRONG))
 
     def row(method: str, runs: dict[int, pd.DataFrame]) -> dict[str, str]:
@@ -283,7 +281,7 @@ def more_tokens_table(equal: pd.DataFrame) -> str:
 
 def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
     """pass@k and entropy before and after training."""
-    found = of_set(equal, prompt_set, AT_EQUAL_TOKENS)
+    found = of_set(equal, prompt_set, SHOWN)
     columns = [f"pass@{k}" for k in ks] + ["entropy"]
     before = next(iter(next(iter(found.values())).values())).iloc[0]
     rows = [{"Method": "before training"} | {name: f"{before[name]:.3f}" for name in columns}]
@@ -418,6 +416,29 @@ def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
     return as_table(rows)
 
 
+def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
+    """What the language model says, in sentences, whoever wins."""
+    whole = runs[runs["family"] == "all"]
+    found = {method: by_seed(whole, prompt_set, method) for method in LANGUAGE}
+    alike = whole[(whole["prompt_set"] == prompt_set) & (whole["step"] == 0)]["alike"].mean()
+    lines = [f"Before training, {alike:.0%} of GRPO n=4's groups have no contrast (exact)."]
+    pairs = (("Batch n=1", CHEAP), (POSTERIOR, CHEAP), (POSTERIOR, "Batch n=1"), (POSTERIOR, STRONG))
+    for method, reference in pairs:
+        if len(found[method].keys() & found[reference].keys()) > 2:
+            mean, half = paired_difference(final(found[method]), final(found[reference]))
+            word = "is level with" if not abs(mean) > half else "is ahead of" if mean > 0 else "is behind"
+            tail = paired_difference(final(found[method], "pass@16"), final(found[reference], "pass@16"))
+            lines.append(
+                f"**{method}** {word} {reference} in accuracy ({show((mean, half), sign=True)}); in pass@16 it differs by "
+                f"{show(tail, sign=True)}."
+            )
+    for method in ("Batch n=1", POSTERIOR):
+        if found[method]:
+            reached = share_to_reach(found[method], found[CHEAP])
+            lines.append(f"{CHEAP}'s mean final accuracy after, in its tokens: **{method}** {reached}.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
 def family_table(runs: pd.DataFrame, prompt_set: str) -> str:
     """Family by family: accuracy, and the share of GRPO n=4's groups whose rollouts would all score the same, exact."""
     runs = runs[(runs["prompt_set"] == prompt_set) & (runs["family"] != "all")]
@@ -454,6 +475,10 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
     return equal_tokens.reported(load_rows("equal_tokens")), steps, evaluations, one_rollout.stored()
 
 
+def stored_language() -> pd.DataFrame:
+    return pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+
+
 def build(
     data: tuple[pd.DataFrame, ...],
     document: Path = DOCUMENT,
@@ -468,9 +493,10 @@ def build(
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
     fill("expect-sorting", expect_sorting(single), recipes)
     drawn = figures.draw_all(equal, evaluations, ABLATION)
-    language = pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+    language = stored_language()
     for name in language["prompt_set"].unique():
         fill(f"language-{name}", language_table(language, name), document)
+        fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
         drawn[f"language_{name}"] = figures.language(language, name)
     for name, figure in drawn.items():
