@@ -51,6 +51,7 @@ test-vllm: .venv-vllm/installed
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead

@@ -1,7 +1,7 @@
 """Reinforce-Ada for TRL: GRPO that keeps sampling the prompts that would have taught nothing."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ __all__ = ["AdaGRPOConfig", "AdaGRPOTrainer"]
 _MODULES = {"AdaGRPOConfig": ".trainer.ada_grpo_config", "AdaGRPOTrainer": ".trainer.ada_grpo_trainer"}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `ada_trl.core` can be imported without TRL.
     if name not in _MODULES:
         raise AttributeError(f"module 'ada_trl' has no attribute {name!r}")

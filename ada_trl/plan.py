@@ -58,7 +58,7 @@ class PlanArguments:
         default_factory=list, metadata={"help": "Files to write: .md, .json (all settings) or .png."}
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.write:
             if Path(name).suffix not in (".md", ".json", ".png"):
                 raise UserError(f"--write {name}: expected a name that ends in .md, .json or .png.")

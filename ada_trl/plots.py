@@ -225,15 +225,14 @@ def main(args: list[str] | None = None) -> None:
     paths = dict(zip(labels, options.runs, strict=True))
     logs = {label: read_log(run) for label, run in paths.items()}
     runs = {label: smoothed(log, options.smooth) for label, log in logs.items()}
-    records = {label: read_record(run) for label, run in paths.items()}
-    fitted = {label: read_difficulty(run) for label, run in paths.items()}
+    records = {label: record for label, run in paths.items() if (record := read_record(run)) is not None}
+    fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
-    known = ({label: value for label, value in found.items() if value is not None} for found in (records, fitted))
     options.output_dir.mkdir(parents=True, exist_ok=True)
     if logs:
         (options.output_dir / "costs.md").write_text(cost_table(logs) + "\n")
         print(options.output_dir / "costs.md")
-    for name, figure in draw_all(runs, *known, counts).items():
+    for name, figure in draw_all(runs, records, fitted, counts).items():
         path = options.output_dir / f"{name}.png"
         figure.savefig(path, dpi=130)
         print(path)

@@ -6,6 +6,7 @@ The overlong penalty of DAPO (eq. 13 of https://huggingface.co/papers/2503.14476
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from .mathematics.verification import References, boxed, verify_answers
 
@@ -41,7 +42,7 @@ class _MathAccuracy:
         completions: list[Completion],
         answer: list[References] | None = None,
         solution: list[References] | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> list[float | None]:
         references = solution if answer is None else answer
         if references is None:
@@ -57,7 +58,7 @@ def math_accuracy_reward(
     completions: list[Completion],
     answer: list[References] | None = None,
     solution: list[References] | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> list[float | None]:
     """
     1 for a correct answer, 0 for a wrong one or none, `None` where the reference cannot be parsed.
@@ -78,7 +79,7 @@ def math_accuracy_reward(
     return get_math_accuracy_reward()(completions, answer, solution, **kwargs)
 
 
-def boxed_format_reward(completions: list[Completion], **kwargs) -> list[float]:
+def boxed_format_reward(completions: list[Completion], **kwargs: Any) -> list[float]:
     r"""1 for a completion with exactly one closed, non-empty `\boxed{}`, else 0."""
     contents = [[content for _, _, content in boxed(text_of(completion))] for completion in completions]
     return [float(len(found) == 1 and bool(found[0])) for found in contents]

@@ -80,7 +80,7 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
         },
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         try:
             super().__post_init__()
         except TypeError as error:  # an unknown or a missing key
@@ -196,13 +196,15 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
     from .mathematics.problems import load_splits, take_split
     from .mathematics.prompts import with_prompts
 
+    name = script_args.dataset_name
     if script_args.datasets:
-        if script_args.dataset_name:
-            logger.warning("dataset_name %r is ignored, as datasets is set.", script_args.dataset_name)
+        if name:
+            logger.warning("dataset_name %r is ignored, as datasets is set.", name)
         name, splits = "datasets", get_dataset(script_args)
-    else:
-        name = script_args.dataset_name
+    elif name:
         splits = load_splits(name, script_args.dataset_config, streaming=script_args.dataset_streaming)
+    else:
+        raise UserError("Neither dataset_name nor datasets is set.")
     options = ("dataset_train_split", "dataset_test_split")[: 1 + evaluate]
     train, *test = [with_prompts(take_split(splits, name, getattr(script_args, o), option=o)) for o in options]
     return train, test[0] if test else None

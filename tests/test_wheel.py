@@ -81,6 +81,11 @@ def test_the_package_is_the_wheels(environment):
     assert all(str(environment.bin.parent) in line for line in lines) and len(lines) == 2
 
 
+def test_the_package_says_that_it_is_typed(environment):
+    with zipfile.ZipFile(environment.wheel) as wheel:
+        assert "ada_trl/py.typed" in wheel.namelist()
+
+
 def test_every_command_has_help(environment):
     text = environment.run("ada-trl", "--help")
     for name in re.findall(r"^  (\w+) ", text.partition("commands:")[2].partition("options:")[0], flags=re.MULTILINE):

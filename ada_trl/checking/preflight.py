@@ -31,11 +31,12 @@ class Preflight:
             Set up for one step, with an output directory of its own.
     """
 
+    sample: Sample  # from the first batch on
+
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
         self.findings: list[Finding] = []
         self.doing = "setting up"
-        self.sample: Sample | None = None
         self._own: list[dict] = []  # rows of this process
         self._updating_since = math.nan
 
@@ -54,8 +55,7 @@ class Preflight:
             self._updating_since = time.perf_counter()
             return batch
 
-        trainer._generate_and_score_completions = first_batch
-        with trainer._using_server():
+        with trainer._having(_generate_and_score_completions=first_batch), trainer._using_server():
             try:
                 trainer.train()
             except _out_of_memory() as error:
@@ -117,7 +117,7 @@ class Preflight:
         processes = gather_results(lambda: (*own, seconds, found.reward_seconds))
         *lists, all_seconds, reward_seconds = zip(*processes, strict=True)
         arrays = [np.array([value for process in values for value in process]) for values in lists]
-        return Sample(*arrays, max(all_seconds), max(reward_seconds))
+        return Sample._make([*arrays, max(all_seconds), max(reward_seconds)])
 
     def _weights(self, what: str) -> Finding:
         vllm, args = self.trainer.vllm_generation, self.trainer.args
@@ -152,7 +152,8 @@ class Preflight:
         total = len(inputs) * trainer.accelerator.num_processes
         rewards = torch.arange(total, device=trainer.accelerator.device)[:, None] % 2.0
         rewards = rewards.expand(-1, len(trainer.reward_funcs))
-        with trainer._having(_phase=Replaying(SimpleNamespace(rows=rows, rewards=rewards))):
+        as_drawn = SimpleNamespace(rows=rows, rewards=rewards)
+        with trainer._having(_phase=Replaying(as_drawn)):  # type: ignore[arg-type] # what the parent reads of a Replay
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * len(inputs))
         for name in {"advantages", "importance_sampling_ratio"} & set(batch):
             batch[name] = torch.ones_like(batch[name])  # else equal rows would cancel, or made-up ones count nothing
@@ -175,14 +176,14 @@ class Preflight:
         return [token] * (trainer.max_completion_length - 1) + [trainer.eos_token_ids[0]]
 
     def _report_update(self, seconds: float) -> None:
-        trainer, sample = self.trainer, self.sample
+        trainer = self.trainer
         norm = next((log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log), math.nan)
         finite = math.isfinite(norm)
         advice = "" if finite else "Gradients are not finite: train in bf16 or float32 (--dtype float32)."
         found = f"{self._shape}: {seconds:.1f} s, gradient norm {float(norm):.3g}"
         self.findings.append(Finding("optimizer step", found, advice, not finite))
         self.findings.append(_peak_memory(trainer))
-        self.findings.append(forecast(trainer.args, sample, seconds))
+        self.findings.append(forecast(trainer.args, self.sample, seconds))
 
     def _memory_advice(self, error: BaseException) -> str:
         return (
@@ -200,9 +201,10 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
 
     prompts = prompts_from_counts("the sample", positives.astype(float), draws.astype(float))
     lost, rollouts = expected(args, prompts.distribution)
-    size = max(args.num_generations, 2)
-    found = settings(prompts, num_generations=size, budget=max(rollouts, size), max_samples=max(32, size))
+    size: int = args.num_generations  # type: ignore[assignment] # `__post_init__` sets it
+    size = max(size, 2)
     budget = max(rollouts, size)
+    found = settings(prompts, num_generations=size, budget=budget, max_samples=max(32, size))
     best = recommend(found, budget)
     fields = {"num_generations": 1} | best.fields
     runs_best = all(getattr(args, name) == value for name, value in fields.items())

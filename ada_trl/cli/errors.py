@@ -4,7 +4,7 @@ import difflib
 import dis
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -77,7 +77,7 @@ def is_users_mistake(error: BaseException, packages: tuple[str, ...] = OURS) -> 
 
 
 @contextmanager
-def explained():
+def explained() -> Iterator[None]:
     """What TRL and its libraries refuse while a run is set up is a [`UserError`] with their words."""
     try:
         yield

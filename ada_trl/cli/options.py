@@ -8,7 +8,7 @@ import importlib.util
 import re
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .parser import CommandParser
 
@@ -109,7 +109,11 @@ def _groups(everything: bool) -> dict[str, list[Field]]:
         return groups | {title: [fields[name] for name in names] for title, names in MOST_USED.items()}
     shown = {*ours, *NEEDED_FIELDS, "debug"}
     for title, group in theirs.items():
-        groups[title] = [field for field in group if not (field.name in shown or shown.add(field.name))]
+        groups[title] = []
+        for field in group:
+            if field.name not in shown:
+                groups[title].append(field)
+                shown.add(field.name)
     return groups
 
 
@@ -120,14 +124,16 @@ def _shortened(text: str) -> str:
 
 def read_fields(package: str, path: str, name: str) -> list[Field]:
     """The fields that a dataclass declares itself, from the source of the installed package."""
-    folder = Path(importlib.util.find_spec(package).origin).parent
-    tree = ast.parse((folder / path).read_text(encoding="utf-8"))
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{package} is not installed.")
+    tree = ast.parse((Path(spec.origin).parent / path).read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     sections = _sections(ast.get_docstring(body) or "")
     return [
-        _field(node, sections.get(node.target.id, ""))
+        _field(node.target.id, node.annotation, node.value, sections.get(node.target.id, ""))
         for node in body.body
-        if isinstance(node, ast.AnnAssign) and node.value is not None
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
     ]
 
 
@@ -142,10 +148,10 @@ def _sections(docstring: str) -> dict[str, str]:
     return found
 
 
-def _field(node: ast.AnnAssign, section: str) -> Field:
-    options = {"default": node.value}
-    if isinstance(node.value, ast.Call):
-        options = {keyword.arg: keyword.value for keyword in node.value.keywords}
+def _field(name: str, annotation: ast.expr, value: ast.expr, section: str) -> Field:
+    options = {"default": value}
+    if isinstance(value, ast.Call):
+        options = {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
     default = options.get("default", options.get("default_factory"))
     if isinstance(default, ast.Lambda):
         default = default.body
@@ -153,10 +159,10 @@ def _field(node: ast.AnnAssign, section: str) -> Field:
     metadata = options.get("metadata")
     texts = {}
     if isinstance(metadata, ast.Dict):
-        texts = {_literal(key): value for key, value in zip(metadata.keys, metadata.values, strict=True)}
+        texts = {_literal(key): value for key, value in zip(metadata.keys, metadata.values, strict=True) if key}
     text = _literal(texts["help"]) if "help" in texts else ""
     shown = None if shown in ("None", "list", "dict") else shown
-    return Field(node.target.id, _shown_type(node.annotation), shown, " ".join(str(text).split()), section)
+    return Field(name, _shown_type(annotation), shown, " ".join(str(text).split()), section)
 
 
 def _shown_type(annotation: ast.expr) -> str:
@@ -166,7 +172,7 @@ def _shown_type(annotation: ast.expr) -> str:
     return re.sub(r"^LIST\[(.*)\]$", r"\1 …", kind.upper())
 
 
-def _literal(node: ast.expr):
+def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trl.scripts.utils import TrlParser
 
@@ -34,7 +35,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # seq-balance stays in one piece
 
     def _type_of(self, action: argparse.Action) -> str:
-        return action.metavar or getattr(action.type, "__name__", "str").replace("string_to_bool", "bool").upper()
+        kind = getattr(action.type, "__name__", "str").replace("string_to_bool", "bool").upper()
+        return str(action.metavar or kind)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -57,7 +59,9 @@ class CommandParser(TrlParser):
             A command line without the program's name.
     """
 
-    def __init__(self, dataclass_types=None, *, command: str, description: str, example: str):
+    def __init__(
+        self, dataclass_types: type | Iterable[type] | None = None, *, command: str, description: str, example: str
+    ):
         super().__init__(
             dataclass_types,
             prog=program(command),
@@ -78,10 +82,10 @@ class CommandParser(TrlParser):
         self.usage = " ".join(["%(prog)s", *words, "[options]"])
         return super().format_help()
 
-    def error(self, message: str):
+    def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: error: {message.rstrip('.')}. --help lists the options.\n")
 
-    def parse_args(self, args: list[str] | None = None, namespace=None) -> argparse.Namespace:
+    def parse_args(self, args: list[str] | None = None, namespace: Any = None) -> argparse.Namespace:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
@@ -133,7 +137,7 @@ class CommandParser(TrlParser):
             guess = suggestion(unknown[0].removeprefix("--"), actions)
             raise UserError(f"{path} has unknown fields: {' '.join(unknown)}{guess}. --help lists the fields.")
 
-    def _check_file_value(self, path: Path, action: argparse.Action | None, value) -> None:
+    def _check_file_value(self, path: Path, action: argparse.Action | None, value: Any) -> None:
         """A list where one value belongs would otherwise fail much later; a bare value where a list does is meant as one."""
         if action is None:
             return
@@ -171,8 +175,9 @@ def _read_yaml(path: Path) -> dict:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1}: {error.problem})" if where else ""
+        line = ""
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            line = f" (line {error.problem_mark.line + 1}: {error.problem})"
         raise UserError(f"{path} is no valid YAML{line}. Correct it.") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")

@@ -77,7 +77,8 @@ def read_call(text: str) -> tuple[Callable, dict[str, Any]]:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):
             raise ValueError("it is no call with keyword arguments only")
-        path, arguments = ast.unparse(call.func), {item.arg: ast.literal_eval(item.value) for item in call.keywords}
+        path = ast.unparse(call.func)
+        arguments = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg}
     except (SyntaxError, ValueError) as error:
         raise ValueError(
             f"Function {text!r} could not be read ({error}). Write a call as `package.get_reward(name=value, ...)` "

@@ -36,7 +36,7 @@ class RewardScale:
         """σ; 0 until rewards have differed."""
         return math.sqrt(self.variance)
 
-    def observe(self, rewards: Sequence[float]) -> None:
+    def observe(self, rewards: Sequence[float] | np.ndarray) -> None:
         """Take in all rewards of one generation."""
         if len(rewards):
             self.generations += 1
@@ -136,8 +136,8 @@ class Belief:
         """
         nothing = np.zeros((2, len(DISCOUNTS)))
         known = np.array([self.history.get(key, nothing) if self.remembers else nothing for key in keys])  # (P, 2, L)
-        guesses = np.zeros(len(keys)) if guesses is None else np.asarray(guesses, dtype=np.float64)
-        return Expectation(list(keys), guesses, *known.transpose(1, 2, 0))
+        guessed = np.zeros(len(keys)) if guesses is None else np.asarray(guesses, dtype=np.float64)
+        return Expectation(list(keys), guessed, *known.transpose(1, 2, 0))
 
     def priors(self, expectation: Expectation, pass_rates: Sequence[float]) -> list[Prior]:
         """The expected rewards, one [`~core.Prior`] per prompt; `pass_rates` are what the prompts' weights are made of."""
@@ -165,7 +165,7 @@ class Belief:
         if not len(everything):
             return
         first = self.level is None
-        level = everything.mean() if first else self.level
+        level = everything.mean() if self.level is None else self.level
         n = np.array([len(own) for own in rewards], dtype=float)  # (P,)
         above = [np.array(own) - level for own in rewards]
         sums, squares = (np.array([values.sum() for values in v]) for v in (above, [values**2 for values in above]))

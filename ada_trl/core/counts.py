@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 PriorKind = Literal["fixed", "empirical"]
@@ -189,7 +190,7 @@ class EMAPassRate:
             self._tallied_prompts = fitted["tallied_prompts"]
 
 
-def check_counts(key: Any, positives: int, draws: int) -> None:
+def check_counts(key: Any, positives: float, draws: float) -> None:
     """
     Check that 0 <= `positives` <= `draws`.
 
@@ -203,7 +204,7 @@ def check_counts(key: Any, positives: int, draws: int) -> None:
         )
 
 
-def tally_counts(totals: Sequence[tuple[int, int]]) -> np.ndarray:
+def tally_counts(totals: ArrayLike) -> np.ndarray:
     """
     The sufficient statistics of a Beta prior for `(positives, draws)` pairs: `(3, max draws)`, in column i the number
     of prompts with more than i positives, more than i negatives and more than i draws.
@@ -244,7 +245,7 @@ def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float,
 
 
 def brier_metrics(
-    predictions: Sequence[float], positives: Sequence[int], draws: Sequence[int], *, prefix: str = "brier"
+    predictions: ArrayLike, positives: ArrayLike, draws: ArrayLike, *, prefix: str = "brier"
 ) -> dict[str, float]:
     """
     How good predictions made **before** sampling were: the mean over all scored rollouts of (p̂_x − y)², y = 1 for a
@@ -255,9 +256,9 @@ def brier_metrics(
     predicts the batch's own mean for every prompt: it is the best constant, known only in hindsight.
 
     Args:
-        predictions (`Sequence[float]`):
+        predictions (`ArrayLike`):
             p̂_x, one per prompt.
-        positives, draws (`Sequence[int]`):
+        positives, draws (`ArrayLike`):
             What was then observed.
         prefix (`str`, *optional*, defaults to `"brier"`):
             Name of the first metric.

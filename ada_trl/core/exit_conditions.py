@@ -1,8 +1,17 @@
 """When a prompt has drawn enough."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from .pool import Pool
+
+class Counts(Protocol):
+    """As much of a pool as an exit condition looks at."""
+
+    @property
+    def positives(self) -> int: ...
+
+    @property
+    def negatives(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -21,5 +30,5 @@ class ExitCondition:
     min_positives: int
     min_negatives: int = 0
 
-    def __call__(self, pool: Pool) -> bool:
+    def __call__(self, pool: Counts) -> bool:
         return pool.positives >= self.min_positives and pool.negatives >= self.min_negatives

@@ -99,7 +99,7 @@ def _digest(value: Any) -> list | str:
     content = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
     if content is None:
         raise TypeError(f"{type(value).__name__} has no canonical form")
-    shape = getattr(value, "shape", None) or getattr(value, "size", ())  # of an array or an image
+    shape = getattr(value, "shape", ()) or getattr(value, "size", ())  # of an array or an image
     return [list(shape), hashlib.sha256(content).hexdigest()]
 
 

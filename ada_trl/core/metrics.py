@@ -178,8 +178,8 @@ def samples_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dic
     their middle. Bins without a prompt are left out, so that a mean over steps is one over the steps that had some.
     """
     bins = np.clip((np.asarray(estimates, dtype=float) * 10).astype(int), 0, 9)
-    sizes = np.asarray(sizes, dtype=float)
-    return {f"samples_at_{(2 * i + 1) / 20:.2f}": float(sizes[bins == i].mean()) for i in sorted(set(bins.tolist()))}
+    drawn = np.asarray(sizes, dtype=float)
+    return {f"samples_at_{(2 * i + 1) / 20:.2f}": float(drawn[bins == i].mean()) for i in sorted(set(bins.tolist()))}
 
 
 def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
@@ -188,10 +188,10 @@ def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dic
 
     Lengths of terminated completions are 0 if there are none, as in TRL.
     """
-    lengths, truncated = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
-    terminated = lengths[~truncated] if not truncated.all() else np.zeros(1)
-    metrics = {"clipped_ratio": truncated.mean()}
-    for name, values in (("length", lengths), ("terminated_length", terminated)):
+    all_lengths, cut_off = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
+    terminated = all_lengths[~cut_off] if not cut_off.all() else np.zeros(1)
+    metrics = {"clipped_ratio": cut_off.mean()}
+    for name, values in (("length", all_lengths), ("terminated_length", terminated)):
         metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
 

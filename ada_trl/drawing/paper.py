@@ -6,11 +6,16 @@ What they need is logged under `ada/`; a figure for which no run has logged anyt
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .curves import STEPS, Log, by_round, curve
 from .panels import draw, legend_above, make_panels
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 ALLOCATION = "ada/estimator/samples_at_"  # with the middle of a bin of estimated pass rates
@@ -21,7 +26,7 @@ def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
     return {run: log for run, log in runs.items() if all(len(curve(log, name).steps) for name in names)}
 
 
-def quota_figure(runs: Mapping[str, Log]):
+def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     What sampling cost and which quota is missing after each round: figure 5, a row per run. First the rollouts per step (of
     the other runs in grey), last the share of prompts that have met their quotas by a round.
@@ -59,7 +64,7 @@ def _rollouts(log: Log) -> tuple[np.ndarray, np.ndarray]:
     return steps, mean * by_round(log, "ada/active_prompts")[1].values
 
 
-def frontier_figure(runs: Mapping[str, Log]):
+def frontier_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """Training reward against the policy's entropy, one cloud per run with its last value marked: figure 6, left."""
     rows = having(runs, "reward", "entropy")
     if not rows:
@@ -75,7 +80,7 @@ def frontier_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def allocation_figure(runs: Mapping[str, Log]):
+def allocation_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     Rollouts that a prompt got, against the pass rate that was expected of it, in the first and the last third of the run:
     the allocation curve of Est (figure 7 has the one of least variance), and what Seq draws where pass rates are tracked.
@@ -105,11 +110,12 @@ def _allocations(log: Log) -> list[tuple[list[float], list[float]]]:
         points = [
             (float(n.removeprefix(ALLOCATION)), float(np.mean(v))) for n, v in zip(names, values, strict=True) if v
         ]
-        curves.append(tuple(map(list, zip(*points, strict=True))))
+        middles, means = zip(*points, strict=True)
+        curves.append((list(middles), list(means)))
     return curves
 
 
-def levels_figure(runs: Mapping[str, Log]):
+def levels_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     Mean reward per prompt and mean reward per rollout: figure 9. The second one sinks below the first as hard prompts are
     drawn more often.
@@ -132,7 +138,9 @@ def levels_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def draws_figure(counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mapping[str, tuple[np.ndarray, np.ndarray]]):
+def draws_figure(
+    counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> "Figure | None":
     """
     How much more k draws of a prompt show than one: figure 2. Left pass@k, the share of prompts with a correct one among
     k; right the share whose k draws are *all* correct, which have no gradient however good the policy is.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,12 @@ from .curves import ALL_TOKENS, MINUTES, STEPS, TOKENS, Log, against, by_round, 
 from .panels import draw, legend_above, make_panels
 
 
-def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None):
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None) -> "Figure":
     """
     Rewards against steps, tokens and time.
 
@@ -74,7 +80,7 @@ def cost_table(runs: Mapping[str, Log]) -> str:
     return markdown_table(["Run", "Steps", "Rollouts per prompt", TOKENS, "Seconds per step", "Relative"], rows)
 
 
-def signal_figure(runs: Mapping[str, Log]):
+def signal_figure(runs: Mapping[str, Log]) -> "Figure":
     """Share of prompts without gradient, before (dotted) and after sampling further rounds, and the policy's entropy."""
     figure, ((signal, entropy),) = make_panels(1, 2)
     for i, (run, log) in enumerate(runs.items()):
@@ -90,7 +96,7 @@ def signal_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def sampling_figure(runs: Mapping[str, Log]):
+def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     What adaptive sampling did, a row of panels per run: prompts still active in each round, rollouts per prompt, and
     why prompts stayed unresolved. `None` if all prompts of all runs got the same.
@@ -108,7 +114,7 @@ def sampling_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def _draw_sampling(row, log: Log) -> None:
+def _draw_sampling(row: Sequence["Axes"], log: Log) -> None:
     for k, active in by_round(log, "ada/active_prompts").items():
         draw(row[0], active, color=f"C{k - 1}", label=f"round {k}")
     for name, style in (("max", ":"), ("mean", "-"), ("min", ":")):
@@ -125,7 +131,7 @@ def _draw_sampling(row, log: Log) -> None:
         legend_above(panel)
 
 
-def baseline_figure(runs: Mapping[str, Log]):
+def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     How good the baseline was, where it is no pool: the share of the rewards' variance that it explains (dotted: the mean of
     the prompt's other rollouts), and what it is worth in rollouts. `None` if no run has used one.
@@ -148,7 +154,7 @@ def baseline_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def prompts_figure(runs: Mapping[str, Log]):
+def prompts_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     Which prompts were asked: how many in a step, the share that was asked for the first time, and how often the data set was
     gone through. `None` if no run took its prompts from the stream.
@@ -169,7 +175,7 @@ def prompts_figure(runs: Mapping[str, Log]):
     return figure
 
 
-def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]):
+def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
     """
     Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.
 

@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import functools
-import itertools
 import json
 import socket
 import threading
@@ -66,19 +65,27 @@ class _Answer(NamedTuple):
         return self.content
 
 
+class _Network(NamedTuple):
+    """What requests go through: a thread, its event loop and an HTTP session of aiohttp."""
+
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    session: Any
+
+
 class _Session:
     """Takes the place of TRL's HTTP session, so that what its client sends by itself has a deadline and an end too."""
 
     def __init__(self, client: "DeadlineClient"):
         self._client = client
 
-    def get(self, url: str, **kwargs) -> _Answer:
+    def get(self, url: str, **kwargs: Any) -> _Answer:
         return self._answer(self._client._get, url, **kwargs)
 
-    def post(self, url: str, **kwargs) -> _Answer:
+    def post(self, url: str, **kwargs: Any) -> _Answer:
         return self._answer(self._client._post, url, **kwargs)
 
-    def _answer(self, send, url: str, **kwargs) -> _Answer:
+    def _answer(self, send: Callable[..., dict], url: str, **kwargs: Any) -> _Answer:
         try:
             return _Answer(200, send(url, **kwargs), "")
         except VLLMServerError as error:
@@ -112,6 +119,7 @@ class DeadlineClient(VLLMClient):
     """
 
     vocab_size: int | None = None  # where it is known, completions are checked against it
+    session: Any  # TRL's until the server was met, then a `_Session`
 
     def __init__(
         self,
@@ -123,7 +131,7 @@ class DeadlineClient(VLLMClient):
         self.request_timeout = request_timeout
         self.retries = self.timeouts = 0
         self._lock = threading.Lock()
-        self._daemon = None  # thread, event loop, ready event and HTTP session, from first use until `close`
+        self._network: _Network | None = None  # from first use until `close`
         self._tasks: set[asyncio.Task] = set()
         self._cancelled = self._stalled = False
         self._server_info: dict | None = None
@@ -138,7 +146,7 @@ class DeadlineClient(VLLMClient):
 
     # The four ways in which TRL's client talks to the server: these, and its session.
 
-    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0):
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
         deadline = time.monotonic() + total_timeout
         while True:
             try:
@@ -153,7 +161,7 @@ class DeadlineClient(VLLMClient):
                     ) from error
             time.sleep(retry_interval)
 
-    def _get(self, url: str, **kwargs) -> dict:
+    def _get(self, url: str, **kwargs: Any) -> dict:
         check = next((check for end, check in READ.items() if url.endswith(end)), None)
         try:
             return self._request("GET", url, retry=True, check=check, **kwargs)
@@ -162,7 +170,7 @@ class DeadlineClient(VLLMClient):
         except VLLMServerError as error:
             raise VLLMServerError(error.cause, NOT_VLLM, status=error.status) from error
 
-    def _post(self, url: str, **kwargs) -> dict:
+    def _post(self, url: str, **kwargs: Any) -> dict:
         check = None
         if url.endswith(COMPLETIONS):
             check = functools.partial(check_completions, kwargs["json"], vocab_size=self.vocab_size)
@@ -171,8 +179,8 @@ class DeadlineClient(VLLMClient):
     def read_server_info(self) -> dict:
         """The server's `/server_info` now: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
         try:
-            self._server_info = self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
-            return self._server_info
+            self._server_info = info = self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
+            return info
         except VLLMServerError as error:
             if error.status != 404:
                 raise
@@ -183,11 +191,10 @@ class DeadlineClient(VLLMClient):
 
     def get_server_info(self) -> dict:
         """As it was read last: TRL asks for it on one process alone, where a failure would leave the others waiting."""
-        if self._server_info is None:
-            self.read_server_info()
-        return self._server_info["vllm_config"]
+        info = self.read_server_info() if self._server_info is None else self._server_info
+        return info["vllm_config"]
 
-    def image_features(self, images: list[list | None], **kwargs) -> list[dict | None]:
+    def image_features(self, images: list[list | None], **kwargs: Any) -> list[dict | None]:
         try:
             return super().image_features(images, **kwargs)
         except VLLMServerError:
@@ -195,7 +202,7 @@ class DeadlineClient(VLLMClient):
         except RuntimeError as error:  # the endpoint is missing
             raise VLLMServerError(str(error)) from error
 
-    def reset_prefix_cache(self):
+    def reset_prefix_cache(self) -> None:
         answer = self._post(f"{self.base_url}/reset_prefix_cache")
         if answer and answer.get("success") is not True:  # before vLLM 0.26 it answered with nothing
             raise VLLMServerError(
@@ -208,9 +215,8 @@ class DeadlineClient(VLLMClient):
     def cancel(self) -> None:
         """End all requests under way; those who wait for them get a `CancelledError`. Further ones fail at once."""
         self._cancelled = True
-        if self._daemon is not None:
-            _, loop, *_ = self._daemon
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
+        if self._network is not None:
+            self._network.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
 
     def resume(self) -> None:
         """Accept requests again after [`cancel`]."""
@@ -219,27 +225,27 @@ class DeadlineClient(VLLMClient):
     def close(self) -> None:
         """End all requests and the network thread. A later request starts it anew."""
         with self._lock:
-            if self._daemon is None:
+            if self._network is None:
                 return
-            thread, loop, _, session = self._daemon
-            self._daemon = None
+            thread, loop, session = self._network
+            self._network = None
         asyncio.run_coroutine_threadsafe(self._shut_down(session), loop).result()
         shutdown_event_loop_in_daemon(thread, loop)
 
-    async def _shut_down(self, session) -> None:
+    async def _shut_down(self, session: Any) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await session.close()
 
-    def _started(self):
+    def _started(self) -> _Network:
         with self._lock:
-            if self._daemon is None:
+            if self._network is None:
                 thread, loop, ready = start_event_loop_in_daemon(name="vLLM requests")
                 ready.wait()
                 session = asyncio.run_coroutine_threadsafe(_open_session(), loop).result()
-                self._daemon = (thread, loop, ready, session)
-            return self._daemon
+                self._network = _Network(thread, loop, session)
+            return self._network
 
     def _request(
         self,
@@ -249,9 +255,9 @@ class DeadlineClient(VLLMClient):
         retry: bool = False,
         check: Callable[[dict], Any] | None = None,
         timeout: float | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> dict:
-        _, loop, _, session = self._started()
+        _, loop, session = self._started()
         attempt = functools.partial(_attempt, session, method, url, check, kwargs)
         timeout = self.request_timeout if timeout is None else timeout
         if self._stalled and not url.endswith(COMPLETIONS):
@@ -260,8 +266,9 @@ class DeadlineClient(VLLMClient):
         return asyncio.run_coroutine_threadsafe(request, loop).result()
 
     async def _send(self, attempt: Callable, name: str, max_retries: int, timeout: float) -> dict:
-        task, failures = asyncio.current_task(), []
-        self._tasks.add(task)
+        failures: list[str] = []
+        task = asyncio.current_task()
+        self._tasks.add(task)  # type: ignore[arg-type] # a coroutine of the loop runs in a task
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
@@ -278,7 +285,8 @@ class DeadlineClient(VLLMClient):
             self._tasks.discard(task)
 
     async def _attempts(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
-        for number in itertools.count():
+        number = 0
+        while True:
             try:
                 return await attempt()
             except _Failed as failed:
@@ -291,6 +299,7 @@ class DeadlineClient(VLLMClient):
                 failures.append(str(failed))
             self.retries += 1
             await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))
+            number += 1
 
 
 READ = {"/v1/models": served_model, "/server_info": check_server_info}  # what is looked at in answers to GET
@@ -305,7 +314,7 @@ class _Failed(Exception):
         self.is_final = status is not None and status < 500 and status not in BUSY
 
 
-async def _attempt(session, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
+async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
     import aiohttp
 
     try:
@@ -343,7 +352,7 @@ async def _open_session() -> Any:
     return aiohttp.ClientSession(connector=connector, timeout=timeout)
 
 
-async def _in_daemon_thread(work: Callable, *args) -> Any:
+async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

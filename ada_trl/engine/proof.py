@@ -170,8 +170,9 @@ def check_model(
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     ours, theirs = tokenizer(TEXT, add_special_tokens=False)["input_ids"], _tokens_there(client)
     special = set(tokenizer.all_special_ids)  # one of them may stand for what is not in the vocabulary, or nothing
-    ours, theirs = ([token for token in ids if token not in special] if ids else ids for ids in (ours, theirs))
-    if not different and theirs not in (None, ours):
+    ours = [token for token in ours if token not in special]
+    theirs = theirs and [token for token in theirs if token not in special]
+    if not different and theirs is not None and theirs != ours:
         different = [f"other tokens for {TEXT[:27]!r}, {quote(theirs[:8])}, not {quote(ours[:8])}"]
     if different:
         raise VLLMServerError(

@@ -2,9 +2,9 @@
 
 import atexit
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
@@ -51,13 +51,18 @@ class AdaVLLMGeneration(VLLMGeneration):
         [`VLLMServerError`]: if the server lacks a flag that the `weight_sync` needs.
     """
 
+    vllm_client: DeadlineClient
+    # Of the parent:
+    enable_sleep_mode: bool
+    _llm_weights_sleeping: bool
+
     def __init__(
         self,
-        *args,
+        *args: Any,
         weight_sync: str = "nccl",
         weight_sync_dir: str = "vllm_weight_sync",
         request_timeout: float = 300.0,
-        **kwargs,
+        **kwargs: Any,
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
@@ -65,31 +70,28 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Start-up
 
-    def _init_vllm(self):
+    def _init_vllm(self) -> None:
         if self.mode != "server":
             return super()._init_vllm()
         run_id = broadcast_object_list([uuid.uuid4().hex[:8]], from_process=0)[0]
         self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
-        self.vllm_client: DeadlineClient | None = None
-        try:
+        with ExitStack() as on_failure:
             with shared(self.words("it cannot be used", CHECK_IT)):
-                self._meet_server()
-        except BaseException:
-            if self.vllm_client is not None:
-                self.vllm_client.close()
-            raise
+                self._meet_server(on_failure)
+            on_failure.pop_all()
         if self.accelerator.is_main_process:
             atexit.register(self.weight_sync.clean_up)
 
-    def _meet_server(self):
+    def _meet_server(self, on_failure: ExitStack) -> None:
         self.vllm_client = DeadlineClient(
             self.base_url,
             group_port=self.group_port,
             connection_timeout=self.server_timeout,
             request_timeout=self.request_timeout,
         )
+        on_failure.callback(self.vllm_client.close)
         self.base_model = self.vllm_client.model
         info = self.vllm_client.read_server_info()
         self.weight_sync.check_server(info)
@@ -150,10 +152,10 @@ class AdaVLLMGeneration(VLLMGeneration):
             model (`torch.nn.Module`):
                 That is trained, as prepared for training.
         """
-        self._expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
+        self._expected = expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
         with shared(self.words("it does not have this step's weights")):
             if self.accelerator.is_main_process:
-                self._compare()
+                self._compare(expected)
 
     def confirm_weights(self) -> bool:
         """
@@ -180,7 +182,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             if found != self._instance:
                 raise VLLMServerError(f"it was restarted during the step (instance {self._instance} became {found})")
             if self.accelerator.is_main_process and self._expected is not None:
-                self._compare()
+                self._compare(self._expected)
         except VLLMServerUnavailable as error:
             return error.cause
         return ""
@@ -214,8 +216,8 @@ class AdaVLLMGeneration(VLLMGeneration):
     def _read_instance(self) -> str | None:
         return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
 
-    def _compare(self) -> None:
-        self.weight_difference = prove_weights(self.vllm_client, self._prompt_ids, self._expected, self._tolerance)
+    def _compare(self, expected: Sequence[float]) -> None:
+        self.weight_difference = prove_weights(self.vllm_client, self._prompt_ids, expected, self._tolerance)
 
     # Generation
 
@@ -251,11 +253,11 @@ class AdaVLLMGeneration(VLLMGeneration):
         return output["completion_ids"], output["logprobs"]
 
     @contextmanager
-    def requests(self):
+    def requests(self) -> Iterator[Callable[..., Future]]:
         """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
         executor = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, thread_name_prefix="vLLM request")
 
-        def start(*request) -> Future:
+        def start(*request: Any) -> Future:
             return executor.submit(self.complete, *request)
 
         try:
@@ -265,7 +267,9 @@ class AdaVLLMGeneration(VLLMGeneration):
             executor.shutdown(cancel_futures=True)
             self.vllm_client.resume()
 
-    def generate(self, prompts, images, num_generations, profiler=None) -> tuple:
+    def generate(
+        self, prompts: list[list[int]], images: list | None, num_generations: int, profiler: Any = None
+    ) -> tuple:
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
         # Every process asks for its own rows; equal neighbours, the copies of a prompt, share a request.
@@ -281,7 +285,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         return prompts, completion_ids, logprobs, None
 
     @contextmanager
-    def awake(self, sync: Callable[[], None]):
+    def awake(self, sync: Callable[[], None]) -> Iterator[None]:
         """
         Keep a colocated engine awake over several calls of [`generate`]: waking discards the weights, so that going to
         sleep between the rounds of a step would push all of them again.
@@ -306,7 +310,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Weight synchronization
 
-    def sync_weights(self):
+    def sync_weights(self) -> None:
         if self.mode != "server":
             return super().sync_weights()
         words = self.words("the weights could not be sent")
@@ -319,7 +323,7 @@ class AdaVLLMGeneration(VLLMGeneration):
                 "disk": self.weight_sync.sync_disk,
             }[self.weight_sync.method]()
 
-    def _meet_server_again(self):
+    def _meet_server_again(self) -> None:
         """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
         info = self.vllm_client.read_server_info()
         instance = info["vllm_config"].get("instance_id")
@@ -348,7 +352,7 @@ _options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None
 
 
 @contextmanager
-def vllm_generation_with(**options):
+def vllm_generation_with(**options: Any) -> Iterator[None]:
     """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
     token = _options.set(options)
     try:
@@ -357,7 +361,7 @@ def vllm_generation_with(**options):
         _options.reset(token)
 
 
-def build_vllm_generation(*args, **kwargs) -> VLLMGeneration:
+def build_vllm_generation(*args: Any, **kwargs: Any) -> VLLMGeneration:
     """TRL's own outside of [`vllm_generation_with`]."""
     options = _options.get()
     if options is None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -79,6 +80,7 @@ class WeightSync:
                 "vllm_weight_sync='disk' or 'nccl'."
             )
         config = self.vllm.model.active_peft_config
+        unsupported: str | None
         if config.peft_type.value != "LORA":
             unsupported = f"peft_type={config.peft_type.value!r}"
         else:
@@ -176,7 +178,7 @@ class WeightSync:
             self.version += 1
         self.vllm.vllm_client.model = self.name
 
-    def _lora(self, action: str, **request) -> dict:
+    def _lora(self, action: str, **request: str) -> dict:
         client = self.vllm.vllm_client
         timeout = CLOSE_SECONDS if action == "unload" else client.request_timeout
         return client._post(
@@ -198,7 +200,7 @@ class WeightSync:
             self._remove(os.path.join(self.directory, name))
 
     @contextmanager
-    def _new_version(self):
+    def _new_version(self) -> Iterator[str]:
         """A new directory to write weights to; the one before is removed once the body has succeeded."""
         previous = os.path.join(self.directory, self.name)
         self.version += 1
@@ -259,7 +261,7 @@ class WeightSync:
 
 
 @contextmanager
-def _writing(directory: str):
+def _writing(directory: str) -> Iterator[None]:
     """Say what to do when the disk is full."""
     try:
         yield

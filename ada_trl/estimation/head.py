@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -148,7 +149,7 @@ class PassRateHead(LinearHead):
     filename = VALUE_HEAD_FILE
     link = staticmethod(torch.sigmoid)
 
-    def __init__(self, hidden_size: int, *, prior_mean: float = 1 / 17, **options) -> None:
+    def __init__(self, hidden_size: int, *, prior_mean: float = 1 / 17, **options: Any) -> None:
         if not 0 < prior_mean < 1:
             raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
         super().__init__(hidden_size, bias=math.log(prior_mean / (1 - prior_mean)), **options)

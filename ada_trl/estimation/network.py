@@ -39,7 +39,7 @@ class ValueNetwork(ABC):
     filename: str  # in a checkpoint
     _memory: Mapping[str, str] = {}  # tensors that are state but not trained: name in the file to attribute
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], **options) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], **options: Any) -> None:
         self._trained = dict(parameters)
         self.optimizer = torch.optim.AdamW(self._trained.values(), **options)
         for parameter in self._trained.values():  # AdamW would make these at its first step

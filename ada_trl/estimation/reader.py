@@ -1,6 +1,6 @@
 """The policy's hidden states at the last token of its prompts: what a value head reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 @contextmanager
-def caught_states(model: nn.Module, position: int, *, first_only: bool = False):
+def caught_states(model: nn.Module, position: int, *, first_only: bool = False) -> Iterator[list[torch.Tensor]]:
     """
     While the block runs, catch the policy's last hidden state at one position of every sequence in its forward passes: with
     the last prompt token's position, what its LM head predicts the first completion token from. It is caught where the

@@ -22,7 +22,7 @@ from ..core import (
     prompt_text,
     samples_by_estimate,
 )
-from ..core.counts import PAPER_PRIOR
+from ..core.counts import PAPER_PRIOR, PriorKind
 from ..core.identity import prompt_reference
 from ..core.priors import GuessStrength
 from ..utils.notices import get_logger
@@ -59,7 +59,7 @@ class PassRateTracker:
     def __init__(self, args: GRPOConfig, reader: PolicyReader, *, whole_row: bool = False):
         self.args, self.reader, self.whole_row = args, reader, whole_row
         alpha, beta = args.pass_rate_prior or PAPER_PRIOR
-        prior = "empirical" if args.pass_rate_prior is None else "fixed"
+        prior: PriorKind = "empirical" if args.pass_rate_prior is None else "fixed"
         self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
         self.strength = GuessStrength()
         self.network: ValueNetwork | None = None  # of pass rates
@@ -74,17 +74,16 @@ class PassRateTracker:
             elif args.uses_value_network:
                 self.reward_network = self._build_network(of_rewards=True)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
-        self.visit: Visit | None = None  # the step under way
+        self.visit = Visit([], [])  # the step under way
         self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
         self._seconds = 0.0
 
     def _build_network(self, of_rewards: bool) -> ValueNetwork:
-        args, options = self.args, {} if of_rewards else {"prior_mean": self.ema.prior_mean}
+        args, mean = self.args, self.ema.prior_mean
         if args.value_model is not None:
-            batch_size = args.per_device_train_batch_size
-            accelerator = self.reader.accelerator
-            return ValueModel(args.value_model, accelerator, of_rewards=of_rewards, batch_size=batch_size, **options)
-        return (RewardHead if of_rewards else PassRateHead)(self.reader.size, **options)
+            accelerator, size = self.reader.accelerator, args.per_device_train_batch_size
+            return ValueModel(args.value_model, accelerator, of_rewards=of_rewards, prior_mean=mean, batch_size=size)
+        return RewardHead(self.reader.size) if of_rewards else PassRateHead(self.reader.size, prior_mean=mean)
 
     @property
     def reads_hidden_states(self) -> bool:
@@ -109,7 +108,8 @@ class PassRateTracker:
         known = gather_results(lambda: [prompt_reference(row, **options) for row in own])
         prompts = [prompt for process in known for prompt in process]
         keys = [prompt_key(prompt, row) for prompt, row in prompts]
-        self.texts |= {key: _text(prompt) for key, (prompt, _) in zip(keys, prompts, strict=True)}
+        texts = ((key, _text(prompt)) for key, (prompt, _) in zip(keys, prompts, strict=True))
+        self.texts |= {key: text for key, text in texts if text is not None}
         self.visit = Visit(keys, [prompt for prompt, _ in prompts])
         self._seconds = 0.0
 
@@ -183,6 +183,8 @@ class PassRateTracker:
         What the rollouts of each prompt that was predicted last are to be compared with; those of the main process, on
         every process. Collective.
         """
+        if self.belief is None or self.visit.expectation is None:
+            raise RuntimeError(f"baseline ({self.args.baseline!r}) has no priors, or nothing was predicted.")
         return broadcast_object_list([self.belief.priors(self.visit.expectation, self.estimates)])[0]
 
     @property
@@ -220,18 +222,18 @@ class PassRateTracker:
             self.strength.observe(visit.from_network, visit.counts, positives, draws)
             self.network.observe(visit.inputs, positives, draws)
         self.ema.observe(visit.keys, positives, draws, step=step, representative=representative)
-        if self.belief is not None:
+        if self.belief is not None and visit.expectation is not None:
             metrics |= {f"baseline/{name}": value for name, value in self.belief.metrics().items()}
             self.belief.observe(visit.expectation, pools)
-            self._teach_rewards(pools)
+            self._teach_rewards(self.belief, pools)
         metrics["time/estimate"] = self._seconds + time.perf_counter() - started
         return metrics
 
-    def _teach_rewards(self, pools: Sequence[Pool]) -> None:
+    def _teach_rewards(self, belief: Belief, pools: Sequence[Pool]) -> None:
         """Rewards in deviations from their level, both of the run up to now."""
-        if self.reward_network is None or not self.belief.scale.variance:
+        level, deviation = belief.level, belief.scale.deviation
+        if self.reward_network is None or level is None or not deviation:
             return
-        level, deviation = self.belief.level, self.belief.scale.deviation
         sums = [sum((reward - level) / deviation for reward in pool.rewards) for pool in pools]
         self.reward_network.observe(self._reward_inputs(self.visit), sums, [len(pool.rewards) for pool in pools])
 
@@ -273,14 +275,13 @@ class PassRateTracker:
 
     def save(self, directory: str) -> None:
         """Write the record of the prompts and, if there are some, the value networks. One process at a time."""
-        texts = {key: text for key, text in self.texts.items() if text is not None}
         fitted: dict[str, Any] = {"strength": self.strength.state_dict()}
         if self.args.prompt_candidates > 1:
             fitted["brier"] = self.recent_brier
         if self.belief is not None:
             fitted["belief"] = self.belief.state_dict()
         history = None if self.belief is None else self.belief.history
-        save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, texts, fitted, history)
+        save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, self.texts, fitted, history)
         for network in self._networks:
             network.save(os.path.join(directory, network.filename))
 

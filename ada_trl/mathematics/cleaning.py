@@ -68,8 +68,8 @@ def clean(
 
 def _complete(problem: Problem) -> bool:
     answers = [problem.answer] if isinstance(problem.answer, str) else problem.answer
-    answers = {answer.strip().lower() for answer in answers}
-    return bool(problem.text.strip() and answers - PLACEHOLDERS - {""})
+    named = {answer.strip().lower() for answer in answers} - PLACEHOLDERS - {""}
+    return bool(problem.text.strip() and named)
 
 
 def _some_verified(problem: Problem) -> bool:
@@ -118,6 +118,5 @@ def _agrees_with_solution(problems: list[Problem]) -> list[bool]:
 
 
 def _first_of_its_text(problems: list[Problem]) -> list[bool]:
-    seen: set[str] = set()
-    texts = [normalise(problem.text) for problem in problems]
-    return [not (text in seen or seen.add(text)) for text in texts]
+    first: dict[str, int] = {}  # position by text
+    return [first.setdefault(normalise(problem.text), i) == i for i, problem in enumerate(problems)]

@@ -3,6 +3,7 @@
 import json
 import logging
 import unicodedata
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
 
 
 @contextmanager
-def _read_errors(name: str):
+def _read_errors(name: str) -> Iterator[None]:
     """What the data set is called and what is wrong with it, in place of what loading it ran into."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError

@@ -105,7 +105,8 @@ def extract_answer(completion: str) -> str:
 
 def boxed(text: str) -> list[tuple[int, int, str]]:
     r"""Start, end and content of every closed, outermost `\boxed{}` of `text`, in one pass."""
-    boxes, opened = [], []
+    boxes: list[tuple[int, int, str]] = []
+    opened: list[re.Match] = []
     for token in BRACES.finditer(text):
         if token.group().endswith("{") and len(token.group()) != 2:  # not an escaped brace
             opened.append(token)

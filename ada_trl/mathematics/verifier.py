@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 
 Task = tuple[str, Sequence[str]]  # a reference and the answers to compare with it
@@ -39,7 +39,7 @@ class VerifierPool:
     process does, however it ends, because their input ends.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
@@ -87,11 +87,21 @@ class VerifierPool:
             worker.kill()
 
 
+class _Process(subprocess.Popen[str]):
+    """With pipes for lines of text."""
+
+    stdin: IO[str]
+    stdout: IO[str]
+
+    def __init__(self, command: list[str]) -> None:
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+
+
 class _Worker:
     """One process, driven by one thread at a time."""
 
-    def __init__(self):
-        self._process: subprocess.Popen | None = None
+    def __init__(self) -> None:
+        self._process: _Process | None = None
         self._deadline = math.inf
         self._lock = threading.Lock()  # so that a process is not killed for a task that it has just finished
 
@@ -118,22 +128,23 @@ class _Worker:
                 self._process.kill()
 
     def _ask(self, seconds: float, verb: str, *texts: str) -> bool:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        reply = self._exchange(seconds, verb, *texts)
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        reply = self._exchange(process, seconds, verb, *texts)
         if not reply:
             self._discard()
         return reply == "true\n"
 
-    def _exchange(self, seconds: float, verb: str, *texts: str) -> str:
+    def _exchange(self, process: _Process, seconds: float, verb: str, *texts: str) -> str:
         """Send a task and return the reply, or the empty string if the process has ended or was late."""
         line = json.dumps([seconds, verb, *texts])  # ASCII: half a surrogate pair passes too
         with self._lock:
             self._deadline = time.monotonic() + seconds
         try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-            reply = self._process.stdout.readline()
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
         except BrokenPipeError:
             reply = ""
         with self._lock:
@@ -141,18 +152,17 @@ class _Worker:
             self._deadline = math.inf
         return "" if late else reply
 
-    def _start(self) -> None:
+    def _start(self) -> _Process:
         self._discard()
         command = [sys.executable, str(Path(__file__).with_name("verifier_worker.py"))]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
-        if self._exchange(START_TIMEOUT, "parse", "1/2") != "true\n":
+        self._process = process = _Process(command)
+        if self._exchange(process, START_TIMEOUT, "parse", "1/2") != "true\n":
             self._discard()
             raise RuntimeError(
                 f"A verifier process did not start within {START_TIMEOUT:.0f} s ({' '.join(command)}). Its error is "
                 "printed above; is math-verify installed (`pip install math-verify`)?"
             )
+        return process
 
     def _discard(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 
 
@@ -71,7 +72,7 @@ def compare(reference: str, answer: str) -> bool:
     return verify(parse_answer(reference), parse_answer(answer), timeout_seconds=None, allow_set_relation_comp=True)
 
 
-VERBS = {"parse": can_parse, "compare": compare}
+VERBS: dict[str, Callable[..., bool]] = {"parse": can_parse, "compare": compare}
 
 
 def main() -> None:

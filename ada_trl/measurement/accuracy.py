@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 NUM_RESAMPLES = 10_000
 _CHUNK = 500  # resamples at a time, which bounds the memory
 
 
-def pass_at_k(correct: Sequence[int], num_samples: int, k: int) -> np.ndarray:
+def pass_at_k(correct: Sequence[int] | np.ndarray, num_samples: int, k: int) -> np.ndarray:
     """
     Unbiased estimate of the probability that at least one of k completions is correct, `(num_prompts,)`.
 
@@ -40,7 +41,11 @@ def pass_at_k(correct: Sequence[int], num_samples: int, k: int) -> np.ndarray:
 
 
 def bootstrap_interval(
-    values: Sequence[Sequence[float]], *, level: float = 0.95, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+    values: Sequence[Sequence[float] | np.ndarray],
+    *,
+    level: float = 0.95,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """
     Percentile bootstrap interval of the mean of all values, from resampling prompts with replacement.
@@ -74,12 +79,12 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def difficulty_bins(pass_rates: Sequence[float], edges: Sequence[float]) -> list[tuple[str, np.ndarray]]:
+def difficulty_bins(pass_rates: ArrayLike, edges: Sequence[float]) -> list[tuple[str, np.ndarray]]:
     """
     Prompts by pass rate: those of the first edge exactly, then those above an edge and up to the next one.
 
     Args:
-        pass_rates (`Sequence[float]`):
+        pass_rates (`ArrayLike`):
             Of each prompt, by the model that defines the difficulty.
         edges (`Sequence[float]`):
             Increasing, from 0 to 1.

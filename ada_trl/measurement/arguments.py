@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .accuracy import difficulty_bins
 
@@ -16,6 +17,11 @@ DATASETS = (
     "weqweasdas/olympiadbench",
     "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 )
+
+
+def set_later(**metadata: Any) -> Any:
+    """A field that `__post_init__` sets from the others if it is not given."""
+    return field(default=None, metadata=metadata)
 
 
 @dataclass(kw_only=True)
@@ -76,15 +82,12 @@ class SamplingArguments:
     positive_threshold: float = field(
         default=0.7, metadata={"help": "A completion is right where reward_func gives more."}
     )
-    prompt_format: str | None = field(
-        default=None,
-        metadata={
-            "help": "'chat': the paper's system prompt and instruction in the model's chat template; 'plain': the "
-            "problem as it is. Default: 'chat', with a reward_func 'plain'. A conversation stays as it is.",
-            "choices": ["chat", "plain"],
-        },
+    prompt_format: str = set_later(
+        help="'chat': the paper's system prompt and instruction in the model's chat template; 'plain': the "
+        "problem as it is. Default: 'chat', with a reward_func 'plain'. A conversation stays as it is.",
+        choices=["chat", "plain"],
     )
-    chat_template_kwargs: str | None = field(
+    chat_template_kwargs: dict | str | None = field(
         default=None,
         metadata={
             "help": 'JSON with variables of the chat template, such as \'{"date_string": "26 Jul 2024"}\' for Llama-3.2, '
@@ -118,7 +121,7 @@ class SamplingArguments:
         default=None, metadata={"help": "vllm: most tokens of prompt and completion; default: the model's."}
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.prompt_format is None:
             self.prompt_format = "chat" if self.reward_func is None else "plain"
         if isinstance(self.chat_template_kwargs, str):
@@ -216,7 +219,7 @@ class SelectionArguments(SamplingArguments):
     )
     num_samples: int = field(default=16, metadata={"help": "Completions per problem."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.min_pass_rate < self.max_pass_rate <= 1:
             raise ValueError(
@@ -257,7 +260,7 @@ class EvaluationArguments(SamplingArguments):
     models: list[str] = field(
         metadata={"help": "Names or paths of models and LoRA adapters. The others are compared with the first."}
     )
-    labels: list[str] | None = field(default=None, metadata={"help": "What to call the models in the report."})
+    labels: list[str] = set_later(help="What to call the models in the report.")
     output_dir: str = field(metadata={"help": "Where samples and reports go."})
     datasets: list[str] = field(
         default_factory=lambda: list(DATASETS),
@@ -268,14 +271,12 @@ class EvaluationArguments(SamplingArguments):
     answer_column: str | None = field(default=None, metadata={"help": "Default: found by name, and logged."})
     max_problems: int | None = field(default=None, metadata={"help": "Only the first of each data set, for a trial."})
     num_samples: int = field(default=32, metadata={"help": "Completions per problem."})
-    pass_at: list[int] | None = field(
-        default=None, metadata={"help": "The k of pass@k; default: powers of two up to num_samples."}
-    )
+    pass_at: list[int] = set_later(help="The k of pass@k; default: powers of two up to num_samples.")
     difficulty_edges: list[float] = field(
         default_factory=lambda: [0.0, 0.2, 0.5, 1.0], metadata={"help": "Edges of the difficulty bins."}
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.labels is None:
             self.labels = short_names(self.models)

@@ -4,7 +4,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -60,7 +62,7 @@ def run(
     tokenizers = [AutoTokenizer.from_pretrained(model) for model in args.models]  # a wrong name is noticed at once
     measured = {}
     for model, label, tokenizer in zip(args.models, args.labels, tokenizers, strict=True):
-        with once(lambda model=model, tokenizer=tokenizer: make(model, tokenizer, args)) as sampler:
+        with once(partial(make, model, tokenizer, args)) as sampler:
             measured[label] = {
                 short: measure(
                     output_dir / "samples" / file_name(model) / f"{file_name(name)}.jsonl",
@@ -73,7 +75,7 @@ def run(
                 )
                 for name, short in zip(args.datasets, data, strict=True)
             }
-    given = [problem.extra.get("pass_rate") for problems in data.values() for problem in problems]
+    given: list[Any] = [problem.extra.get("pass_rate") for problems in data.values() for problem in problems]
     results = summarise(
         measured,
         pass_at=args.pass_at,

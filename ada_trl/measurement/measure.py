@@ -5,7 +5,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,9 @@ from .arguments import SamplingArguments
 from .samplers import Request, Sampler
 from .store import SampleStore
 
+
+Score = Callable[[list[str], list[Problem]], list[float | None]]
+"""Takes completions and the problem of each; returns rewards, `None` where there is none."""
 
 VERIFY_TOGETHER = 4096  # completions; what an interruption of the verification costs
 
@@ -124,8 +127,17 @@ def measure(
     return Measurement(rewards, lengths, unparsable)
 
 
-def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> SampleStore:
-    prompts = [render(problem, tokenizer, args.prompt_format, args.chat_template_kwargs) for problem in problems]
+def _sample(
+    path: Path,
+    problems: Sequence[Problem],
+    model: str,
+    tokenizer: PreTrainedTokenizerBase,
+    data: str,
+    args: SamplingArguments,
+    make_sampler: Callable[[], Sampler],
+) -> SampleStore:
+    variables: dict | None = args.chat_template_kwargs  # type: ignore[assignment] # `__post_init__` has read it
+    prompts = [render(problem, tokenizer, args.prompt_format, variables) for problem in problems]
     names = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
     settings = {name: asdict(args)[name] for name in names}
     # The digest of the token ids stands for the problems, their order, the chat template and the tokenizer.
@@ -149,17 +161,18 @@ def _sample(path, problems, model, tokenizer, data, args, make_sampler) -> Sampl
 def _score(
     path: Path, samples: SampleStore, problems: Sequence[Problem], data: str, args: SamplingArguments
 ) -> SampleStore:
+    settings: dict[str, Any]
     if args.reward_func is None:
-        score = _compare_answers
+        score: Score = _compare_answers
         settings = {"samples": samples.id, "answers": _digest([problem.answer for problem in problems])}
         settings["math_verify"] = importlib.metadata.version("math-verify")
     else:
-        score = OwnReward(args.reward_func, args.prompt_format)
+        score = own = OwnReward(args.reward_func, args.prompt_format)
         settings = {"samples": samples.id, "answers": _digest([problem.extra for problem in problems])}
-        settings |= {"reward_func": args.reward_func, "source": score.source}
+        settings |= {"reward_func": args.reward_func, "source": own.source}
     with SampleStore(path, settings).open() as store, _counted(store, len(problems), f"{data} verified"):
         with tqdm(total=len(problems), initial=len(store.done), desc=f"Verifying {data}", unit="problem") as progress:
-            batch = []
+            batch: list[dict[str, Any]] = []
             for row in samples.rows():
                 if row["index"] not in store.done:
                     batch.append(row)
@@ -231,7 +244,7 @@ class OwnReward:
         return [None if reward is None else float(reward) for reward in rewards]
 
 
-async def _awaited(rewards):
+async def _awaited(rewards: Awaitable[list]) -> list:
     return await rewards
 
 
@@ -239,7 +252,7 @@ def _score_batch(
     store: SampleStore,
     batch: list[dict[str, Any]],
     problems: Sequence[Problem],
-    score: Callable[[list[str], list[Problem]], list[float | None]],
+    score: Score,
 ) -> int:
     completions = [completion for row in batch for completion in row["completions"]]
     rewards = iter(score(completions, [problems[row["index"]] for row in batch for _ in row["completions"]]))

@@ -2,8 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,10 @@ from .arguments import SamplingArguments
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
+
+
+Finished = Generator[tuple[int, list[list[int]]], None, None]
+"""A request's index and its completions' token ids as soon as they are all there, in any order."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class Request:
 class Sampler(Protocol):
     """Draws `num_samples` completions for each request."""
 
-    def sample(self, requests: Iterable[Request]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield a request's index and its completions' token ids as soon as they are all there, in any order."""
+    def sample(self, requests: Iterable[Request]) -> Finished:
+        """Yield what is [`Finished`]."""
 
     def close(self) -> None:
         """Give the memory back."""
@@ -37,9 +41,9 @@ class Sampler(Protocol):
 
 def make_sampler(model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments) -> Sampler:
     """The sampler of `args.backend` for a model by name or path."""
-    return {"vllm": VLLMSampler, "server": ServerSampler, "transformers": TransformersSampler}[args.backend](
-        model, tokenizer, args
-    )
+    samplers: dict[str, Callable[[str, PreTrainedTokenizerBase, SamplingArguments], Sampler]]
+    samplers = {"vllm": VLLMSampler, "server": ServerSampler, "transformers": TransformersSampler}
+    return samplers[args.backend](model, tokenizer, args)
 
 
 @contextmanager
@@ -74,12 +78,12 @@ class TransformersSampler:
         pad = tokenizer.pad_token_id
         self.pad = min(self.eos, default=0) if pad is None else pad
 
-    def sample(self, requests: Iterable[Request]) -> Iterator[tuple[int, list[list[int]]]]:
+    def sample(self, requests: Iterable[Request]) -> Finished:
         import torch
 
         for request in requests:
             torch.manual_seed(request.seed)
-            completions = []
+            completions: list[list[int]] = []
             while len(completions) < self.args.num_samples:
                 number = min(self.args.batch_size, self.args.num_samples - len(completions))
                 completions += self._generate(request, number)
@@ -141,7 +145,7 @@ class ServerSampler:
             )
         self.client.model = matches[0]
 
-    def sample(self, requests: Iterable[Request]) -> Iterator[tuple[int, list[list[int]]]]:
+    def sample(self, requests: Iterable[Request]) -> Finished:
         executor = ThreadPoolExecutor(self.args.vllm_max_concurrent_requests, thread_name_prefix="vLLM sampling")
         try:
             yield from self._sample(executor, iter(requests))
@@ -150,8 +154,8 @@ class ServerSampler:
             executor.shutdown()
             self.client.resume()
 
-    def _sample(self, executor, requests: Iterator[Request]) -> Iterator[tuple[int, list[list[int]]]]:
-        pending = {}
+    def _sample(self, executor: ThreadPoolExecutor, requests: Iterator[Request]) -> Finished:
+        pending: dict[Future, int] = {}
         while True:
             for request in itertools.islice(requests, self.args.vllm_max_concurrent_requests - len(pending)):
                 pending[executor.submit(self._complete, request)] = request.index
@@ -162,7 +166,7 @@ class ServerSampler:
             for future in done.difference(failed):
                 yield pending.pop(future), future.result()
             for future in failed:
-                raise future.exception()
+                future.result()  # raises
 
     def _complete(self, request: Request) -> list[list[int]]:
         answer = self.client.generate(
@@ -218,8 +222,9 @@ class VLLMSampler:
                 f"--vllm_gpu_memory_utilization ({args.vllm_gpu_memory_utilization})."
             ) from error
 
-    def sample(self, requests: Iterable[Request]) -> Iterator[tuple[int, list[list[int]]]]:
-        requests, under_way = iter(requests), set()
+    def sample(self, requests: Iterable[Request]) -> Finished:
+        under_way: set[str] = set()
+        requests = iter(requests)
         while True:
             for request in itertools.islice(requests, self.args.vllm_max_concurrent_requests - len(under_way)):
                 self._add(request)

@@ -73,20 +73,21 @@ class SampleStore:
         """Store what is finished of the prompt at position `index`."""
         if index in self.done:
             raise ValueError(f"Prompt {index} is already in {self.path}.")
-        self._begin()
-        self._file.write(_line({"index": index, **values}))
-        self._file.flush()
+        file = self._begin()
+        file.write(_line({"index": index, **values}))
+        file.flush()
         self.done.add(index)
 
-    def _begin(self) -> None:
+    def _begin(self) -> TextIO:
         """Open the file for rows, with a header before the first one."""
         if self._file:
-            return
+            return self._file
         if not self.done:
             header = {"format": _FORMAT, "id": self.id, "settings": self.settings}
             with atomic_write(self.path) as temporary:
                 temporary.write_text(_line(header), encoding="utf-8")
         self._file = open(self.path, "a", encoding="utf-8")
+        return self._file
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows, in the order they finished, one at a time from the disk."""

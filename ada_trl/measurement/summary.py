@@ -3,13 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..utils.tables import markdown_table
 from .accuracy import NUM_RESAMPLES, bootstrap_interval, difficulty_bins, pass_at_k
 from .measure import Measurement
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 AVERAGE = "weighted average"
@@ -241,7 +245,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _bars(axis, values: list[tuple[str, float, Sequence[float]]], *, number: int, of: int, label: str) -> None:
+def _bars(axis: "Axes", values: list[tuple[str, float, Sequence[float]]], *, number: int, of: int, label: str) -> None:
     width = 0.8 / of
     positions = np.arange(len(values)) + (number - (of - 1) / 2) * width
     heights = [100 * average for _, average, _ in values]

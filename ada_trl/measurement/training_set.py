@@ -204,7 +204,7 @@ def plot(correct: np.ndarray, num_samples: int, min_pass_rate: float, max_pass_r
         axis.bar(np.flatnonzero(mask), numbers[mask], color=colour, label=f"{label} ({numbers[mask].sum():,})")
     axis.set_xlabel(f"Correct completions of {num_samples}")
     axis.set_ylabel("Problems")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.legend(frameon=False)
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)

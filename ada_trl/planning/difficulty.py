@@ -1,9 +1,9 @@
 """The pass rates behind noisy counts: what a histogram of k/16 would look like with infinitely many draws."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.counts import fit_beta_prior, tally_counts
 
@@ -28,13 +28,13 @@ class PassRateDistribution(NamedTuple):
     pass_rates: np.ndarray
     weights: np.ndarray
 
-    def posterior(self, positives: Sequence[float], draws: Sequence[float]) -> np.ndarray:
+    def posterior(self, positives: ArrayLike, draws: ArrayLike) -> np.ndarray:
         """What each prompt's counts say about its own pass rate, `(num_prompts, G)`; rows sum to 1."""
         joint = likelihood(self.pass_rates, positives, draws) * self.weights
         return joint / joint.sum(axis=1, keepdims=True)
 
 
-def likelihood(pass_rates: np.ndarray, positives: Sequence[float], draws: Sequence[float]) -> np.ndarray:
+def likelihood(pass_rates: np.ndarray, positives: ArrayLike, draws: ArrayLike) -> np.ndarray:
     """p^k (1−p)^(n−k), each row relative to its largest value, `(num_prompts, G)`; counts may be fractional."""
     k, n = (np.asarray(values, dtype=np.float64)[:, None] for values in (positives, draws))
     with np.errstate(divide="ignore"):
@@ -44,7 +44,7 @@ def likelihood(pass_rates: np.ndarray, positives: Sequence[float], draws: Sequen
     return np.exp(log - log.max(axis=1, keepdims=True))
 
 
-def fit_pass_rate_distribution(positives: Sequence[float], draws: Sequence[float]) -> PassRateDistribution:
+def fit_pass_rate_distribution(positives: ArrayLike, draws: ArrayLike) -> PassRateDistribution:
     """
     The distribution of true pass rates that makes the counts most likely, by expectation maximisation on a grid.
 
@@ -58,9 +58,9 @@ def fit_pass_rate_distribution(positives: Sequence[float], draws: Sequence[float
     to the smooth start instead of breaking up into atoms.
 
     Args:
-        positives (`Sequence[float]`):
+        positives (`ArrayLike`):
             k, one per prompt; may be fractional (discounted counts).
-        draws (`Sequence[float]`):
+        draws (`ArrayLike`):
             n; prompts without draws say nothing and are left out.
 
     Raises:
@@ -69,10 +69,10 @@ def fit_pass_rate_distribution(positives: Sequence[float], draws: Sequence[float
     k, n = (np.asarray(values, dtype=np.float64) for values in (positives, draws))
     if not (n > 0).any():
         raise ValueError(f"None of the {len(n)} prompts has any draws, so nothing is known about their pass rates.")
-    pairs, repeats = np.unique(np.stack([k, n])[:, n > 0], axis=1, return_counts=True)
+    (k, n), repeats = np.unique(np.stack([k, n])[:, n > 0], axis=1, return_counts=True)
     grid = np.sin(np.linspace(0, np.pi / 2, GRID_SIZE)) ** 2  # steps in proportion to a binomial's standard deviation
-    weights = _beta_weights(grid, *pairs, repeats)
-    given = likelihood(grid, *pairs)  # (pairs, G)
+    weights = _beta_weights(grid, k, n, repeats)
+    given = likelihood(grid, k, n)  # (pairs, G)
     previous = -np.inf
     for _ in range(MAX_ITERATIONS):
         evidence = given @ weights

@@ -6,13 +6,14 @@ what it has in common with ∇p is the one direction of the prompt's logit, 1 �
 signal of a prompt is E[Σ A_i (y_i − p)] and the power of its noise E[Σ A_i²].
 """
 
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core import Pool, Rollout, group_advantages, select_group
+from ..core.advantages import PromptWeighting
 from .outcomes import PoolDistribution, binomial_probability
 
 
@@ -49,7 +50,7 @@ def noise(moments: Moments, rollouts: np.ndarray, weights: np.ndarray) -> float:
 
 
 def pool_moments(
-    pass_rates: Sequence[float], pools: PoolDistribution, num_generations: int, *, weighting: str | float = "none"
+    pass_rates: ArrayLike, pools: PoolDistribution, num_generations: int, *, weighting: PromptWeighting = "none"
 ) -> Moments:
     """
     Against the mean of the prompt's own pool, for the group of `num_generations` that [`~core.select_group`] takes from
@@ -62,7 +63,7 @@ def pool_moments(
     return _expectation(pass_rates, pools.probability, np.array(states))
 
 
-def uniform_moments(pass_rates: Sequence[float], size: int, *, weighting: str | float = "none") -> Moments:
+def uniform_moments(pass_rates: ArrayLike, size: int, *, weighting: PromptWeighting = "none") -> Moments:
     """[`pool_moments`] where all of `size` rollouts are trained on: GRPO, or Est with this budget."""
     pools = PoolDistribution(np.full(size + 1, size), np.arange(size + 1), binomial_probability(pass_rates, size))
     return pool_moments(pass_rates, pools, size, weighting=weighting)
@@ -94,7 +95,7 @@ def posterior_moments(
     return Moments(np.broadcast_to(size * p * (1 - p), power.shape), power)
 
 
-def _expectation(pass_rates: Sequence[float], probability: np.ndarray, states: np.ndarray) -> Moments:
+def _expectation(pass_rates: ArrayLike, probability: np.ndarray, states: np.ndarray) -> Moments:
     """`states`, `(num_states, 3)`: Σ A_i over positives, over negatives, Σ A_i²."""
     p = np.asarray(pass_rates, dtype=np.float64)
     up, down, power = (probability @ states).T
@@ -102,7 +103,7 @@ def _expectation(pass_rates: Sequence[float], probability: np.ndarray, states: n
 
 
 @cache
-def _group(draws: int, positives: int, size: int, weighting: str | float) -> tuple[float, float, float]:
+def _group(draws: int, positives: int, size: int, weighting: PromptWeighting) -> tuple[float, float, float]:
     """Of the group of a pool with so many draws and positives: Σ A_i over positives, over negatives, Σ A_i²."""
     pool = Pool(0.5, [Rollout(i, float(i < positives), float(i < positives)) for i in range(draws)])
     group = select_group(pool, size, seed=(0,))

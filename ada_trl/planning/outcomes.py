@@ -1,15 +1,15 @@
 """How often a prompt teaches nothing and what it costs, exactly, as functions of its pass rate."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.exit_conditions import ExitCondition
 
 
 class _Counts(NamedTuple):
-    """As much of a pool as an exit condition looks at."""
+    """A pool, for an exit condition."""
 
     positives: int
     negatives: int
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     rounds: np.ndarray
 
 
-def binomial_probability(pass_rates: Sequence[float], size: int) -> np.ndarray:
+def binomial_probability(pass_rates: ArrayLike, size: int) -> np.ndarray:
     """P(k positives among `size` rollouts), `(num_pass_rates, size + 1)`."""
     p = np.asarray(pass_rates, dtype=np.float64)[:, None]
     table = np.ones((len(p), 1))
@@ -66,7 +66,7 @@ def binomial_probability(pass_rates: Sequence[float], size: int) -> np.ndarray:
 
 
 def pool_distribution(
-    pass_rates: Sequence[float], exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
+    pass_rates: ArrayLike, exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
 ) -> PoolDistribution:
     """
     The exact distribution of the pool that [`eliminate`] leaves behind, for independent rollouts that are positive with
@@ -76,7 +76,7 @@ def pool_distribution(
     and the pools that meet the exit condition, or have drawn M · N, leave with what they have.
 
     Args:
-        pass_rates (`Sequence[float]`):
+        pass_rates (`ArrayLike`):
             p, between 0 and 1.
         exit_condition (`ExitCondition`):
             Looked at after each round.
@@ -102,7 +102,7 @@ def pool_distribution(
 
 
 def sequential_outcome(
-    pass_rates: Sequence[float], exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
+    pass_rates: ArrayLike, exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
 ) -> Outcome:
     """
     Reinforce-Ada-Seq with binary rewards: an expectation over [`pool_distribution`].
@@ -123,14 +123,14 @@ def sequential_outcome(
     return Outcome(pools.probability @ pools.is_uniform, rollouts, rollouts / samples_per_round)
 
 
-def single_round_outcome(pass_rates: Sequence[float], sizes: int | Sequence[int]) -> Outcome:
+def single_round_outcome(pass_rates: ArrayLike, sizes: ArrayLike) -> Outcome:
     """
     GRPO with n rollouts, or Reinforce-Ada-Est with N_x: zero signal with probability p^N + (1−p)^N.
 
     Args:
-        pass_rates (`Sequence[float]`):
+        pass_rates (`ArrayLike`):
             p, between 0 and 1.
-        sizes (`int` or `Sequence[int]`):
+        sizes (`int` or `ArrayLike`):
             Rollouts of all prompts, or one number per pass rate.
     """
     p = np.asarray(pass_rates, dtype=np.float64)
@@ -138,9 +138,7 @@ def single_round_outcome(pass_rates: Sequence[float], sizes: int | Sequence[int]
     return Outcome(p**size + (1 - p) ** size, size.copy(), np.ones_like(p))
 
 
-def refill_outcome(
-    pass_rates: Sequence[float], weights: Sequence[float], num_generations: int, *, max_rounds: int
-) -> Outcome:
+def refill_outcome(pass_rates: ArrayLike, weights: ArrayLike, num_generations: int, *, max_rounds: int) -> Outcome:
     """
     DAPO's dynamic sampling, of a *place in the batch* and not of a prompt: groups without a gradient are thrown away and
     each is replaced by a fresh prompt's, for at most `max_rounds` rounds.
@@ -150,9 +148,9 @@ def refill_outcome(
     away cost more.
 
     Args:
-        pass_rates (`Sequence[float]`):
+        pass_rates (`ArrayLike`):
             p of the prompts that the batch is filled from.
-        weights (`Sequence[float]`):
+        weights (`ArrayLike`):
             Their shares, which sum to 1.
         num_generations (`int`):
             n.

@@ -3,12 +3,17 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..utils.tables import markdown_table
 from .observed import Prompts
 from .settings import TIE, Setting, describe, most_gradients, recommend
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def report(prompts: Prompts, found: list[Setting], budget: float) -> str:
@@ -62,8 +67,8 @@ def _as_yaml(setting: Setting) -> str:
     return "\n".join(f"{name}: {value}" for name, value in setting.fields.items())
 
 
-def figure(prompts: Prompts, found: list[Setting], budget: float):
-    """Pass rates as observed and as fitted; what all settings cost, recover and leave of noise. A `matplotlib.figure.Figure`."""
+def figure(prompts: Prompts, found: list[Setting], budget: float) -> "Figure":
+    """Pass rates as observed and as fitted; what all settings cost, recover and leave of noise."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 

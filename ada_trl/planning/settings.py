@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from ..core import ExitCondition, allocate, expected_rounds
+from ..core.advantages import PromptWeighting
 from .noise import Moments, noise, pool_moments, posterior_moments, uniform_moments
 from .observed import Prompts
 from .outcomes import Outcome, pool_distribution, refill_outcome, sequential_outcome, single_round_outcome
 
 
 REFILL_ROUNDS = 10  # after which DAPO gives a place in the batch up
-WEIGHTING = "inverse_sqrt"  # prompt_weighting's default in the paper's modes
+WEIGHTING: PromptWeighting = "inverse_sqrt"  # prompt_weighting's default in the paper's modes
 ALWAYS = ("Posterior", "Batch", "Rounds")  # methods that have a gradient from every prompt
 TIE = 1.1  # noise is computed under an assumption about the policy; such a difference is not to be relied on
 LARGEST_STRENGTH = 32.0  # as the largest candidate of a run's priors
@@ -70,7 +71,14 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
     unit = noise(reference, np.full(len(rates), n), weights)
     found = []
 
-    def add(method, fields, outcome: Outcome, weights: np.ndarray, trained: float, moments: Moments) -> None:
+    def add(
+        method: str,
+        fields: dict[str, Any],
+        outcome: Outcome,
+        weights: np.ndarray,
+        trained: float,
+        moments: Moments,
+    ) -> None:
         zero, rollouts, rounds = (float(weights @ value) for value in outcome)
         recovered = 0.0 if method == "DAPO" or not lost else 1 - zero / lost
         needed = noise(moments, outcome.rollouts, weights) / unit
@@ -111,8 +119,8 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
         fields = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1, "max_rounds": most}
         tries = np.array([expected_rounds(p, 1, most) for p in rates])
         outcome = Outcome(np.zeros(1), *(np.array([weights @ tries]) for _ in range(2)))
-        mean = float(weights @ tries)
-        add("Rounds", fields, outcome, np.ones(1), mean, _against_what_is_known(prompts, 1, tries))
+        drawn = float(weights @ tries)
+        add("Rounds", fields, outcome, np.ones(1), drawn, _against_what_is_known(prompts, 1, tries))
     return found
 
 

@@ -3,7 +3,9 @@
 import functools
 import logging
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from accelerate import PartialState
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -16,7 +18,7 @@ class Notices(logging.LoggerAdapter):
     [`~accelerate.logging.get_logger`] does the former, puts `[RANK 0]` before every message, and writes into the bar.
     """
 
-    def log(self, level: int, msg, *args, **kwargs) -> None:
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if PartialState().is_main_process:
             with logging_redirect_tqdm() if _prints() else nullcontext():
                 super().log(level, msg, *args, **kwargs)
@@ -27,7 +29,7 @@ class Notices(logging.LoggerAdapter):
 
 
 @contextmanager
-def said_once(logger: logging.Logger, text: str):
+def said_once(logger: logging.Logger, text: str) -> Iterator[None]:
     """While the block runs, let a record that contains `text` pass once."""
     said = False
 

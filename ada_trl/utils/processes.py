@@ -2,7 +2,7 @@
 
 import functools
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -45,8 +45,10 @@ Words = Callable[[int, str, str], CommonError]
 
 
 def report(error: Exception | None) -> Report | None:
+    if error is None:
+        return None
     common = (error.cause, error.remedy) if isinstance(error, CommonError) else None
-    return error and Report(f"{type(error).__name__}: {error}", common)
+    return Report(f"{type(error).__name__}: {error}", common)
 
 
 def raise_first(reports: Sequence[Report | None], error: Exception | None, words: Words | None = None) -> None:
@@ -58,7 +60,7 @@ def raise_first(reports: Sequence[Report | None], error: Exception | None, words
             [`report`] of every process.
         error (`Exception`, *optional*):
             This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
-        words (`Callable[[int, str], CommonError]`, *optional*):
+        words (`Words`, *optional*):
             What is raised for a [`CommonError`].
 
     Raises:
@@ -91,7 +93,7 @@ def gather_results(work: Callable[[], T], words: Words | None = None) -> list[T]
 
 
 @contextmanager
-def shared(words: Words | None = None):
+def shared(words: Words | None = None) -> Iterator[None]:
     """[`gather_results`] of a `with` block, which returns nothing."""
     error = None
     try:
@@ -150,7 +152,7 @@ _local: ContextVar[bool] = ContextVar("local", default=False)
 
 
 @contextmanager
-def local():
+def local() -> Iterator[None]:
     """
     While the block runs, collective calls of this thread concern this process only: other processes do other things,
     perhaps at other times, and may fail. Other threads notice nothing.
