@@ -31,7 +31,7 @@ def throwaway(args: "AdaGRPOConfig") -> Iterator[None]:
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
-    if Path(args.vllm_weight_sync_dir) == given / "vllm_weight_sync":  # type: ignore[arg-type] # `__post_init__` sets it
+    if Path(args.vllm_weight_sync_dir) == given / "vllm_weight_sync":
         args.vllm_weight_sync_dir = str(directory / "vllm_weight_sync")  # where the server sees it too
     args.output_dir, args.max_steps, args.logging_steps = str(directory), 1, 1
     args.report_to, args.push_to_hub, args.log_completions, args.disable_tqdm = [], False, False, True

@@ -121,11 +121,11 @@ def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple
         outcome = sequential_outcome(
             rates,
             args.exit_condition,
-            samples_per_round=args.samples_per_round,  # type: ignore[arg-type] # set wherever there are rounds
+            samples_per_round=args.samples_per_round,
             max_rounds=args.max_rounds,
         )
     else:  # Est hands out as many on average, and rounds across steps share what a batch holds
-        outcome = single_round_outcome(rates, args.num_generations)  # type: ignore[arg-type] # as above
+        outcome = single_round_outcome(rates, args.num_generations)
     lost = 0.0 if args.baseline != "pool" else float(weights @ outcome.zero_signal)
     rollouts = float(weights @ outcome.rollouts)
     if args.unresolved == "replace":
@@ -137,7 +137,7 @@ def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple
 def forecast(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> Finding:
     """Of one generation and the update on it. The sample is smaller than a step, so generation is at most that slow."""
     positives, draws = counts(args, sample)
-    rollouts = float(args.num_generations)  # type: ignore[arg-type] # `__post_init__` sets it
+    rollouts = float(args.num_generations)
     if draws.any():
         _, rollouts = expected(args, fit_pass_rate_distribution(positives, draws))
     prompts = args.generation_batch_size // args.num_generations

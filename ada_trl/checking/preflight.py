@@ -201,7 +201,7 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
 
     prompts = prompts_from_counts("the sample", positives.astype(float), draws.astype(float))
     lost, rollouts = expected(args, prompts.distribution)
-    size: int = args.num_generations  # type: ignore[assignment] # `__post_init__` sets it
+    size: int = args.num_generations
     size = max(size, 2)
     budget = max(rollouts, size)
     found = settings(prompts, num_generations=size, budget=budget, max_samples=max(32, size))

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from .pool import Pool, Rollout, sample_std
 
 
-PromptWeighting = Literal["inverse_sqrt", "inverse", "none"] | float
+PromptWeighting = str | float  # a name of `POWERS`, or α
 
 POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power objective by its name
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer

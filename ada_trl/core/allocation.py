@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 
-AllocationRule = Literal["power", "variance", "reward_std"] | float
+AllocationRule = str | float  # "power", "variance", "reward_std", or the exponent of the power
 
 _SMALLEST_WEIGHT = 1e-100  # relative to the largest: an extreme exponent must not underflow to 0
 

@@ -5,8 +5,8 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ..utils.fields import set_later
 from .accuracy import difficulty_bins
 
 
@@ -17,11 +17,6 @@ DATASETS = (
     "weqweasdas/olympiadbench",
     "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 )
-
-
-def set_later(**metadata: Any) -> Any:
-    """A field that `__post_init__` sets from the others if it is not given."""
-    return field(default=None, metadata=metadata)
 
 
 @dataclass(kw_only=True)

@@ -75,33 +75,30 @@ class PerPromptSource(RolloutSource):
         self._unavailable: VLLMServerUnavailable | None = None
         self._idle_since: float | None = None
         self._ahead: list[Future] = []  # by prompt, its first round where it was asked for before the step
-        self._open, self._start = ExitStack(), None  # closing it cancels what is under way
+        self._open = ExitStack()  # closing it cancels what is under way
+        self._start: Callable[..., Future] | None = None
 
     def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        """Send the requests of the first round now; [`sample`] takes the answers, [`drop`] does without them."""
         self.vllm.vllm_client.retries = self.vllm.vllm_client.timeouts = 0
-        self._start = self._open.enter_context(self.vllm.requests())
+        start = self._start = self._open.enter_context(self.vllm.requests())
         sizes = round_sizes(samples_per_round, len(self.prompts))
         rows = [self._own_row(prompt, 0) for prompt in range(len(self.prompts))]
         self._ahead = [
-            self._start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
+            start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
         ]
 
     def settle(self) -> None:
-        """Wait until what was asked ahead has been answered, or has failed."""
         wait(self._ahead)
 
     def drop(self) -> None:
-        """Cancel what was asked ahead."""
         self._open.close()
 
-    def sample(self, *, samples_per_round: int | Sequence[int], positive_threshold: float, **loop) -> list[Pool]:
+    def sample(self, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
-        loop |= {"samples_per_round": samples_per_round, "positive_threshold": positive_threshold}
         what = f"rollouts of {len(self.prompt_ids)} prompts are missing"
         received = gather_results(lambda: self._sample_own(loop), self.vllm.words(what))
         if self.lanes is None:
-            return [Pool(positive_threshold, rollouts) for process in received for rollouts in process]
+            return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
         for i, (lane, rollouts) in enumerate(
             zip(self.lanes, (rollouts for process in received for rollouts in process), strict=True)
         ):
@@ -165,7 +162,7 @@ class PerPromptSource(RolloutSource):
 
     def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for an answer, take all that there are, score them."""
-        arrived = []
+        arrived: list[tuple[int, int, Future | None]] = []
         while not arrived:
             try:
                 arrived.append(self._arrived.get(timeout=TICK_SECONDS))
@@ -180,14 +177,16 @@ class PerPromptSource(RolloutSource):
             self._asked.remove((prompt, first_draw))
             try:
                 if future is None:  # it was not even sent
-                    raise self._unavailable
+                    raise self._unavailable or VLLMServerUnavailable("no answer")
                 answered.append((prompt, first_draw, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
                 failed += self._fail(prompt, first_draw, error)
         if not self._asked:
             self._idle_since = time.perf_counter()
-        collected = [(prompt, first_draw, None) for prompt, first_draw in failed]
+        collected: list[tuple[int, int, list[Rollout] | None]] = [
+            (prompt, first_draw, None) for prompt, first_draw in failed
+        ]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for first_round in (True, False):
             collected += self._score([answer for answer in answered if (answer[1] == 0) == first_round], first_round)

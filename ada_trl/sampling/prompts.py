@@ -85,13 +85,13 @@ class FromLoader:
         """What each place of the batch draws, if one prompt may be asked after another; `sizes` are rollouts per round."""
         return None
 
-    def asked(self, pools: Sequence[Pool]) -> Asked:
+    def asked(self, pools: Sequence[Any]) -> Asked:
         """What the step has asked, from its pools or lanes."""
         number = len(pools)
-        numbers = [(i,) for i in range(number)]
+        numbers: list[tuple[int, ...]] = [(i,) for i in range(number)]
         return Asked(list(pools), list(range(number)), numbers, [True] * number, [True] * number)
 
-    def close(self, pools: Sequence[Pool]) -> dict[str, float]:
+    def close(self, pools: Sequence[Any]) -> dict[str, float]:
         """End the step: what is logged of its prompts."""
         return {}
 
@@ -136,13 +136,13 @@ class FromStream(FromLoader):
         seed: int,
     ):
         self.dataset, self.schedule, self.accelerator = dataset, schedule, accelerator
-        self.tracker, self.gain = tracker, gain
-        self._order = {"shuffle": shuffle, "seed": seed}
+        self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # there is one where prompts are chosen
+        self.gain, self.shuffle, self.seed = gain, shuffle, seed
         self._estimated: list[int] = []  # positions of the prompts that were estimated to be chosen from, in this step
         self._start()
 
     def _start(self) -> None:
-        self.queue = PromptQueue(PromptStream(self.dataset, **self._order), self.schedule)
+        self.queue = PromptQueue(PromptStream(self.dataset, shuffle=self.shuffle, seed=self.seed), self.schedule)
 
     def ask(self, inputs: list[dict]) -> Question:
         self._estimated = []
@@ -174,12 +174,12 @@ class FromStream(FromLoader):
         return True
 
     def lanes(self, question: Question, sizes: Sequence[int]) -> list[Lane]:
-        return self.queue.lanes(question.candidates, sizes)
+        return self.queue.lanes(question.candidates or [], sizes)
 
-    def asked(self, lanes: Sequence[Lane]) -> Asked:
+    def asked(self, pools: Sequence[Lane]) -> Asked:
         before = 0
         found = Asked([], [], [], [], [])
-        for place, lane in enumerate(lanes):
+        for place, lane in enumerate(pools):
             for i in lane.asked:
                 candidate = lane.candidates[i]
                 found.pools.append(lane.pools[i])
@@ -190,9 +190,9 @@ class FromStream(FromLoader):
             before += len(lane.candidates)
         return found
 
-    def close(self, lanes: Sequence[Lane]) -> dict[str, float]:
-        asked = [(lane, i) for lane in lanes for i in lane.asked]
-        metrics = {"stream/asked": float(len(asked))} | self.queue.close(lanes)
+    def close(self, pools: Sequence[Lane]) -> dict[str, float]:
+        asked = [(lane, i) for lane in pools for i in lane.asked]
+        metrics = {"stream/asked": float(len(asked))} | self.queue.close(pools)
         if self.schedule.fixed_budget:  # with what earlier steps have drawn
             metrics["resolved"] = sum(lane.resolved(i) for lane, i in asked) / len(asked)
         return metrics

@@ -125,8 +125,8 @@ class PromptQueue:
         unused = [candidate for candidate in self._new if candidate.position not in used]
         self.stream.put_back([candidate.position for candidate in unused if candidate.in_order])
         self.chosen = [candidate.position for candidate in unused if not candidate.in_order] + self.chosen
-        going_on = [lane.unfinished for lane in lanes] if self.schedule.fixed_budget else []
-        going_on = sorted((c for c in going_on if c is not None), key=lambda candidate: candidate.rounds)
+        unfinished = [lane.unfinished for lane in lanes] if self.schedule.fixed_budget else []
+        going_on = sorted((c for c in unfinished if c is not None), key=lambda candidate: candidate.rounds)
         self.returning = going_on[: self._places_to_return]
         self.stream.forget({candidate.position for candidate in self.returning} | {*self.chosen})
         new = sum(not candidate.rounds for candidate in asked)

@@ -147,6 +147,15 @@ class RolloutSource:
         """
         raise NotImplementedError
 
+    def ask(self, samples_per_round: int | Sequence[int]) -> None:
+        """Send the requests of the first round now, where there is somebody to send them to; [`sample`] takes the answers."""
+
+    def settle(self) -> None:
+        """Wait until what was asked ahead has been answered, or has failed."""
+
+    def drop(self) -> None:
+        """Cancel what was asked ahead."""
+
     def keep(self, completions: Completions, *, first_round: bool, padding: int = 0) -> int:
         """
         Store what this process has generated.

@@ -67,10 +67,11 @@ class PromptStream:
             if self._front:
                 position = self._front.popleft()
             else:
-                position = self._next()
-                if position is None:
+                following = self._next()
+                if following is None:
                     epochs += 1
                     continue
+                position = following
             if position in taken or position in exclude:
                 later.append(position)
             else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
+from ..utils.fields import set_later
 from .config_checks import CHOICES, check_config, check_types, resolve_defaults, resolve_sampling
 from .ways import Uniform, way_to_sample
 
@@ -171,12 +172,9 @@ class AdaGRPOConfig(GRPOConfig):
     """
 
     # Parameters whose default values are overridden from GRPOConfig
-    num_generations: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of rollouts per prompt that are trained on (n). If `None`, 4; 1 where `baseline` is `'posterior'` "
-            "or `'batch'` and the sampling uniform."
-        },
+    num_generations: int = set_later(
+        help="Number of rollouts per prompt that are trained on (n). If `None`, 4; 1 where `baseline` is `'posterior'` "
+        "or `'batch'` and the sampling uniform."
     )
     scale_rewards: str = field(
         default="none",
@@ -191,22 +189,16 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the sampling
-    adaptive_sampling: str | None = field(
-        default=None,
-        metadata={
-            "help": "Which rollouts to draw (if `None`, `'seq-balance'`; with `baseline='posterior'` or `'batch'`, "
-            "`'uniform'`): `'seq-balance'` (rounds until a prompt has both positives and negatives), "
-            "`'seq-pos'` (rounds until it has positives), `'est'` (one round with budgets from estimated pass rates; "
-            "`'est-ema'` and `'est-value'` name the estimator too) or `'uniform'` (plain GRPO, bit for bit).",
-            "choices": list(CHOICES["adaptive_sampling"]),
-        },
+    adaptive_sampling: str = set_later(
+        help="Which rollouts to draw (if `None`, `'seq-balance'`; with `baseline='posterior'` or `'batch'`, "
+        "`'uniform'`): `'seq-balance'` (rounds until a prompt has both positives and negatives), "
+        "`'seq-pos'` (rounds until it has positives), `'est'` (one round with budgets from estimated pass rates; "
+        "`'est-ema'` and `'est-value'` name the estimator too) or `'uniform'` (plain GRPO, bit for bit).",
+        choices=list(CHOICES["adaptive_sampling"]),
     )
-    samples_per_round: int | None = field(
-        default=None,
-        metadata={
-            "help": "Rollouts drawn per round for every prompt still active (M), at least `num_generations`. If "
-            "`None`, twice `num_generations`."
-        },
+    samples_per_round: int = set_later(
+        help="Rollouts drawn per round for every prompt still active (M), at least `num_generations`. If "
+        "`None`, twice `num_generations`."
     )
     max_rounds: int = field(
         default=4,
@@ -296,13 +288,10 @@ class AdaGRPOConfig(GRPOConfig):
             "choices": list(CHOICES["baseline"]),
         },
     )
-    prompt_weighting: str | None = field(
-        default=None,
-        metadata={
-            "help": "Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
-            "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
-            "with `adaptive_sampling='uniform'`."
-        },
+    prompt_weighting: str = set_later(
+        help="Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
+        "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
+        "with `adaptive_sampling='uniform'`."
     )
     selection_correction: bool | None = field(
         default=None,
@@ -329,12 +318,9 @@ class AdaGRPOConfig(GRPOConfig):
             "choices": list(CHOICES["vllm_weight_sync"]),
         },
     )
-    vllm_weight_sync_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Directory for `vllm_weight_sync='lora'` and `'disk'`, under the same path for trainer and server. "
-            "If `None`, `vllm_weight_sync` in `output_dir`."
-        },
+    vllm_weight_sync_dir: str = set_later(
+        help="Directory for `vllm_weight_sync='lora'` and `'disk'`, under the same path for trainer and server. "
+        "If `None`, `vllm_weight_sync` in `output_dir`."
     )
     vllm_request_timeout: float = field(
         default=300.0,

@@ -14,7 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..core import RewardScale, batch_priors, completion_metrics, prompt_weight
+from ..core import completion_metrics, prompt_weight
 from ..engine.vllm import vllm_generation_with
 from ..estimation.reader import PolicyReader
 from ..estimation.tracker import PassRateTracker
@@ -30,9 +30,10 @@ from ..utils.processes import shared
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_exit_reward, check_support
 from .batch import effective_sample_share, mask_rows
+from .compared import compared_with
 from .logs import constant_metrics, show_one_line
 from .parent import Observing, finite
-from .replay import Replay, informed, plan_update, uniform_pools
+from .replay import Replay, plan_update, uniform_pools
 from .signal_warning import SignalWarning
 from .state import load_state, save_state
 from .with_engine import Asking, WithEngine
@@ -90,7 +91,6 @@ class AdaGRPOTrainer(WithEngine):
     """
 
     pass_rates: PassRateTracker | None = None
-    _scale: RewardScale | None = None  # where no statistic of the rollouts that are compared may divide them
     _warned_of_unfinished_generation = False
     _train_sampler = None  # of a data set that can be indexed
 
@@ -142,8 +142,7 @@ class AdaGRPOTrainer(WithEngine):
             )
             self.pass_rates = PassRateTracker(args, reader, whole_row=self.environment_factories is not None)
             self._catches_states = self.pass_rates.catches_states
-        if args.baseline != "pool":
-            self._scale = RewardScale() if args.baseline == "batch" else self.pass_rates.belief.scale
+        self._compared = compared_with(args, self.pass_rates)
         if args.max_staleness and not self._asks_server_per_prompt:
             raise ValueError(
                 f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
@@ -186,7 +185,7 @@ class AdaGRPOTrainer(WithEngine):
         with self._replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._judge(replay, phase.states)
-            self._apply_replay(output)
+            self._apply_replay(replay, output)
         self._look_at_sampled(output)
         if self.args.max_staleness:
             metrics = self._metrics["train"]
@@ -226,11 +225,13 @@ class AdaGRPOTrainer(WithEngine):
             if tracker.comes_first:
                 tracker.predict()
         number, size = len(question.owners_of_places), args.way.round_size(args)
-        budgets = tracker.budgets() if args.way.by_estimates else None
+        budgets = tracker.budgets() if tracker is not None and args.way.by_estimates else None
         lanes = self._prompts.lanes(question, budgets or [size] * number)
         source = self._build_source(question, lanes)
         sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
-        return Asking(self._prompts, source, sizes, self.state.global_step, lanes, tracker and tracker.visit)
+        return Asking(
+            self._prompts, source, sizes, self.state.global_step, lanes, None if tracker is None else tracker.visit
+        )
 
     def _ask_ahead(self) -> None:
         """Send the next step's requests, to be answered with the newest weights while this step is trained on. Collective."""
@@ -243,20 +244,22 @@ class AdaGRPOTrainer(WithEngine):
         ):
             return  # this was the last generation
         self._bring_weights()
-        visit = self.pass_rates and self.pass_rates.visit  # of the step that is yet to be trained on
+        tracker = self.pass_rates
+        visit = None if tracker is None else tracker.visit  # of the step that is yet to be trained on
         self._ahead = self._decide([])
         self._ahead.source.ask(self._ahead.sizes)
         self._ahead.sent = True
-        if self.pass_rates is not None:
-            self.pass_rates.visit = visit
+        if tracker is not None and visit is not None:
+            tracker.visit = visit
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
         args = self.args
         asking, self._ahead = self._ahead or self._decide(inputs), None
         source, lanes = asking.source, asking.lanes
-        if self.pass_rates is not None:
-            self.pass_rates.visit = asking.visit
+        tracker = self.pass_rates
+        if tracker is not None and asking.visit is not None:
+            tracker.visit = asking.visit
         self._staleness = self.state.global_step - asking.step
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
@@ -273,8 +276,8 @@ class AdaGRPOTrainer(WithEngine):
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
         asked = self._prompts.asked(pools)
-        if self.pass_rates is not None:
-            self.pass_rates.keep(asked.indices)
+        if tracker is not None:
+            tracker.keep(asked.indices)
         groups = [
             args.way.group(pool, args, (*seed, *number)) if trained else []
             for pool, number, trained in zip(asked.pools, asked.numbers, asked.trained, strict=True)
@@ -283,8 +286,8 @@ class AdaGRPOTrainer(WithEngine):
         replay = plan_update(asked.pools, groups, args, self.accelerator.device, asked.representative)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
-        if self._catches_states:
-            replay.states = self.pass_rates.reader.share([source.states.get(i) for i in asked.indices])
+        if tracker is not None and self._catches_states:
+            replay.states = tracker.reader.share([source.states.get(i) for i in asked.indices])
         replay.metrics |= self._prompts.close(pools)
         return replay
 
@@ -296,26 +299,16 @@ class AdaGRPOTrainer(WithEngine):
             states (`torch.Tensor`, *optional*):
                 The policy's hidden states of the prompts, `(rows of this process, H)`, if the parent has passed them.
         """
-        args, priors, stds, scale = self.args, None, None, self._scale
-        if self.pass_rates is not None and not self.pass_rates.comes_first:
+        tracker = self.pass_rates
+        if tracker is not None and not tracker.comes_first:
             if self._catches_states and states is not None:
-                replay.states = self.pass_rates.reader.share(replay.by_prompt(states))
-            self.pass_rates.predict(replay.states)
-        if args.baseline == "posterior":
-            belief = self.pass_rates.belief
-            keys = self.pass_rates.visit.keys
-            priors = informed(self.pass_rates.priors(), keys, replay.pools, shrinkage=belief.shrinkage)
-        elif args.baseline == "batch":
-            rates = [math.nan] * len(replay.pools) if self.pass_rates is None else self.pass_rates.shared_estimates()
-            priors = batch_priors(replay.pools, rates)
-        if priors is not None and args.scale_rewards == "batch":
-            stds = scale.known_deviations(replay.pools)
-        if args.baseline == "batch":
-            scale.observe([reward for pool in replay.pools for reward in pool.rewards])
-        replay.judge(args, self.reward_weights.tolist(), priors, stds)
-        if self.pass_rates is not None:
+                replay.states = tracker.reader.share(replay.by_prompt(states))
+            tracker.predict(replay.states)
+        priors, stds = self._compared.expect(replay.pools)
+        replay.judge(self.args, self.reward_weights.tolist(), priors, stds)
+        if tracker is not None:
             step = self.state.global_step + 1
-            replay.metrics |= self.pass_rates.observe(replay.pools, step, replay.representative)
+            replay.metrics |= tracker.observe(replay.pools, step, replay.representative)
 
     def _log_sampling(self, replay: Replay, batch: Batch) -> None:
         """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
@@ -358,8 +351,7 @@ class AdaGRPOTrainer(WithEngine):
         """What is saved beside the record of the prompts."""
         # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        state = self._prompts.state_dict(under_way + (self._ahead is not None))
-        return state | {"scale": self._scale.state_dict()} if self.args.baseline == "batch" else state
+        return self._prompts.state_dict(under_way + (self._ahead is not None)) | self._compared.state_dict()
 
     def _warn_of_unfinished_generation(self) -> None:
         """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
@@ -388,8 +380,7 @@ class AdaGRPOTrainer(WithEngine):
         if checkpoint is not None and self._small_state():
             state = load_state(checkpoint)
             self._prompts.load_state_dict(state)
-            if self.args.baseline == "batch" and "scale" in state:
-                self._scale.load_state_dict(state["scale"])
+            self._compared.load_state_dict(state)
 
     def get_train_dataloader(self):
         """As the parent's; where the prompts come from a stream, one that only counts the steps."""
@@ -440,9 +431,8 @@ class AdaGRPOTrainer(WithEngine):
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return finite(total.masked_fill(rewards.isnan().all(dim=1), torch.nan))
 
-    def _apply_replay(self, output: dict[str, Any]) -> None:
+    def _apply_replay(self, replay: Replay, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
-        replay = self._phase.replay
         advantages = [value for values in replay.advantages for value in values]
         output["advantages"] = output["advantages"].new_tensor(advantages[replay.local])
         logged = self._logs["advantages"]

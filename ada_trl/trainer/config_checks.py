@@ -4,13 +4,13 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, get_args
 
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
 from ..core.advantages import POWERS
+from ..core.allocation import check_rule
 from ..utils.notices import get_logger
 from .ways import WAYS
 
@@ -46,9 +46,10 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
         value = getattr(args, name)
         if value not in choices and not (value is None and name in ("adaptive_sampling", "pass_rate_estimator")):
             raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in annotations.items():
         kinds, value = set(get_args(annotation) or [annotation]), getattr(args, name)
-        if not kinds & {int, float} or str in kinds or (value is None and NoneType in kinds):
+        if not kinds & {int, float} or str in kinds or (value is None and defaults[name] is None):
             continue
         if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
             kind = "number" if float in kinds else "whole number"
@@ -93,6 +94,8 @@ def check_config(args: GRPOConfig) -> None:
             "signal is greater. Use 0.7 for rewards of 0 and 1."
         )
     _check_weight(args)
+    if args.way.by_estimates and args.allocation_rule not in ("power", "variance", "reward_std"):
+        args.allocation_rule = check_rule(args.allocation_rule)
     _check_vllm(args)
     _check_estimates(args)
     _check_stream(args)

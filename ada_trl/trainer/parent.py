@@ -29,7 +29,7 @@ grpo_trainer.VLLMGeneration = build_vllm_generation
 
 # What the columns of `GRPOTrainer._generate` are where they have no values: prompt_ids, completion_ids, tool_mask,
 # completions, logprobs, extra_fields, images, tool_images. All others have one value per row.
-_NO_VALUES = ([], [], None, [], None, {}, None, [])
+_NO_VALUES: tuple = ([], [], None, [], None, {}, None, [])
 
 
 class Answers(NamedTuple):
@@ -132,11 +132,11 @@ class ThroughParent(GRPOTrainer):
     @contextmanager
     def _having(self, **attributes: Any):
         before = {name: getattr(self, name) for name in attributes}
-        vars(self).update(attributes)
+        self.__dict__.update(attributes)
         try:
             yield
         finally:
-            vars(self).update(before)
+            self.__dict__.update(before)
 
     # What the parent calls
 
@@ -217,7 +217,8 @@ class ThroughParent(GRPOTrainer):
         else:
             raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
         if self._played is not None:
-            for name, number in Counter(self._batch_environments).items():
+            names: list[str | None] = self._batch_environments
+            for name, number in Counter(names).items():
                 pool = self._environment_pool[name]  # the parent takes its environments from the front
                 self._played[name] += pool[:number]
                 del pool[:number]
@@ -229,7 +230,7 @@ class ThroughParent(GRPOTrainer):
         if self.environment_factories is None:
             yield
             return
-        played = defaultdict(list)
+        played: dict[str | None, list] = defaultdict(list)
         try:
             with self._having(_played=played):
                 yield

@@ -18,7 +18,6 @@ from ..core import (
     normalize_rewards,
     posterior_advantages,
     posterior_baselines,
-    recentred,
     sampling_metrics,
 )
 from ..core.pool import sample_std
@@ -91,7 +90,7 @@ class Replay:
         mean, std = statistics(attrgetter("reward"))
         metrics = {"reward": mean, "reward_std": std}
         for i, name in enumerate(names):
-            mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])
+            mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])  # type: ignore[misc] # its default is an int
             metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
         return metrics | {"frac_reward_zero_std": self.metrics["zero_signal/first_round"]}
 
@@ -149,28 +148,6 @@ class Replay:
             "baseline/strength": math.fsum(prior.strength for prior in priors) / len(priors),
         }
         return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
-
-
-def informed(
-    priors: Sequence[Prior],
-    keys: Sequence[str],
-    pools: Sequence[Pool],
-    *,
-    shrinkage: float,
-) -> list[Prior]:
-    """
-    Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
-    other copies of the same prompt, which `keys` tell. They are sampled independently, so a rollout has no influence on what
-    they tell about it.
-    """
-    priors = recentred(priors, pools, shrinkage=shrinkage)
-    by_key: dict[str, list[int]] = {}
-    for i, key in enumerate(keys):
-        by_key.setdefault(key, []).append(i)
-    return [
-        prior.updated([reward for j in by_key[key] if j != i for reward in pools[j].rewards])
-        for i, (prior, key) in enumerate(zip(priors, keys, strict=True))
-    ]
 
 
 def pool_advantages(

@@ -6,7 +6,6 @@ one; a new one is a class here.
 from typing import TYPE_CHECKING
 
 from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
-from ..core.allocation import check_rule
 
 
 if TYPE_CHECKING:
@@ -80,8 +79,6 @@ class ByEstimate(Uniform):
             check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
         except ValueError as error:
             raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
-        if args.allocation_rule not in ("power", "variance", "reward_std"):
-            args.allocation_rule = check_rule(args.allocation_rule)
         if args.unresolved == "replace":
             raise ValueError(
                 "unresolved='replace' asks another prompt for as many rollouts, but adaptive_sampling="
