@@ -1,7 +1,11 @@
 """Tiny models, data and rewards that need no download."""
 
+import json
+import os
 import random
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -25,6 +29,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import build_tokenizer
 
 
+ROOT = Path(__file__).parent.parent
 PROMPTS = ["1+2=", "31+4=", "5+55=", "7+8="]
 VISION_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -131,6 +136,31 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def command(module, *arguments, processes=1, launcher=("--multi_gpu", "--mixed_precision=no")) -> list[str]:
+    """`python -m module arguments`, under `accelerate launch` if several processes are asked for."""
+    words = [sys.executable, "-W", "ignore", "-m"]
+    if processes > 1:
+        words += ["accelerate.commands.launch", f"--num_processes={processes}", f"--main_process_port={free_port()}"]
+        words += [*launcher, "--module"]
+    return [*words, module, *map(str, arguments)]
+
+
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+
+
+def run_module(module, *arguments, seconds=600, environment=ON_CPU, **launch) -> subprocess.CompletedProcess:
+    """In the repository, to its end."""
+    words, options = command(module, *arguments, **launch), {"capture_output": True, "text": True, "cwd": ROOT}
+    return subprocess.run(words, env=os.environ | environment, timeout=seconds, **options)
+
+
+def what_ranks_wrote(directory: Path, processes: int, result: subprocess.CompletedProcess) -> list:
+    """Of workers that write what they have seen to `rank<i>.json`."""
+    ranks = [directory / f"rank{i}.json" for i in range(processes)]
+    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
+    return [json.loads(rank.read_text()) for rank in ranks]
+
+
 # Arguments of every training run in the tests: CPU, quiet, quick.
 QUICK = {
     "per_device_train_batch_size": 8,
@@ -180,15 +210,25 @@ class Recorder(AdaGRPOTrainer):
 
 
 def build(
-    tmp_path, reward_funcs=even_reward, dataset=None, model=None, peft_config=None, eval_dataset=None, **overrides
+    tmp_path,
+    reward_funcs=even_reward,
+    dataset=None,
+    model=None,
+    peft_config=None,
+    eval_dataset=None,
+    tokenizer=None,
+    callbacks=None,
+    trainer_class=Recorder,
+    **overrides,
 ):
-    return Recorder(
+    return trainer_class(
         model or tiny_model(),
         reward_funcs,
         AdaGRPOConfig(str(tmp_path), **QUICK | overrides),
         prompt_dataset() if dataset is None else dataset,
         eval_dataset,
-        tiny_tokenizer(),
+        tokenizer or tiny_tokenizer(),
+        callbacks=callbacks,
         peft_config=peft_config,
     )
 
@@ -242,6 +282,24 @@ def logs_of(trainer) -> list[dict]:
     logs = [logs for logs in trainer.state.log_history if "reward" in logs]
     assert logs, "No step was logged."
     return logs
+
+
+def moved(trainer) -> dict[str, bool]:
+    """Train, and say of each parameter whether it has moved; all must stay finite."""
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+    return {name: not torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters()}
+
+
+def whole_and_resumed(build, tmp_path, *args, at: int, **options):
+    """A run, and one that starts with other weights from its checkpoint `at`: they must end the same."""
+    whole = build(tmp_path / "whole", *args, **options)
+    whole.train()
+    resumed = build(tmp_path / "resumed", *args, model=tiny_model(seed=9), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{at}"))
+    assert_same_run(whole, resumed)
+    return whole, resumed
 
 
 def assert_same_run(whole, resumed) -> None:

@@ -1,11 +1,7 @@
 """`ada-trl check`: what it finds, what it fails with, and that it leaves nothing behind."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +10,9 @@ from ada_trl import AdaGRPOTrainer, check
 from ada_trl.checking.findings import Finding
 from ada_trl.cli import start
 
-from .helpers import free_port, tiny_model, tiny_tokenizer
+from .helpers import run_module, tiny_model, tiny_tokenizer
 
 
-ROOT = Path(__file__).parent.parent
 LONGEST = 11  # tokens of the longest prompt of the data, which is not among the first
 
 
@@ -74,8 +69,6 @@ def files_of(folder):
 MODES = {
     "uniform": ["--adaptive_sampling=uniform"],
     "seq-balance": [],
-    "seq-pos": ["--adaptive_sampling=seq-pos"],
-    "est-ema": ["--adaptive_sampling=est-ema"],
     "est-value": ["--adaptive_sampling=est-value"],
     "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
@@ -212,22 +205,8 @@ def test_a_table_survives_what_is_in_it():
 def test_two_processes_look_at_their_own_prompts(task):
     """One table, of what both have drawn; nothing stays."""
     before = files_of(task)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-    ]
-    command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", "-m", "ada_trl.check"]
     more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *words(task, *more)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = run_module("ada_trl.check", *words(task, *more), processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("| forecast |") == 1
     assert f"{2 * 8 * 8} completions" in done.stdout

@@ -7,7 +7,6 @@ import importlib
 import re
 
 import pytest
-import torch
 import yaml
 from trl import GRPOConfig
 
@@ -36,7 +35,7 @@ from .documentation import (
     option_tables,
     table_rows,
 )
-from .helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from .helpers import QUICK, build, moved
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(AdaGRPOConfig)}
@@ -119,11 +118,7 @@ ADVICE = re.findall(
 
 @pytest.mark.parametrize(("case", "block"), ADVICE, ids=[case for case, _ in ADVICE])
 def test_advice_trains(case, block, tmp_path):
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"per_device_train_batch_size": 8} | yaml.safe_load(block))
-    trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
-    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-    trainer.train()
-    assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+    assert any(moved(build(tmp_path, **yaml.safe_load(block))).values())
 
 
 def test_there_is_advice_for_every_case():
@@ -144,8 +139,7 @@ def logged(tmp_path_factory):
         {"baseline": "posterior", "num_generations": 4},
         {"adaptive_sampling": "uniform", "prompt_candidates": 2},
     ):
-        args = AdaGRPOConfig(str(tmp_path_factory.mktemp("run")), **QUICK | mode)
-        trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+        trainer = build(tmp_path_factory.mktemp("run"), **mode)
         trainer.train()
         names |= generic(name for logs in trainer.state.log_history for name in logs)
     return names

@@ -151,31 +151,3 @@ def test_it_runs(code, folder):
 def test_the_readme_has_something_to_run():
     assert [code for code in CODE if code.page == "README.md" and not code.reason]
     assert {code.language for code in CODE if not code.reason} >= {"bash", "yaml"}
-
-
-def test_what_is_found_in_a_page():
-    page = """
-```bash
-ada-trl train --config a.yaml \\
-    --seed 1  # comment
-make test
-```
-
-<!-- not run: it is an excerpt -->
-```python
-x = y
-```
-- ```yaml
-  seed: 1
-  ```
-```text
-nothing
-```
-"""
-    found = code_of("page.md", page)
-    assert [(c.language, c.text.strip(), c.reason) for c in found[:3]] == [
-        ("bash", "ada-trl train --config a.yaml --seed 1", ""),
-        ("bash", "make test", "an installation"),
-        ("python", "x = y", "it is an excerpt"),
-    ]
-    assert found[0].line == 3 and needed("vllm serve Qwen/Qwen3-4B") == "a GPU or a vLLM server"

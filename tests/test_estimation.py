@@ -23,10 +23,11 @@ from .helpers import (
     even_reward,
     length_reward,
     logs_of,
+    moved,
     prompt_dataset,
     prompts_of,
-    tiny_model,
     tiny_tokenizer,
+    whole_and_resumed,
 )
 
 
@@ -46,8 +47,9 @@ HARD_AND_EASY = {"1+2=": (90, 100), "31+4=": (50, 100), "5+55=": (1, 100), "7+8=
 # Budgets
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("overrides", [{}, {"gradient_accumulation_steps": 2, "num_iterations": 2}])
+@pytest.mark.parametrize(
+    ("mode", "overrides"), [("est-ema", {"gradient_accumulation_steps": 2, "num_iterations": 2}), ("est-value", {})]
+)
 def test_the_budget_is_that_of_grpo_to_the_rollout(mode, overrides, tmp_path):
     rows = []
 
@@ -71,10 +73,7 @@ def test_the_budget_is_that_of_grpo_to_the_rollout(mode, overrides, tmp_path):
 
 def test_every_parameter_moves_and_everything_logged_is_finite(tmp_path):
     trainer = build(tmp_path, adaptive_sampling="est-value")
-    before = [p.clone() for p in trainer.model.parameters()]
-    trainer.train()
-    for old, new in zip(before, trainer.model.parameters(), strict=True):
-        assert not torch.equal(old, new) and new.isfinite().all()
+    assert all(moved(trainer).values())
     for logs in trainer.state.log_history:
         assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
 
@@ -306,7 +305,7 @@ def test_estimating_draws_no_random_number(tmp_path):
 # The record, and resume
 
 
-@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "uniform"])
+@pytest.mark.parametrize("mode", ["seq-balance", "uniform"])
 def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
     def run(name, **options):
         trainer = build(
@@ -330,20 +329,10 @@ def test_observers_keep_a_record_and_change_nothing(mode, tmp_path):
 
 
 # 32 prompts per step: within the first epoch, in the middle of the second, at the end of the third.
-@pytest.mark.parametrize(("mode", "repeats"), [("est-ema", 48), ("est-value", 48), ("est-ema", 16), ("est-ema", 8)])
+@pytest.mark.parametrize(("mode", "repeats"), [("est-value", 48), ("est-ema", 16), ("est-ema", 8)])
 def test_resume_continues_as_if_never_stopped(mode, repeats, tmp_path):
     options = RESUME | {"adaptive_sampling": mode, "dataset": identified(repeats)} | LARGE
-    whole = build(tmp_path / "whole", by_prompt, **options)
-    whole.train()
-    resumed = build(tmp_path / "resumed", by_prompt, model=tiny_model(seed=9), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    for (name, expected), actual in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(expected, actual), name
-
-    def untimed(trainer):
-        return [{k: v for k, v in logs.items() if "time" not in k} for logs in logs_of(trainer)]
-
-    assert untimed(whole) == untimed(resumed)
+    whole, resumed = whole_and_resumed(build, tmp_path, by_prompt, at=3, **options)
     assert whole.pass_rates.ema.state_dict() == resumed.pass_rates.ema.state_dict()
     assert whole.pass_rates.texts == resumed.pass_rates.texts
     records = [load_pass_rates(tmp_path / run / "checkpoint-6" / PASS_RATES_FILE) for run in ("whole", "resumed")]
@@ -369,7 +358,7 @@ def test_a_checkpoint_is_complete_when_it_is_pushed(options, tmp_path, monkeypat
 
 
 def checkpoint(tmp_path, mode):
-    build(tmp_path, by_prompt, adaptive_sampling=mode, **RESUME).train()
+    build(tmp_path, by_prompt, adaptive_sampling=mode, **RESUME | {"max_steps": 3}).train()
     return tmp_path / "checkpoint-3"
 
 
@@ -385,59 +374,18 @@ def test_a_checkpoint_without_a_record_starts_from_the_prior_with_a_warning(tmp_
     assert logs_of(trainer)[3]["ada/estimator/brier"] == pytest.approx(logs_of(trainer)[3]["ada/estimator/brier_ema"])
 
 
-@pytest.mark.parametrize("name", [PASS_RATES_FILE, VALUE_HEAD_FILE])
-def test_a_corrupt_record_raises_and_names_the_file(name, tmp_path):
+def test_a_corrupt_record_raises_and_names_the_file(tmp_path):
     path = checkpoint(tmp_path / "first", "est-value")
-    content = (path / name).read_bytes()
-    (path / name).write_bytes(content[: len(content) // 2])
-    trainer = build(tmp_path / "second", by_prompt, adaptive_sampling="est-value", **RESUME)
-    with pytest.raises(ValueError, match=f"checkpoint-3/{name} is not a usable .*Restore it from another checkpoint"):
-        trainer.train(resume_from_checkpoint=str(path))
+    for name in (VALUE_HEAD_FILE, PASS_RATES_FILE):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[: len(content) // 2])
+        trainer = build(tmp_path / "second", by_prompt, adaptive_sampling="est-value", **RESUME)
+        with pytest.raises(ValueError, match=f"checkpoint-3/{name} is not a usable .*Restore it from another check"):
+            trainer.train(resume_from_checkpoint=str(path))
+        (path / name).write_bytes(content)
 
 
 # Configuration
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"adaptive_sampling": "est_ema"}, r"\('est_ema'\) must be one of .*'est', 'est-ema', 'est-value'"),
-        ({"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'counts', 'value'"),
-        (
-            {"pass_rate_estimator": "value"},
-            r"'est-ema' is 'est' with pass_rate_estimator='counts', not 'value'.*'est'",
-        ),
-        ({"min_samples": 5}, r"budget of 4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
-        ({"max_samples": 3}, r"budget of 4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
-        ({"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
-        ({"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
-        ({"samples_per_round": 8}, r"samples_per_round \(8\) has no effect .*'est-ema'.*seq-balance"),
-        ({"max_rounds": 2}, r"max_rounds \(2\) has no effect"),
-        ({"min_positives": 1}, r"min_positives \(1\) has no effect"),
-        ({"min_negatives": 1}, r"min_negatives \(1\) has no effect"),
-        ({"value_model": "some/model"}, r"value_model \(some/model\) has no effect .*pass_rate_estimator='value'"),
-        (
-            {"adaptive_sampling": "seq-pos", "min_samples": 3},
-            r"min_samples \(3\) has no effect .*'seq-pos'.*'est-ema'",
-        ),
-        (
-            {"adaptive_sampling": "seq-pos", "ema_decay": 0.5},
-            r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='counts'",
-        ),
-        ({"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
-        ({"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
-        ({"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
-        ({"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
-        ({"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
-        (
-            {"adaptive_sampling": "seq-pos", "pass_rate_estimator": "value"},
-            r"pass_rate_estimator \('value'\) trains a value network, on which nothing depends .* Use 'counts'",
-        ),
-    ],
-)
-def test_invalid_fields(overrides, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, **{"adaptive_sampling": "est-ema"} | overrides)
 
 
 def test_observers_take_the_estimators_options(tmp_path):

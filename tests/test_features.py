@@ -39,17 +39,17 @@ def lora(**options):
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **options)
 
 
-REUSED = {"num_iterations": 2, "max_steps": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-KL = {"beta": 0.5, "max_steps": 4}
+REUSED = {"num_iterations": 2}
+KL = {"beta": 0.5}
 # Options that change the loss, and what they are to be told from.
 IN_THE_LOSS = {
     "importance_sampling_level": ({"importance_sampling_level": "sequence"}, REUSED),
-    "num_iterations": ({"num_iterations": 2, "max_steps": 4}, {"max_steps": 4}),
-    "steps_per_generation": ({"steps_per_generation": 2, "max_steps": 4}, {"max_steps": 4}),
-    "generation_batch_size": ({"generation_batch_size": 16, "max_steps": 4}, {"max_steps": 4}),
-    "epsilon": ({"epsilon": 1e-3, "epsilon_high": 1e-3, "learning_rate": 0.1}, REUSED | {"learning_rate": 0.1}),
-    "delta": ({"delta": 1.0001, "learning_rate": 0.1}, REUSED | {"learning_rate": 0.1}),
-    "beta": (KL, {"max_steps": 4}),
+    "num_iterations": (REUSED, {}),
+    "steps_per_generation": ({"steps_per_generation": 2}, {}),
+    "generation_batch_size": ({"generation_batch_size": 16}, {}),
+    "epsilon": ({"epsilon": 1e-3, "epsilon_high": 1e-3}, REUSED),
+    "delta": ({"delta": 1.0001}, REUSED),
+    "beta": (KL, {}),
     "sync_ref_model": ({"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.9}, KL),
     "mask_truncated_completions": ({"mask_truncated_completions": True}, {}),
     "top_entropy_quantile": ({"top_entropy_quantile": 0.5}, {}),
@@ -63,7 +63,7 @@ IN_THE_LOSS = {
     "top_k": ({"top_k": 3}, {}),
     "repetition_penalty": ({"repetition_penalty": 1.5}, {}),
     "generation_kwargs": ({"generation_kwargs": {"top_p": 0.3}}, {}),
-    "adam_beta1": ({"adam_beta1": 0.1}, {"max_steps": 3}),
+    "adam_beta1": ({"adam_beta1": 0.1}, {}),
 }
 
 

@@ -125,13 +125,12 @@ def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
 @pytest.mark.parametrize("given", [{}, {"pass_rate_estimator": "value"}], ids=["default", "value"])
 def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(given, tmp_path):
     """Of images and of an environment's observation, too: they come from the prefill of the generation."""
-    options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2, "max_steps": 2} | given
+    options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2, "max_steps": 2}
+    options |= {"max_completion_length": 6, "per_device_train_batch_size": 8} | given
     tokenizer = chat_tokenizer()
     model, processor = tiny_vision_language_model(tokenizer)
     rows = {"prompt": CONVERSATIONS, "images": [[picture(color)] for color in ("red", "green", "blue", "white")]}
-    args = AdaGRPOConfig(
-        str(tmp_path), **TINY | {"max_completion_length": 6, "per_device_train_batch_size": 8} | options
-    )
+    args = AdaGRPOConfig(str(tmp_path), **TINY | options)
     by_images = AdaGRPOTrainer(
         model, lambda completions, **kwargs: [float(i % 3) for i in range(len(completions))], args,
         Dataset.from_dict(rows), processing_class=processor,

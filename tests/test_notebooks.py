@@ -76,7 +76,3 @@ def test_links_lead_somewhere(path):
             continue
         for target in [part.split(")")[0] for part in cell.source.split("](")[1:]]:
             assert target.startswith("https://") or (FOLDER / target.split("#")[0]).exists(), target
-
-
-def test_there_are_notebooks():
-    assert NOTEBOOKS

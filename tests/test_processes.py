@@ -1,21 +1,16 @@
 """Several processes, without a server: the same update whatever their number, shared failures, sharded models."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from .helpers import free_port
+from .helpers import ON_CPU, ROOT, run_module, what_ranks_wrote
 from .worker import run
 
 
-ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
 # Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
 RUNS = {
@@ -99,32 +94,19 @@ def options_of(processes, rows, **options):
     return options | {"per_device_train_batch_size": rows // processes}
 
 
-def launch(processes, runs, output_dir, *arguments, on_cpu=True):
+def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precision=no"), environment=ON_CPU):
     """`tests.worker` on `processes` processes; what each of them wrote."""
-    command = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-    command += ["--main_process_port", str(free_port()), "--mixed_precision", "no", *arguments]
-    cpu = {"ACCELERATE_USE_CPU": "true"} if on_cpu else {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
-    environment = os.environ | cpu | {"OMP_NUM_THREADS": "1"}
     # A process that was killed while it compiled leaves a lock in the user's folder, for which DeepSpeed waits for ever.
-    environment["TORCH_EXTENSIONS_DIR"] = str(output_dir.parent / "torch_extensions")
+    environment = environment | {"TORCH_EXTENSIONS_DIR": str(output_dir.parent / "torch_extensions")}
     options = json.dumps([options_of(processes, **run) for run in runs])
-    result = subprocess.run(
-        [*command, "--module", "tests.worker", str(output_dir), options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
-    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
-    return [json.loads(rank.read_text()) for rank in ranks]
+    how = {"processes": processes, "launcher": launcher, "environment": environment}
+    return what_ranks_wrote(output_dir, processes, run_module("tests.worker", output_dir, options, **how))
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
     """By name of the run, what each of several processes has to say of it."""
-    ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"), "--multi_gpu")
+    ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"))
     return dict(zip(RUNS, zip(*ranks, strict=True), strict=True))
 
 
@@ -189,7 +171,7 @@ def test_processes_that_failed_together_can_go_on_together(together):
 
 @pytest.fixture(scope="module")
 def replicated(tmp_path_factory):
-    return launch(2, SHARDED_RUNS, tmp_path_factory.mktemp("replicated"), "--multi_gpu")
+    return launch(2, SHARDED_RUNS, tmp_path_factory.mktemp("replicated"))
 
 
 @pytest.mark.slow
@@ -201,7 +183,9 @@ def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
     """FSDP2, ZeRO-2 and ZeRO-3 on two processes generate, score and update as plain data parallel does."""
     if wrapper == "DeepSpeedEngine":
         pytest.importorskip("deepspeed")
-    ranks = launch(2, SHARDED_RUNS, tmp_path, "--config_file", str(CONFIGS / f"{config}.yaml"), on_cpu=False)
+    sharded = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    launcher = ("--mixed_precision=no", f"--config_file={CONFIGS / config}.yaml")
+    ranks = launch(2, SHARDED_RUNS, tmp_path, launcher, sharded)
     for ours, theirs in zip(ranks, replicated, strict=True):
         assert (ours[0]["wrapper"], theirs[0]["wrapper"]) == (wrapper, "DistributedDataParallel")
         for found, expected in zip(ours[:2], theirs[:2], strict=True):

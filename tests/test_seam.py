@@ -23,18 +23,13 @@ from .conversations import Counting, ToolUser
 from .conversations import build as build_multi_turn
 from .helpers import (
     QUICK,
+    build,
     chat_tokenizer,
     even_reward,
     prompt_dataset,
-    tiny_model,
     tiny_tokenizer,
     tiny_vision_language_model,
 )
-
-
-def build(tmp_path, reward=even_reward, trainer_class=AdaGRPOTrainer, **options):
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | options)
-    return trainer_class(tiny_model(), reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 
 
 # Phases
@@ -191,7 +186,7 @@ def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_p
 
     def both(name):
         trainers = [
-            build(tmp_path / f"{name}{i}", reward(i), Scripted, adaptive_sampling=mode)
+            build(tmp_path / f"{name}{i}", reward(i), trainer_class=Scripted, adaptive_sampling=mode)
             for i, mode in enumerate(("seq-balance", other_mode))
         ]
         for trainer in trainers:

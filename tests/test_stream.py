@@ -7,11 +7,10 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from ada_trl import AdaGRPOConfig
 from ada_trl.sampling.prompts import FromLoader
 from ada_trl.trainer.state import STATE_FILE
 
-from .helpers import QUICK, assert_same_run, build, even_reward, logs_of, prompts_of, remember_pools, tiny_model
+from .helpers import build, even_reward, logs_of, prompts_of, remember_pools, whole_and_resumed
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -160,15 +159,11 @@ def test_prompts_that_are_expected_to_teach_more_are_asked_more_often(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "streaming"), [*((mode, False) for mode in MODES), ("refill", True), ("across steps", True)]
+    ("mode", "streaming"), [(mode, mode in ("refill in rounds", "across steps")) for mode in MODES]
 )
 def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6} | MODES[mode]
-    whole = build(tmp_path / "whole", dataset=prompts(streaming=streaming), **options)
-    whole.train()
-    resumed = build(tmp_path / "resumed", model=tiny_model(seed=9), dataset=prompts(streaming=streaming), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert_same_run(whole, resumed)
+    whole_and_resumed(build, tmp_path, at=3, dataset=prompts(streaming=streaming), **options)
     states = [json.loads((tmp_path / name / "checkpoint-6" / STATE_FILE).read_text()) for name in ("whole", "resumed")]
     assert states[0] == states[1]
 
@@ -266,23 +261,6 @@ def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
     path.unlink()
     build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
     assert "so the data set is asked from its start again" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
-        ({"adaptive_sampling": "uniform", "max_rounds": 5}, r"max_rounds \(5\) has no effect .*sample in rounds"),
-        (REFILL | {"max_rounds": 1}, r"max_rounds \(1\) leaves unresolved='replace' no other prompt to ask"),
-        (REFILL | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
-        ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
-        ({"adaptive_sampling": "est", "unresolved": "replace"}, r"unresolved='replace' .*'est' gives every prompt"),
-        (ACROSS | {"unresolved": "replace"}, r"unresolved \(replace\) has no effect .*'posterior'"),
-    ],
-)
-def test_refused(overrides, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        AdaGRPOConfig(str(tmp_path), **QUICK | overrides)
 
 
 def test_with_everything_off_nothing_is_streamed(tmp_path):

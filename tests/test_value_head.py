@@ -188,8 +188,7 @@ def difficulty(ids):
     return torch.tensor([0.02, 0.15, 0.98])[ids[:, -1] % 3]
 
 
-@pytest.mark.parametrize("build", [qwen2, llama])
-@pytest.mark.parametrize("num_prompts", [8, 64])
+@pytest.mark.parametrize(("build", "num_prompts"), [(qwen2, 8), (llama, 64)])
 def test_head_learns_a_difficulty_and_beats_the_batch_mean_by_30_percent(build, num_prompts):
     """
     Online with 4 rollouts for each of 1600 prompts, then on fresh prompts and fresh rollouts. At the usual scale of

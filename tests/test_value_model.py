@@ -22,7 +22,7 @@ from ada_trl.estimation.model import VALUE_MODEL_FILE, ValueModel
 from ada_trl.estimation.record import PASS_RATES_FILE
 
 from .estimated import RESUME, build, by_prompt, identified
-from .helpers import PROMPTS, free_port, logs_of, prompt_dataset, tiny_tokenizer
+from .helpers import PROMPTS, free_port, logs_of, prompt_dataset, tiny_tokenizer, whole_and_resumed
 
 
 SIZES = {
@@ -253,12 +253,7 @@ def test_defaults_are_those_of_a_model(name, tmp_path):
 
 def test_resume_continues_as_if_never_stopped(name, tmp_path):
     options = RESUME | OPTIONS | {"dataset": identified(8), "per_device_train_batch_size": 16, "value_model": name}
-    whole = build(tmp_path / "whole", by_prompt, **options)
-    whole.train()
-    resumed = build(tmp_path / "resumed", by_prompt, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    for expected, actual in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(expected, actual)
+    whole, resumed = whole_and_resumed(build, tmp_path, by_prompt, at=3, **options)
     assert_same_state(whole.pass_rates.network, resumed.pass_rates.network)
     assert {path.name for path in (tmp_path / "whole" / "checkpoint-6").glob("ada_*")} == {
         PASS_RATES_FILE,
@@ -268,7 +263,7 @@ def test_resume_continues_as_if_never_stopped(name, tmp_path):
 
 def test_a_missing_state_warns_and_a_corrupt_one_raises(name, tmp_path, caplog):
     options = RESUME | OPTIONS | {"value_model": name}
-    build(tmp_path / "first", by_prompt, **options).train()
+    build(tmp_path / "first", by_prompt, **options | {"max_steps": 3}).train()
     path = tmp_path / "first" / "checkpoint-3" / VALUE_MODEL_FILE
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

@@ -3,6 +3,7 @@ One of several processes that run scripted trainings after one another; `run` sa
 that to `<output_dir>/rank<i>.json`.
 """
 
+import gc
 import json
 import os
 import pickle
@@ -188,4 +189,5 @@ def main(output_dir: str, runs: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as in conftest.py
     main(*sys.argv[1:])

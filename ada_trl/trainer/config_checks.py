@@ -49,7 +49,11 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in annotations.items():
         kinds, value = set(get_args(annotation) or [annotation]), getattr(args, name)
-        if not kinds & {int, float} or str in kinds or (value is None and defaults[name] is None):
+        if (
+            not kinds & {int, float}
+            or str in kinds
+            or (value is None and (NoneType in kinds or defaults[name] is None))
+        ):
             continue
         if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
             kind = "number" if float in kinds else "whole number"

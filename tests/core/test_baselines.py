@@ -12,6 +12,7 @@ from ada_trl.core.baselines import Prior, explained_variance, posterior_advantag
 
 
 PRIORS = [Prior(0.5, 0, 0.5), Prior(0.3, 4, 0.3), Prior(-7.0, 2.5, 0.9), Prior(0.2, math.inf, 0.05)]
+WEIGHTED = list(zip(PRIORS, ("none", "inverse_sqrt", "inverse", "inverse_sqrt"), strict=True))
 SHAPES = {  # exit condition, samples per round, rounds
     "uniform n=1": (ExitCondition(0), 1, 1),
     "uniform n=3": (ExitCondition(0), 3, 1),
@@ -70,8 +71,7 @@ def mean_reward_gradient(answers):
 
 @pytest.mark.parametrize("answers", ANSWERS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("prior", PRIORS, ids=str)
-@pytest.mark.parametrize("weighting", ["none", "inverse_sqrt", "inverse"])
+@pytest.mark.parametrize(("prior", "weighting"), WEIGHTED, ids=str)
 def test_the_expected_gradient_is_the_weight_times_the_draws_times_the_gradient(answers, shape, prior, weighting):
     def advantages(pool):
         return round_by_round(pool, prior, SHAPES[shape][1], weighting=weighting)

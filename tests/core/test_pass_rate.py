@@ -131,8 +131,7 @@ def test_impossible_counts_are_refused(positives, draws):
 # Early stopping
 
 
-@pytest.mark.parametrize("decay", [0.9, 1.0])
-@pytest.mark.parametrize("exit_condition", [POS, ExitCondition(2, 2)], ids=["pos", "balance"])
+@pytest.mark.parametrize(("decay", "exit_condition"), [(0.9, POS), (1.0, ExitCondition(2, 2))], ids=["pos", "balance"])
 def test_counts_are_unbiased_under_early_stopping(decay, exit_condition):
     """
     Wald's identity: E[positives] = p · E[draws] for any stopping rule, so also for discounted sums of them. The mean
@@ -228,8 +227,10 @@ def test_empirical_prior_of_a_run_without_contrast_stays_finite(positives):
 SPREAD_OUT, ALIKE = 2.0, 17.0  # α + β of the true pass rates
 
 
-@pytest.mark.parametrize("concentration", [SPREAD_OUT, ALIKE])
-@pytest.mark.parametrize("mean", [1 / 17, 0.1, 0.4, 0.7])
+@pytest.mark.parametrize(
+    ("mean", "concentration"),
+    [(1 / 17, ALIKE), (1 / 17, SPREAD_OUT), (0.1, SPREAD_OUT), (0.4, ALIKE), (0.7, SPREAD_OUT)],
+)
 def test_a_learnt_prior_beats_the_authors_unless_theirs_is_true(mean, concentration):
     """
     Why `learn_pass_rate_prior` is on by default: 256 prompts in batches of 32, 3 visits of 4 rollouts, the same ones for

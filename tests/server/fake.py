@@ -16,11 +16,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..helpers import tiny_chat_model, tiny_model, tiny_tokenizer
+from ..helpers import PROMPTS, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 TOKENIZER = tiny_tokenizer()
 RIGHT, WRONG = "1", "0"
+RATES = dict(zip(PROMPTS, (0.95, 0.5, 0.1, 0.0), strict=True))
 
 
 @dataclass
@@ -268,3 +269,8 @@ async def _json(content: dict) -> web.Response:
 def random_texts(call: Call, pass_rate: float, seed: int = 0) -> list[str]:
     rng = random.Random(f"{seed} {call.prompt} {call.round}")
     return [RIGHT if rng.random() < pass_rate else WRONG for _ in range(call.n)]
+
+
+async def by_prompt(call: Call) -> web.Response:
+    """Prompts of very different difficulty, and completions that differ."""
+    return answer(call, [f"{text}{i}" for i, text in enumerate(random_texts(call, RATES[call.prompt]))])

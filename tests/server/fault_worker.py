@@ -1,6 +1,7 @@
 """One of the processes that train again and again against a server with a fault; writes how each run ended."""
 
 import faulthandler
+import gc
 import json
 import logging
 import sys
@@ -64,8 +65,8 @@ def run(url: str, directory: Path, rank: int, options: dict) -> dict:
     }
 
 
-def main(url: str, output_dir: str, options: str) -> None:
-    runs, limit = (json.loads(options)[name] for name in ("runs", "limit"))
+def main(output_dir: str, script: str) -> None:
+    url, runs, limit = (json.loads(script)[name] for name in ("url", "runs", "limit"))
     rank = AdaGRPOConfig(output_dir, use_cpu=True, bf16=False).process_index
     logging.disable(logging.WARNING)
     outcomes = []
@@ -83,4 +84,5 @@ def main(url: str, output_dir: str, options: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as in conftest.py
     main(*sys.argv[1:])

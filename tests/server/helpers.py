@@ -5,11 +5,9 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -18,7 +16,17 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 from ada_trl.engine.vllm import LONGEST_ERROR
 
-from ..helpers import QUICK, free_port, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import (
+    ON_CPU,
+    QUICK,
+    ROOT,
+    command,
+    prompt_dataset,
+    run_module,
+    tiny_model,
+    tiny_tokenizer,
+    what_ranks_wrote,
+)
 from .fake import reward
 
 
@@ -27,9 +35,9 @@ UNIFORM = {
     "samples_per_round": None,
     "max_rounds": 4,
 }  # rounds: those of `build` undone
-ROOT = Path(__file__).parent.parent.parent
 
 
+ONE_ROUND = {"samples_per_round": None, "max_rounds": 4, "vllm_request_timeout": 30}  # not those of `build`
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
@@ -68,32 +76,20 @@ def build(
     )
 
 
-def launch(processes, url, output_dir, module="tests.server.worker", seconds=300, **options):
+def launch(processes, output_dir, script, module="tests.server.worker", seconds=300):
+    """What each of several processes has to say of what `script` tells them to do."""
     output_dir.mkdir()
-    command = [sys.executable, "-W", "ignore", "-m"]
-    if processes > 1:
-        command += ["accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
-        command += ["--main_process_port", str(free_port()), "--module"]
-    command += [module, url, str(output_dir)]
-    options = {"vllm_request_timeout": 5.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    command += [json.dumps(options)]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
-    ranks = [output_dir / f"rank{i}.json" for i in range(processes)]
-    assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
-    return [json.loads(rank.read_text()) for rank in ranks]
+    result = run_module(module, output_dir, json.dumps(script), processes=processes, seconds=seconds)
+    return what_ranks_wrote(output_dir, processes, result)
 
 
 @contextmanager
-def started(url, output_dir, **options):
+def started(output_dir, **run):
     """A training in a process of its own, which is ended at the latest when the block ends."""
     output_dir.mkdir()
-    options = {"vllm_request_timeout": 30.0, "max_steps": 1, "samples_per_round": 4, "max_rounds": 3} | options
-    command = [sys.executable, "-W", "ignore", "-m", "tests.server.worker", url, str(output_dir), json.dumps(options)]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+    words = command("tests.server.worker", output_dir, json.dumps([run]))
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen(words, cwd=ROOT, env=os.environ | ON_CPU, **quiet)
     try:
         yield process
     finally:

@@ -10,25 +10,19 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 from ada_trl.engine.client import VLLMServerError
 from ada_trl.estimation.record import PASS_RATES_FILE
 from ada_trl.trainer.logs import summary
 
 from ..helpers import logs_of
 from .fake import FakeServer, answer, fingerprint, random_texts
-from .helpers import becomes_idle, build, launch, our_threads
+from .helpers import ONE_ROUND, becomes_idle, build, our_threads
 
 
 SUMS = [f"{a}+{b}=" for a in range(1, 9) for b in range(1, 9)]
 ROWS = Dataset.from_dict({"prompt": SUMS})
-AHEAD = {
-    "max_staleness": 1,
-    "samples_per_round": None,
-    "max_rounds": 4,
-    "vllm_request_timeout": 30,
-    "learning_rate": 0.01,
-}
+AHEAD = ONE_ROUND | {"max_staleness": 1, "learning_rate": 0.01}
 MODES = {
     "posterior": {"baseline": "posterior", "num_generations": 1, "per_device_train_batch_size": 8},
     "batch": {"baseline": "batch", "num_generations": 2, "per_device_train_batch_size": 8},
@@ -204,22 +198,6 @@ def test_a_request_that_fails_stops_the_step_that_needs_it(tmp_path):
     assert trainer.state.global_step == 2 and our_threads() == []
 
 
-def test_what_cannot_be_ahead_is_refused():
-    server = {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1, "bf16": False, "use_cpu": True}
-    cases = [
-        ({"max_staleness": 2}, r"max_staleness \(2\) must be 0, or 1"),
-        ({"use_vllm": False}, "Set use_vllm=True and vllm_mode='server', or max_staleness=0"),
-        ({"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
-        ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=True makes up for"),
-        ({"adaptive_sampling": "seq-balance"}, "is for one round of rollouts per step"),
-        ({"adaptive_sampling": "uniform", "unresolved": "replace"}, "unresolved='replace'"),
-    ]
-    for options, message in cases:
-        with pytest.raises(ValueError, match=message):
-            AdaGRPOConfig("unused", **{"baseline": "pool", "adaptive_sampling": "uniform"} | server | options)
-    AdaGRPOConfig("unused", baseline="posterior", **server)
-
-
 def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
     """The server tells the log-probabilities of its weights; what the trainer makes of them has another policy's, but for the first."""
     with FakeServer(half, truthful=True) as server:
@@ -229,35 +207,6 @@ def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
     assert logs[0]["ada/effective_sample_share"] == pytest.approx(1, abs=1e-4)
     assert all(step["ada/effective_sample_share"] < 0.9999 for step in logs[1:])
     assert torch.isfinite(torch.tensor([step["loss"] for step in logs])).all()
-
-
-@pytest.mark.parametrize("mode", ["posterior", "GRPO"])
-def test_same_updates_on_one_process_and_on_two(mode, tmp_path):
-    options = (
-        AHEAD | MODES[mode] | {"max_steps": 4, **({"pass_rate_estimator": "counts"} if mode == "posterior" else {})}
-    )
-
-    def run(count, name):
-        rows = {"posterior": 4, "GRPO": 16}[mode] // count  # 4 prompts
-        with FakeServer(half) as server:
-            ranks = launch(count, server.url, tmp_path / name, **options | {"per_device_train_batch_size": rows})
-        assert [rank["error"] for rank in ranks] == [None] * count and not any(rank["threads"] for rank in ranks)
-        return ranks, [(call.prompt, call.round) for call in server.completions]
-
-    ((alone,), asked_alone), (ranks, asked) = run(1, "alone"), run(2, "together")
-    assert sorted(asked) == sorted(asked_alone)
-    for step, batch in enumerate(alone["batches"]):
-        assert [row for rank in ranks for row in rank["batches"][step]] == batch
-    assert [logs["ada/staleness"] for logs in ranks[0]["logs"]] == [0, 1, 1, 1]
-
-
-def test_a_failure_of_one_process_stops_both_and_leaves_nothing(tmp_path):
-    options = AHEAD | MODES["posterior"] | {"max_steps": 4, "per_device_train_batch_size": 2}
-    with FakeServer(half) as server:
-        ranks = launch(2, server.url, tmp_path / "run", failing_rank=1, **options)
-        assert becomes_idle(server)
-    assert all(rank["error"] is not None and rank["threads"] == [] for rank in ranks)
-    assert "my bug" in ranks[1]["error"][1]
 
 
 @pytest.mark.parametrize("mode", ["est", "chosen", "posterior"])

@@ -95,7 +95,7 @@ def test_a_server_restarted_during_a_generation_stops_the_run(mode, evaluating, 
     with FakeServer() as server:
         trainer = build(tmp_path, server, peft_config=lora() if "vllm_weight_sync" in mode else None, **mode)
         server.behave = restarts
-        with fails("restarted during the step|no model ada-") as error:
+        with fails("restarted during the step .*first became second|no model ada-") as error:
             trainer.evaluate(prompt_dataset(1)) if evaluating else trainer.train()
     assert server.url in str(error.value)
     assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
@@ -138,33 +138,45 @@ async def only_said(request, payload):
         return web.Response(body=b"Success: LoRA adapter added successfully.")
 
 
+async def failing(request, payload):
+    if request.path == "/collective_rpc":
+        return web.json_response({"error": {"message": "no such file"}}, status=500)
+
+
+async def unsuccessful(request, payload):
+    if request.path == "/reset_prefix_cache":
+        return web.json_response({"success": False})
+
+
 async def html_instead(request, payload):
     return await page() if request.path in ("/collective_rpc", "/v1/load_lora_adapter") else None
 
 
-@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+OTHER_WEIGHTS = "does not have this step's weights.*"
+
+
 @pytest.mark.parametrize(
-    ("control", "options", "message"),
+    ("control", "mode", "message"),
     [
-        (html_instead, {}, "weights could not be sent.*web page.*Sign in"),
-        (nothing_said, {}, "weights could not be sent.*no worker says"),
-        (
-            only_said,
-            {},
-            "does not have this step's weights.*differ from the trainer's by [0-9.]+ per token",
-        ),
+        (html_instead, UNIFORM, "weights could not be sent.*web page.*Sign in"),
         (html_instead, LORA, "weights could not be sent.*web page"),
-        (only_said, LORA, "does not have this step's weights.*no model ada-"),
+        (failing, {}, "weights could not be sent.*500.*no such file"),
+        (unsuccessful, UNIFORM, "prefix cache"),
+        (nothing_said, {}, "weights could not be sent.*no worker says"),
+        (only_said, UNIFORM, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ per token"),
+        (only_said, {}, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ per token"),
+        (only_said, LORA | UNIFORM, OTHER_WEIGHTS + "no model ada-"),
     ],
 )
-def test_a_weight_sync_that_did_not_happen_stops_the_run(control, options, message, mode, tmp_path):
+def test_a_weight_sync_that_did_not_happen_stops_the_run(control, mode, message, tmp_path):
     with FakeServer(control=control) as server:
-        peft_config = lora() if options else None
-        trainer = build(tmp_path, server, peft_config=peft_config, max_steps=2, **options, **mode)
+        peft_config = lora() if "vllm_weight_sync" in mode else None
+        trainer = build(tmp_path, server, peft_config=peft_config, max_steps=2, **mode)
         seen = witness(trainer, server)
         with fails(message) as error:
             trainer.train()
     assert trainer.state.global_step <= 1 and all(seen), "The first step's weights are those the server started from."
+    assert control is only_said or server.completions == []
     assert server.url in str(error.value)
     assert "resume from the last checkpoint" in str(error.value) or "a server of its own" in str(error.value)
     assert our_threads() == [] and not (tmp_path / "vllm_weight_sync").exists()
@@ -338,13 +350,14 @@ def test_an_adapter_whose_load_was_reported_failed_does_not_stay(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, tmp_path):
     with FakeServer(stall) as server:
-        with started(server.url, tmp_path / "run", lora=True, vllm_request_timeout=300.0, **LORA) as process:
+        options = {"url": server.url, "lora": True, "vllm_request_timeout": 300.0, "max_rounds": 3} | LORA
+        with started(tmp_path / "run", **options) as process:
             wait_until(lambda: server.completions, process)
             assert len(server.served) == 2
             process.send_signal(number)
             assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
         assert list(server.served) == ["base"]
-    assert not (tmp_path / "run" / "vllm_weight_sync").exists()
+    assert not list((tmp_path / "run").rglob("vllm_weight_sync"))
 
 
 def test_what_dead_runs_have_left_is_removed_and_nothing_of_living_ones(tmp_path):

@@ -1,12 +1,20 @@
-"""Several processes against one scripted server: shared work, shared failures, groups that straddle processes."""
+"""Several processes against scripted servers: shared work, shared failures, groups that straddle processes."""
 
 import asyncio
+import json
+from contextlib import ExitStack
+from functools import cache
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
+
 from ..helpers import PROMPTS
-from .fake import FakeServer, answer, half_right, random_texts
-from .helpers import fail, launch, stall
+from .fake import RATES, FakeServer, answer, half_right, random_texts
+from .helpers import becomes_idle, fail, launch, stall
+from .worker import run
 
 
 IN_TIME = 40.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
@@ -15,74 +23,183 @@ IN_TIME = 40.0  # seconds; far below what a stalled server would take, far above
 async def uneven(call):
     """Different for every prompt and round, and at different speed."""
     await asyncio.sleep(0.02 * (PROMPTS.index(call.prompt) + call.round))
-    return answer(call, [f"{text}{call.round}{i}" for i, text in enumerate(random_texts(call, 0.3))])
+    return answer(call, [f"{text}{call.round}{i}" for i, text in enumerate(random_texts(call, RATES[call.prompt]))])
 
 
-# Of 4 rollouts per prompt: groups whole on 2 and on 3 processes, groups that straddle two, a process without a prompt.
-@pytest.mark.parametrize(("processes", "per_device"), [(2, 8), (3, 4), (2, 6), (2, 2)])
-def test_same_update_on_one_process_and_on_several(processes, per_device, tmp_path):
-    def run(count, name):
-        with FakeServer(uneven) as server:
-            rows = per_device * processes // count
-            ranks = launch(
-                count, server.url, tmp_path / name, per_device_train_batch_size=rows, vllm_request_timeout=30
-            )
-        assert all(rank["error"] is None and rank["threads"] == [] for rank in ranks)
-        return ranks, sorted((call.prompt, call.round) for call in server.completions)
-
-    (alone,), asked_alone = run(1, "alone")
-    ranks, asked = run(processes, "together")
-    rows = [row for rank in ranks for row in rank["batches"][0]]
-    assert rows == alone["batches"][0]
-    assert asked == asked_alone
-    untimed = [{k: v for k, v in run["logs"][0].items() if "ada/" in k and "time" not in k} for run in (alone, *ranks)]
-    assert untimed[0] == untimed[1]
-    for name in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
-        assert alone["logs"][0][name] == pytest.approx(ranks[0]["logs"][0][name])
+async def even(call):
+    return answer(call, random_texts(call, 0.5))
 
 
-@pytest.mark.parametrize("behaviour", [stall, fail])
-def test_all_processes_raise_the_same_error_in_time(behaviour, tmp_path):
+def last_prompt(behaviour):
     async def behave(call):
         return await (behaviour if call.prompt == "7+8=" else half_right)(call)
 
-    with FakeServer(behave) as server:
-        ranks = launch(2, server.url, tmp_path / "run")
+    return behave
+
+
+async def no_weights(request, payload):
+    if request.path == "/collective_rpc":
+        await asyncio.sleep(60)
+
+
+ROUNDS = {"samples_per_round": 4, "max_rounds": 3}
+EST = {"max_steps": 5, "save_strategy": "steps", "save_steps": 5}
+POSTERIOR = {"baseline": "posterior", "num_generations": 1, "pass_rate_estimator": "counts", "max_steps": 4}
+SHORT = ROUNDS | {"vllm_request_timeout": 5.0}
+# How the server behaves, rows of all processes together, options. Of 4 rollouts per prompt: groups whole on 2 processes,
+# groups that straddle them, a process without a prompt; with 12 rows, one prompt too many for an even share of the value head's
+# forward passes.
+SAME = {
+    "whole": (uneven, 16, ROUNDS),
+    "straddling": (uneven, 12, ROUNDS),
+    "a process without a prompt": (uneven, 4, ROUNDS),
+    "refill in rounds": (
+        uneven,
+        8,
+        {"unresolved": "replace", "samples_per_round": 4, "max_rounds": 2, "max_steps": 3},
+    ),
+    "across steps": (uneven, 8, POSTERIOR | {"adaptive_sampling": "seq-pos", "num_generations": 2, "max_steps": 3}),
+    "est-ema": (uneven, 16, EST | {"adaptive_sampling": "est-ema"}),
+    "est-ema, straddling": (uneven, 12, EST | {"adaptive_sampling": "est-ema"}),
+    "est-value": (uneven, 16, EST | {"adaptive_sampling": "est-value"}),
+    "est-value, straddling": (uneven, 12, EST | {"adaptive_sampling": "est-value"}),
+    "posterior": (uneven, 4, POSTERIOR | {"save_strategy": "steps", "save_steps": 4}),
+    "posterior, ahead": (even, 4, POSTERIOR | {"max_staleness": 1}),
+    "GRPO, ahead": (
+        even,
+        16,
+        {"adaptive_sampling": "uniform", "scale_rewards": "group", "max_staleness": 1, "max_steps": 4},
+    ),
+}
+LOCAL = {"use_vllm": False, "vllm_weight_sync": "nccl", "max_steps": 4}  # without a server
+OTHERS = {
+    "stall": (last_prompt(stall), 16, SHORT),
+    "fail": (last_prompt(fail), 16, SHORT),
+    "no weights": (half_right, 16, SHORT),
+    "failing reward": (half_right, 16, ROUNDS | {"failing_rank": 1}),
+    "failing reward, ahead": (even, 4, POSTERIOR | {"max_staleness": 1, "failing_rank": 1}),
+    "adapter": (half_right, 16, ROUNDS | {"lora": True, "vllm_weight_sync": "lora", "max_steps": 2}),
+    "local est-ema": (half_right, 12, LOCAL | {"adaptive_sampling": "est-ema"}),
+    "local est-value": (half_right, 12, LOCAL | {"adaptive_sampling": "est-value"}),
+}
+RUNS = SAME | OTHERS
+
+
+def options_of(name, processes, server):
+    _, rows, options = RUNS[name]
+    return options | {"url": server.url, "per_device_train_batch_size": rows // processes}
+
+
+def train_on(processes, names, directory):
+    """By name of the run: what each process says of it, its server, its output directory."""
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(FakeServer(RUNS[name][0])) for name in names}
+        if "no weights" in servers:
+            servers["no weights"].control = no_weights
+        runs = [options_of(name, processes, server) for name, server in servers.items()]
+        ranks = launch(processes, directory, runs, seconds=600)
+        assert all(map(becomes_idle, servers.values()))
+    return {
+        name: (outcomes, servers[name], directory / str(i))
+        for i, (name, outcomes) in enumerate(zip(names, zip(*ranks, strict=True), strict=True))
+    }
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return train_on(2, RUNS, tmp_path_factory.mktemp("together") / "runs")
+
+
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory):
+    return train_on(3, ["straddling"], tmp_path_factory.mktemp("on_three") / "runs")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same on this process."""
+
+    @cache
+    def train(name):
+        directory = tmp_path_factory.mktemp("alone")
+        with FakeServer(RUNS[name][0]) as server:
+            return json.loads(json.dumps(run(str(directory), options_of(name, 1, server)))), server, directory
+
+    return train
+
+
+def figures(logs):
+    return {name: value for name, value in logs.items() if "ada/" in name and "time" not in name}
+
+
+@pytest.mark.parametrize(("name", "processes"), [*((name, "together") for name in SAME), ("straddling", "on_three")])
+def test_same_updates_on_one_process_and_on_several(name, processes, alone, request):
+    (one, server, directory), (ranks, shared, shared_directory) = alone(name), request.getfixturevalue(processes)[name]
+    assert all(rank["error"] is None and rank["threads"] == [] for rank in (one, *ranks))
+    asked = [sorted((call.prompt, call.round, call.n) for call in which.completions) for which in (server, shared)]
+    assert asked[0] == asked[1]
+    for step, batch in enumerate(one["batches"]):
+        assert len(batch) == RUNS[name][1] and [row for rank in ranks for row in rank["batches"][step]] == batch
+    computed = "est" in name or "ahead" in name  # by the model, in float32
+    for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
+        assert figures(found) == (pytest.approx(figures(expected), rel=1e-5) if computed else figures(expected))
+        for key in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
+            assert found[key] == pytest.approx(expected[key])
+    if "ahead" in name:
+        assert [logs["ada/staleness"] for logs in ranks[0]["logs"]] == [0, 1, 1, 1]
+    if "est" in name:
+        assert len({n for *_, n in asked[0]}) > 1
+    if "save_steps" in RUNS[name][2]:
+        same_record(*(next(d.glob("checkpoint-*")) / PASS_RATES_FILE for d in (directory, shared_directory)))
+
+
+def same_record(*files):
+    assert pq.read_table(files[0]).to_pylist() == pq.read_table(files[1]).to_pylist()
+    (first, texts), (second, others) = map(load_pass_rates, files)
+    assert texts == others and set(texts.values()) == set(PROMPTS) and first.keys() == second.keys()
+    for name in first.keys() - {"fitted", "history"}:  # the history is in the table
+        assert first[name] == second[name], name
+    assert first["fitted"].keys() == second["fitted"].keys()
+    for name, values in first["fitted"].items():
+        if not isinstance(values, dict):
+            np.testing.assert_allclose(second["fitted"][name], values, rtol=1e-5, atol=1e-7)  # float32
+
+
+@pytest.mark.parametrize("name", ["stall", "fail", "no weights"])
+def test_all_processes_raise_the_same_error_in_time(name, together):
+    ranks, server, _ = together[name]
     errors = [rank["error"] for rank in ranks]
     assert errors[0] == errors[1]
     assert errors[0][0] == "VLLMServerError" and server.url in errors[0][1]
-    for rank in ranks:
-        assert rank["seconds"] < IN_TIME
-        assert rank["threads"] == []
+    assert all(rank["seconds"] < IN_TIME and rank["threads"] == [] for rank in ranks)
+    if name == "no weights":
+        assert "weights could not be sent" in errors[0][1] and server.completions == []
 
 
-def test_a_failed_weight_sync_stops_all_processes(tmp_path):
-    with FakeServer() as server:
-        server.info["vllm_config"]["instance_id"] = "first"
-
-        async def control(request, payload):
-            if request.path == "/collective_rpc":
-                await asyncio.sleep(60)
-
-        server.control = control
-        ranks = launch(2, server.url, tmp_path / "run")
-    assert ranks[0]["error"] == ranks[1]["error"]
-    assert "weights could not be sent" in ranks[0]["error"][1]
-    assert all(rank["seconds"] < IN_TIME for rank in ranks)
-    assert server.completions == []
-
-
-def test_a_reward_function_that_raises_on_one_process_stops_all(tmp_path):
-    with FakeServer() as server:
-        ranks = launch(2, server.url, tmp_path / "run", failing_rank=1)
+@pytest.mark.parametrize("name", ["failing reward", "failing reward, ahead"])
+def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
+    ranks, *_ = together[name]
     assert ranks[1]["error"] == ["ZeroDivisionError", "my bug"]
     assert ranks[0]["error"] == ["RuntimeError", "Process 1 failed: ZeroDivisionError: my bug"]
+    assert all(rank["threads"] == [] for rank in ranks)
 
 
-def test_every_process_generates_with_the_new_adapter(tmp_path):
-    with FakeServer() as server:
-        ranks = launch(2, server.url, tmp_path / "run", lora=True, vllm_weight_sync="lora", max_steps=2)
+def test_every_process_generates_with_the_new_adapter(together):
+    ranks, server, _ = together["adapter"]
     assert all(rank["error"] is None for rank in ranks)
     loaded = [payload["lora_name"] for path, payload in server.controls if "/load" in path]
     assert len(loaded) == 2
     assert [call.model for call in server.completions] == [loaded[0]] * 4 + [loaded[1]] * 4
+
+
+@pytest.mark.parametrize("mode", ["est-ema", "est-value"])
+def test_local_generation_on_two_processes(mode, together):
+    ranks, *_ = together[f"local {mode}"]
+    assert all(rank["error"] is None for rank in ranks)
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    for step in range(4):
+        rows = [row for rank in ranks for row in rank["batches"][step]]
+        assert len(rows) == 12 and [len(rank["batches"][step]) for rank in ranks] == [6, 6]
+        prompts = [prompt for prompt, *_ in rows]
+        assert sum(a != b for a, b in zip(prompts, prompts[1:], strict=False)) == 2
+    assert all(logs["ada/samples_per_prompt/mean"] == 4 for logs in ranks[0]["logs"])

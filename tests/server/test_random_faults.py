@@ -40,8 +40,8 @@ def script(seed: int, runs: int, processes: int) -> tuple[list[Fault | None], li
 def test_every_row_is_of_the_right_weights_or_all_processes_say_why_not(processes, runs, tmp_path):
     faults, options = script(processes, runs, processes)
     with FaultyServer(faults) as server:
-        limit = {"limit": 240, "seconds": 850}
-        ranks = launch(processes, server.url, tmp_path / "runs", "tests.server.fault_worker", runs=options, **limit)
+        what = {"url": server.url, "runs": options, "limit": 240}
+        ranks = launch(processes, tmp_path / "runs", what, "tests.server.fault_worker", seconds=850)
     assert all(len(outcomes) == runs + 1 for outcomes in ranks)
     normal = max(outcomes[0]["seconds"] for outcomes in ranks)
     assert all(outcomes[0]["error"] is None and outcomes[0]["rows"] for outcomes in ranks)

@@ -1,5 +1,6 @@
-"""One of several processes that train against a server; writes how it ended to `<output_dir>/rank<i>.json`."""
+"""One of several processes that train against servers, run after run; writes how each ended to `<output_dir>/rank<i>.json`."""
 
+import gc
 import json
 import sys
 import threading
@@ -16,8 +17,6 @@ from .fake import reward
 
 
 class Recorder(AdaGRPOTrainer):
-    batches = []
-
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
@@ -26,11 +25,13 @@ class Recorder(AdaGRPOTrainer):
         return output
 
 
-def main(url: str, output_dir: str, options: str) -> None:
-    options = json.loads(options)
+def run(output_dir: str, options: dict) -> dict:
+    """One training, as `options` say: the server's `url`, fields of the configuration, who fails."""
+    options = dict(options)
     failing_rank, lora = options.pop("failing_rank", None), options.pop("lora", False)
     model = options.pop("model", None) or tiny_model()
-    defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_weight_sync": "disk"}
+    defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": options.pop("url"), "max_steps": 1}
+    defaults |= {"vllm_weight_sync": "disk", "vllm_request_timeout": 30.0}
     args = AdaGRPOConfig(output_dir, **QUICK | defaults | options)
 
     def reward_or_failure(completions, **kwargs):
@@ -46,21 +47,28 @@ def main(url: str, output_dir: str, options: str) -> None:
         processing_class=tiny_tokenizer(),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
     )
+    trainer.batches = []
     started, error = time.monotonic(), None
     try:
         trainer.train()
     except Exception as caught:
-        error = caught
-    outcome = {
-        "error": error and [type(error).__name__, str(error)],
+        error = [type(caught).__name__, str(caught)]
+    return {
+        "error": error,
         "seconds": time.monotonic() - started,
         "threads": [t.name for t in threading.enumerate() if "vLLM" in t.name],
         "batches": trainer.batches,
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
         "weights": sum(p.detach().double().sum().item() for p in trainer.model.parameters()),
     }
-    (Path(output_dir) / f"rank{args.process_index}.json").write_text(json.dumps(outcome))
+
+
+def main(output_dir: str, runs: str) -> None:
+    outcomes = [run(f"{output_dir}/{i}", options) for i, options in enumerate(json.loads(runs))]
+    rank = AdaGRPOConfig(output_dir, **QUICK).process_index
+    (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as in conftest.py
     main(*sys.argv[1:])
