@@ -242,6 +242,8 @@ class Watch:
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         model.base_model.register_forward_hook(self.count)
         tracker = trainer.pass_rates
+        if tracker is None:  # nothing is expected of prompts
+            return
         predict = tracker.predict
 
         def watch(features=None):

@@ -215,6 +215,7 @@ def test_language_model_tables():
                     row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
                     row |= {"accuracy": level + gain * step / 3, "pass@16": 0.5, "alike": level if step == 0 else None}
                     row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": 12.0 * step}
+                    row |= {"generated_tokens": 1000 * step}
                     rows.append(row)
     runs = pd.DataFrame(rows).astype({"alike": float})
     table = report.language_table(runs, "mixture").splitlines()
@@ -234,6 +235,13 @@ def test_language_model_tables():
     families = report.family_table(runs, "mixture").splitlines()
     assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.500"]
     assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.300"]
+    said = report.language_verdict(runs, "mixture").splitlines()
+    assert said[0] == "- Before training, 20% of GRPO n=4's groups have no contrast (exact)."
+    assert said[1].startswith(
+        "- **Posterior n=1** is ahead of GRPO n=4 in accuracy (+0.100 ± 0.000); in pass@16 it differs by +0.000"
+    )
+    assert said[2].endswith("**Posterior n=1** 0.50×.")  # 0.3 is half of the way from 0.2 to 0.4
+    assert len(report.language_verdict(runs[runs["seed"] < 3], "mixture").splitlines()) == 2, "Two seeds say nothing."
 
 
 def test_report_is_filled_from_what_is_stored(tmp_path):

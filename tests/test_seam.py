@@ -248,7 +248,7 @@ def test_environments_after_a_step_are_those_that_its_rows_were_played_in(tmp_pa
     trainer = build_multi_turn(ToolUser, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
     trainer.add_callback(Reader())
     outputs, original = [], trainer._apply_replay
-    trainer._apply_replay = lambda output: (original(output), outputs.append(output))
+    trainer._apply_replay = lambda replay, output: (original(replay, output), outputs.append(output))
     trainer.train()
     for environments, output in zip(seen, outputs, strict=True):
         prompts = trainer._tokenizer.batch_decode(output["prompt_ids"])

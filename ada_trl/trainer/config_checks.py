@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, get_args
 
 from datasets import Dataset, IterableDataset

@@ -23,7 +23,7 @@ from ada_trl.core.baselines import LARGEST_DEVIATION
 from ada_trl.core.belief import DISCOUNTS, SHARES, SHRINKAGES, STRENGTHS
 from ada_trl.core.counts import PromptCounts
 from ada_trl.core.priors import GuessStrength
-from ada_trl.trainer.replay import informed
+from ada_trl.trainer.compared import informed
 
 
 def pools_of(rewards):

@@ -43,7 +43,7 @@ def test_a_step_line_by_line(tmp_path):
         trainer = build(tmp_path, server)
         batches = []
         original = trainer._apply_replay
-        trainer._apply_replay = lambda output: (original(output), batches.append(output))
+        trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
         trainer.train()
     asked = [call.prompt for call in server.completions]
     assert {prompt: asked.count(prompt) for prompt in PROMPTS} == {"1+2=": 1, "31+4=": 2, "5+55=": 3, "7+8=": 3}
@@ -346,7 +346,7 @@ def test_selection_does_not_depend_on_the_order_of_arrival(tmp_path):
             trainer = build(tmp_path / name, server, vllm_request_timeout=20)
             batches = []
             original = trainer._apply_replay
-            trainer._apply_replay = lambda output: (original(output), batches.append(output))
+            trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
             trainer.train()
         return batches[0], [call.prompt for call in server.completions]
 
@@ -433,7 +433,7 @@ def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path, monkeypa
             trainer = build(tmp_path / str(share), server, vllm_request_timeout=20)
             batches = []
             original = trainer._apply_replay
-            trainer._apply_replay = lambda output: (original(output), batches.append(output))
+            trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
             trainer.train()
             assert becomes_idle(server)
         return batches[0], logs_of(trainer)[0], len(server.completions)
