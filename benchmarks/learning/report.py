@@ -433,7 +433,7 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
                 f"{show(tail, sign=True)}."
             )
     for method in ("Batch n=1", POSTERIOR):
-        if found[method]:
+        if len(found[method]) > 2:
             reached = share_to_reach(found[method], found[CHEAP])
             lines.append(f"{CHEAP}'s mean final accuracy after, in its tokens: **{method}** {reached}.")
     return "\n".join(f"- {line}" for line in lines)
