@@ -140,7 +140,7 @@ def forecast(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> Fi
     rollouts = float(args.num_generations)
     if draws.any():
         _, rollouts = expected(args, fit_pass_rate_distribution(positives, draws))
-    prompts = args.generation_batch_size // args.num_generations
+    prompts = args.prompts_per_step
     drawn = prompts * rollouts
     return Finding(
         "forecast",

@@ -73,9 +73,7 @@ class Preflight:
         own = self._own = self._rows_of(inputs)
         self.doing = "estimating pass rates"
         if trainer.pass_rates is not None:
-            trainer.pass_rates.identify(own)
-            if trainer.pass_rates.comes_first:
-                trainer.pass_rates.predict()
+            trainer.pass_rates.begin(own)
         self.doing = "sampling and scoring"
         self.sample = self._draw(own[:PROMPTS])
         if trainer._syncs_with_server:
@@ -92,7 +90,7 @@ class Preflight:
         trainer, args = self.trainer, self.trainer.args
         if not args.uses_stream:
             return trainer._prompts.ask(inputs).own or inputs[:1]
-        number = max(args.generation_batch_size // args.num_generations // trainer.accelerator.num_processes, 1)
+        number = max(args.prompts_per_step // trainer.accelerator.num_processes, 1)
         start = trainer.accelerator.process_index * number
         rows = list(islice(iter(trainer.train_dataset), start, start + number))
         return rows or list(islice(iter(trainer.train_dataset), 1))
@@ -201,8 +199,7 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
 
     prompts = prompts_from_counts("the sample", positives.astype(float), draws.astype(float))
     lost, rollouts = expected(args, prompts.distribution)
-    size: int = args.num_generations
-    size = max(size, 2)
+    size = max(args.num_generations, 2)
     budget = max(rollouts, size)
     found = settings(prompts, num_generations=size, budget=budget, max_samples=max(32, size))
     best = recommend(found, budget)

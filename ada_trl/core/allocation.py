@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-AllocationRule = str | float  # "power", "variance", "reward_std", or the exponent of the power
+AllocationRule = str | float  # a name, or the exponent of the power
+
+RULES = ("power", "variance", "reward_std")
 
 _SMALLEST_WEIGHT = 1e-100  # relative to the largest: an extreme exponent must not underflow to 0
 
@@ -104,20 +106,22 @@ def check_budget(num_prompts: int, total: int, *, min_samples: int, max_samples:
         )
 
 
-def check_rule(rule: AllocationRule) -> float:
+def check_rule(rule: AllocationRule) -> AllocationRule:
     """
-    The exponent of a rule that is a power.
+    A rule by its name as it is, any other as a number, the exponent of the power.
 
     Raises:
         `ValueError`: for a rule that there is not.
     """
+    if rule in RULES:
+        return rule
     try:
-        exponent = 0.5 if rule == "power" else float(rule)
+        exponent = float(rule)
     except (TypeError, ValueError):
         exponent = math.nan
     if not 0 <= exponent < math.inf:
         raise ValueError(
-            f"allocation_rule ({rule!r}) must be one of 'power', 'variance', 'reward_std', or a number of at least 0, the power's "
+            f"allocation_rule ({rule!r}) must be one of {', '.join(map(repr, RULES))}, or a number of at least 0, the power's "
             "exponent: 0 for equal budgets, 0.5 for 'power'."
         )
     return exponent
@@ -136,7 +140,8 @@ def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np
     elif rule == "reward_std":
         weights = np.sqrt(shifted * (1 - pass_rates + epsilon))
     else:
-        weights = (shifted / shifted[0]) ** -check_rule(rule)
+        exponent = 0.5 if rule == "power" else float(check_rule(rule))
+        weights = (shifted / shifted[0]) ** -exponent
     weights = np.minimum.accumulate(weights)  # neighbouring floats may round the other way round
     return np.maximum(weights / weights[0], _SMALLEST_WEIGHT)
 

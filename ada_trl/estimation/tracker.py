@@ -113,6 +113,12 @@ class PassRateTracker:
         self.visit = Visit(keys, [prompt for prompt, _ in prompts])
         self._seconds = 0.0
 
+    def begin(self, own: Sequence[dict]) -> None:
+        """[`identify`], and [`predict`] if anything depends on it before the draw. Collective."""
+        self.identify(own)
+        if self.comes_first:
+            self.predict()
+
     def keep(self, indices: Sequence[int]) -> None:
         """Of the prompts that were identified, or predicted, only these are sampled."""
         self.visit = self.visit.keep(indices)

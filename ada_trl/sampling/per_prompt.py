@@ -140,8 +140,10 @@ class PerPromptSource(RolloutSource):
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
             self._asked.add((prompt, first_draw))
-            if self._unavailable is not None:
-                self._arrived.put((prompt, first_draw, None))
+            if self._unavailable is not None:  # it is not even sent
+                future: Future = Future()
+                future.set_exception(self._unavailable)
+                self._arrived.put((prompt, first_draw, future))
                 return
             self._submitted += 1
             row = self._own_row(prompt, first_draw)
@@ -162,7 +164,7 @@ class PerPromptSource(RolloutSource):
 
     def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for an answer, take all that there are, score them."""
-        arrived: list[tuple[int, int, Future | None]] = []
+        arrived: list[tuple[int, int, Future]] = []
         while not arrived:
             try:
                 arrived.append(self._arrived.get(timeout=TICK_SECONDS))
@@ -176,8 +178,6 @@ class PerPromptSource(RolloutSource):
                 continue  # no longer
             self._asked.remove((prompt, first_draw))
             try:
-                if future is None:  # it was not even sent
-                    raise self._unavailable or VLLMServerUnavailable("no answer")
                 answered.append((prompt, first_draw, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:

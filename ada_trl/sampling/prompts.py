@@ -159,8 +159,7 @@ class FromStream(FromLoader):
         tracker, self._estimated = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.identify([self.queue.stream.row(position) for position in positions[start : start + share]])
-        tracker.predict()
+        tracker.begin([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
         gains = [self.gain(p) for p in rates]
         return Beliefs(tracker.visit.keys, gains if tracker.predicts else None, sum(rates) / len(rates))

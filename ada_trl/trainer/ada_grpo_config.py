@@ -363,6 +363,11 @@ class AdaGRPOConfig(GRPOConfig):
         return self.way.max_samples(self)
 
     @property
+    def prompts_per_step(self) -> int:
+        """Places for prompts in the batch that is generated at once, of all processes."""
+        return self.generation_batch_size // self.num_generations
+
+    @property
     def is_plain_grpo(self) -> bool:
         """Whether nothing is changed but what is logged."""
         return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_stream

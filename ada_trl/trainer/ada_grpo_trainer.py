@@ -172,9 +172,8 @@ class AdaGRPOTrainer(WithEngine):
             self._look_at_sampled(output)
             if self.args.unresolved == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
-                zero_variance = (groups == groups[:, :1]).all(
-                    dim=1
-                )  # equal rewards; rounding may leave a mean that is not
+                # Rewards were equal; rounding may leave a mean that is not.
+                zero_variance = (groups == groups[:, :1]).all(dim=1)
                 masked = zero_variance.repeat_interleave(self.num_generations).tolist()
                 mask_rows(output, masked, self.loss_type, self.accelerator)
             return output
@@ -198,7 +197,7 @@ class AdaGRPOTrainer(WithEngine):
         if not args.uses_stream:
             return FromLoader(self.accelerator, args.num_generations)
         schedule = Schedule(
-            lanes=args.generation_batch_size // args.num_generations,
+            lanes=args.prompts_per_step,
             candidates_per_lane=args.max_rounds if args.unresolved == "replace" else 1,
             exit_condition=args.exit_condition,
             max_rounds=args.way.max_rounds(args),
@@ -221,9 +220,7 @@ class AdaGRPOTrainer(WithEngine):
         args, tracker = self.args, self.pass_rates
         question = self._prompts.ask(inputs)
         if tracker is not None and not question.predicted:
-            tracker.identify(question.own)
-            if tracker.comes_first:
-                tracker.predict()
+            tracker.begin(question.own)
         number, size = len(question.owners_of_places), args.way.round_size(args)
         budgets = tracker.budgets() if tracker is not None and args.way.by_estimates else None
         lanes = self._prompts.lanes(question, budgets or [size] * number)
@@ -391,7 +388,7 @@ class AdaGRPOTrainer(WithEngine):
             generations = -(
                 -args.max_steps * args.gradient_accumulation_steps // (args.steps_per_generation * self.num_iterations)
             )
-            rows = generations * (args.generation_batch_size // args.num_generations)
+            rows = generations * args.prompts_per_step
         else:
             rows = len(self.train_dataset)
         with self._having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):

@@ -99,7 +99,7 @@ def check_config(args: GRPOConfig) -> None:
             "signal is greater. Use 0.7 for rewards of 0 and 1."
         )
     _check_weight(args)
-    if args.way.by_estimates and args.allocation_rule not in ("power", "variance", "reward_std"):
+    if args.way.by_estimates:
         args.allocation_rule = check_rule(args.allocation_rule)
     _check_vllm(args)
     _check_estimates(args)
@@ -258,7 +258,7 @@ def check_size(args: GRPOConfig, dataset: Any) -> None:
         `ValueError`: if a training data set has fewer rows than a step asks prompts, so that there would be no step. Plain
             GRPO takes it with a warning, as [`~trl.GRPOTrainer`] does.
     """
-    prompts = args.generation_batch_size // args.num_generations
+    prompts = args.prompts_per_step
     if not isinstance(dataset, Dataset) or len(dataset) >= prompts:
         return
     words = (

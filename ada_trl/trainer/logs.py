@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from .ada_grpo_config import AdaGRPOConfig
+from .ways import count
 
 
 REFERENCE = 4  # rollouts per prompt of the GRPO that a run is set beside
@@ -20,15 +21,11 @@ def summary(args: AdaGRPOConfig) -> str:
     rows = args.generation_batch_size
     prompts = rows // args.num_generations
     step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
-    text = f"Each {step}: {_count(prompts, 'prompt')}{_order(args)}; {args.way.describe(args)}; {_baseline(args)}; {_weight(args)}. "
+    text = f"Each {step}: {count(prompts, 'prompt')}{_order(args)}; {args.way.describe(args)}; {_baseline(args)}; {_weight(args)}. "
     text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
     if prompts != rows // REFERENCE:
-        text += f" GRPO with {REFERENCE} rollouts has {_count(rows // REFERENCE, 'prompt')} in as many."
+        text += f" GRPO with {REFERENCE} rollouts has {count(rows // REFERENCE, 'prompt')} in as many."
     return text
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number != 1)}"
 
 
 def _order(args: AdaGRPOConfig) -> str:

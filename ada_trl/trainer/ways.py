@@ -58,7 +58,7 @@ class Uniform:
 
     def describe(self, args: "AdaGRPOConfig") -> str:
         """In words: the rollouts of a prompt."""
-        return f"{_rollouts(args.num_generations)} each"
+        return f"{count(args.num_generations, 'rollout')} each"
 
 
 class ByEstimate(Uniform):
@@ -199,11 +199,12 @@ class AcrossSteps(InRounds):
         return 1
 
     def describe(self, args: "AdaGRPOConfig") -> str:
-        return f"{_rollouts(args.num_generations)} per round until {self._until(args)}, over at most {args.max_rounds} rounds"
+        return f"{count(args.num_generations, 'rollout')} per round until {self._until(args)}, over at most {args.max_rounds} rounds"
 
 
-def _rollouts(number: int) -> str:
-    return f"{number} rollout{'s' * (number != 1)}"
+def count(number: int, name: str) -> str:
+    """In words, such as "1 rollout" and "4 rollouts"."""
+    return f"{number} {name}{'s' * (number != 1)}"
 
 
 WAYS = {

@@ -207,6 +207,11 @@ def soon(equal: pd.DataFrame, method: str) -> str:
     return ", ".join(shares)
 
 
+def standing(mean: float, half: float) -> str:
+    """What a paired difference says, whose 95 % interval is ± `half`."""
+    return "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
+
+
 def differences(equal: pd.DataFrame, method: str, reference: str = CHEAP, called: str = CHEAP) -> str:
     """Paired differences from a reference, the sets grouped by what they say."""
     said = {"ahead of": [], "level with": [], "behind": []}
@@ -214,8 +219,7 @@ def differences(equal: pd.DataFrame, method: str, reference: str = CHEAP, called
         runs, others = by_seed(equal, name, method), by_seed(equal, name, reference)
         if runs and others:
             mean, half = paired_difference(final(runs), final(others))
-            word = "level with" if not abs(mean) > half else "ahead of" if mean > 0 else "behind"
-            said[word].append(f"{equal_tokens.title(name)} ({show((mean, half), sign=True)})")
+            said[standing(mean, half)].append(f"{equal_tokens.title(name)} ({show((mean, half), sign=True)})")
     return "; ".join(f"{word} {called} on {', '.join(sets)}" for word, sets in said.items() if sets)
 
 
@@ -426,10 +430,9 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
     for method, reference in pairs:
         if len(found[method].keys() & found[reference].keys()) > 2:
             mean, half = paired_difference(final(found[method]), final(found[reference]))
-            word = "is level with" if not abs(mean) > half else "is ahead of" if mean > 0 else "is behind"
             tail = paired_difference(final(found[method], "pass@16"), final(found[reference], "pass@16"))
             lines.append(
-                f"**{method}** {word} {reference} in accuracy ({show((mean, half), sign=True)}); in pass@16 it differs by "
+                f"**{method}** is {standing(mean, half)} {reference} in accuracy ({show((mean, half), sign=True)}); in pass@16 it differs by "
                 f"{show(tail, sign=True)}."
             )
     for method in ("Batch n=1", POSTERIOR):

@@ -81,19 +81,18 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
 class BarrierTrainer(AdaGRPOTrainer):
     """Completes each round for all of a process's prompts before the next begins, for comparison."""
 
+    differs = {"barrier": True}
+
     def _build_source(self, question, lanes) -> RolloutSource:
         source = super()._build_source(question, lanes)
-        source.barrier = True
+        vars(source).update(self.differs)
         return source
 
 
-class PatientTrainer(AdaGRPOTrainer):
+class PatientTrainer(BarrierTrainer):
     """Asks for nothing ahead of time, for comparison."""
 
-    def _build_source(self, question, lanes) -> RolloutSource:
-        source = super()._build_source(question, lanes)
-        source.speculate_below = 0
-        return source
+    differs = {"speculate_below": 0}
 
 
 def train(

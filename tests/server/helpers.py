@@ -30,14 +30,9 @@ from ..helpers import (
 from .fake import reward
 
 
-UNIFORM = {
-    "adaptive_sampling": "uniform",
-    "samples_per_round": None,
-    "max_rounds": 4,
-}  # rounds: those of `build` undone
-
-
-ONE_ROUND = {"samples_per_round": None, "max_rounds": 4, "vllm_request_timeout": 30}  # not those of `build`
+_NOT_THOSE_OF_BUILD = {"samples_per_round": None, "max_rounds": 4}
+UNIFORM = {"adaptive_sampling": "uniform"} | _NOT_THOSE_OF_BUILD
+ONE_ROUND = _NOT_THOSE_OF_BUILD | {"vllm_request_timeout": 30}
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
