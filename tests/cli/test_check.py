@@ -1,0 +1,213 @@
+"""`ada-trl check`: what it finds, what it fails with, and that it leaves nothing behind."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from ada_trl import AdaGRPOTrainer, check
+from ada_trl.checking.findings import Finding
+from ada_trl.cli import start
+
+from ..helpers import run_module, tiny_model, tiny_tokenizer
+
+
+LONGEST = 11  # tokens of the longest prompt of the data, which is not among the first
+
+
+def low_reward(completions, **kwargs):
+    return [0.1 * (len(completion) % 4) for completion in completions]
+
+
+def silent_reward(completions, **kwargs):
+    return [None] * len(completions)
+
+
+def no_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def failing_reward(completions, **kwargs):
+    raise ZeroDivisionError("my bug")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A folder with a model and sums."""
+    folder = tmp_path_factory.mktemp("check")
+    tiny_model().save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    prompts = [f"{a}+1=" for a in range(8)] + ["1" * (LONGEST - 3) + "+1="] + [f"{a}+2=" for a in range(8)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return folder
+
+
+def words(task, *more, output_dir="runs/mine", reward="tests.helpers.even_reward"):
+    options = {"model_name_or_path": task / "model", "dataset_name": task / "sums.jsonl", "reward_funcs": reward}
+    options |= {"output_dir": task / output_dir, "per_device_train_batch_size": 16, "max_completion_length": 7}
+    options |= {"use_cpu": True, "bf16": "false", "gradient_checkpointing": "false", "dataloader_pin_memory": "false"}
+    return [f"--{name}={value}" for name, value in options.items()] + list(more)
+
+
+def checked(capsys, *words):
+    """The printed table by its first column, and the exit code."""
+    capsys.readouterr()
+    code = 0
+    try:
+        start("check", list(words))
+    except SystemExit as ended:
+        code = ended.code
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    return {line[0]: " | ".join(line[1:]) for line in lines[2:]}, code
+
+
+def files_of(folder):
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+MODES = {
+    "uniform": ["--adaptive_sampling=uniform"],
+    "seq-balance": [],
+    "est-value": ["--adaptive_sampling=est-value"],
+    "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
+    "lora": ["--use_peft", "--lora_target_modules=all-linear"],
+    "refill": ["--adaptive_sampling=uniform", "--unresolved=replace"],
+    "across steps": ["--adaptive_sampling=seq-pos", "--baseline=posterior", "--num_generations=1"],
+    "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_is_looked_at_and_leaves_nothing(mode, task, capsys):
+    before = files_of(task)
+    found, code = checked(capsys, *words(task, *MODES[mode]))
+    assert code == 0 and files_of(task) == before
+    assert list(found) == [
+        *("model and data", "generation", "cut off", "reward even_reward", "pass rate", "plan"),
+        *("optimizer step", "peak memory", "forecast"),
+    ]
+    assert f"16 rows of {LONGEST} + 7 tokens" in found["optimizer step"]
+    norm = re.search(r"gradient norm ([\d.e+-]+)", found["optimizer step"])[1]
+    assert float(norm) > 1e-3
+    assert "17 rows" in found["model and data"]
+
+
+def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
+    """Prompt and completion of full length go through the model, and back."""
+    seen, compute_loss = [], AdaGRPOTrainer.compute_loss
+
+    def watched(self, model, inputs, *args, **kwargs):
+        seen.append((inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1), inputs["advantages"]))
+        return compute_loss(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(AdaGRPOTrainer, "compute_loss", watched)
+    checked(capsys, *words(task))
+    ((prompts, completions, advantages),) = seen
+    assert prompts.tolist() == [LONGEST] * 16 and completions.tolist() == [7] * 16 and advantages.all()
+
+
+def test_the_forecast_follows_from_the_sample(task, capsys):
+    """Uniform sampling draws n for each of its prompts, whatever they are like."""
+    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform"))
+    rollouts, tokens = map(int, re.search(r"4 prompts: (\d+) rollouts, (\d+) tokens", found["forecast"]).groups())
+    mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
+    assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
+    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward="tests.cli.test_check.no_reward"))
+    assert "0.00 of 32 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
+    assert "plan" not in found  # 32 failures say nothing of settings
+
+
+def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
+    found, code = checked(capsys, *words(task, reward="tests.cli.test_check.low_reward"))
+    assert code == 0
+    assert "ranges from 0 to 0.3" in found["pass rate"] and "positive_threshold (0.7)" in found["pass rate"]
+    two = [*words(task)[:2], "--reward_funcs", "tests.helpers.even_reward", "tests.cli.test_check.low_reward"]
+    found, _ = checked(capsys, *two, *words(task)[3:])
+    assert "exit_reward" in found["signal"]
+
+
+def many_points(completions, **kwargs):
+    """From 0.5 to 10, and all but one above 1."""
+    return [0.5 if i == 0 else 2.0 + i % 9 for i in range(len(completions))]
+
+
+def test_a_threshold_that_tells_nothing_apart_is_named(task, capsys):
+    findings, _ = checked(capsys, *words(task, reward="tests.cli.test_check.many_points"))
+    assert "positive_threshold (0.7) hardly tells any of it apart" in findings["pass rate"]
+    more = words(task, "--positive_threshold=5", reward="tests.cli.test_check.many_points")
+    findings, _ = checked(capsys, *more)
+    assert "positive_threshold" not in findings["pass rate"]
+
+
+def test_cut_off_completions_are_counted(task, capsys):
+    found, _ = checked(capsys, *words(task, "--max_completion_length=1"))
+    share = int(found["cut off"].split("%")[0])
+    assert share > 50 and "Raise max_completion_length (1)" in found["cut off"]
+
+
+def test_what_nothing_can_be_learnt_from_ends_with_code_1(task, capsys):
+    before = files_of(task)
+    found, code = checked(capsys, *words(task, reward="tests.cli.test_check.silent_reward"))
+    assert (
+        code == 1
+        and "nothing was scored" in found["pass rate"]
+        and "no completion scored" in found["reward silent_reward"]
+    )
+    assert files_of(task) == before
+
+
+def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
+    before = files_of(task)
+    with pytest.raises(ZeroDivisionError, match="my bug"):
+        start("check", words(task, reward="tests.cli.test_check.failing_reward"))
+    assert "**failed** in sampling and scoring" in capsys.readouterr().out
+    assert files_of(task) == before
+
+
+def test_out_of_memory_comes_with_a_remedy(task, monkeypatch, capsys):
+    def full(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(AdaGRPOTrainer, "compute_loss", full)
+    with pytest.raises(SystemExit) as ended:
+        start("check", words(task))
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and "**failed** in the optimizer step" in printed.out
+    assert "20.00 GiB" in printed.err and "Halve per_device_train_batch_size (16)" in printed.err
+
+
+def test_mistakes_are_those_of_train(task, capsys):
+    for more, message in (("--max_stepz=1", "did you mean '--max_steps'"), ("--max_rounds=0", "max_rounds")):
+        with pytest.raises(SystemExit) as ended:
+            start("check", words(task, more))
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_what_was_there_stays(task, capsys):
+    """The run's own directory, with what an earlier run has left."""
+    kept = task / "runs" / "mine" / "model.safetensors"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    checked(capsys, *words(task))
+    assert [path.name for path in kept.parent.iterdir()] == ["model.safetensors"] and kept.read_text() == "mine"
+    kept.unlink()
+    kept.parent.rmdir()
+    kept.parent.parent.rmdir()
+
+
+def test_a_table_survives_what_is_in_it():
+    text = check.report([Finding("a", "b | c")])
+    assert text.splitlines()[-1] == "| a | b / c |  |"
+
+
+@pytest.mark.slow
+def test_two_processes_look_at_their_own_prompts(task):
+    """One table, of what both have drawn; nothing stays."""
+    before = files_of(task)
+    more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
+    done = run_module("ada_trl.check", *words(task, *more), processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("| forecast |") == 1
+    assert f"{2 * 8 * 8} completions" in done.stdout
+    assert files_of(task) == before

@@ -1,0 +1,144 @@
+"""What a dry run of notebook 2 does not show: that its full settings fit together, and with what the libraries take."""
+
+import math
+import re
+from configparser import ConfigParser
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlparse
+
+import nbformat
+import pytest
+import torch
+from packaging.requirements import Requirement
+from transformers.training_args import TrainingArguments
+
+from ada_trl import AdaGRPOConfig
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
+
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "notebooks" / "2_lora_on_colab.ipynb"
+T4, L4 = (15, 7, "float16"), (22, 8, "bfloat16")
+
+
+def cells(*words):
+    """Sources of the code cells that contain any of `words`."""
+    code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    return [source for source in code if any(word in source for word in words)]
+
+
+def settings(monkeypatch, tmp_path, gibibytes, major, generation):
+    """The namespace of the notebook's settings on a GPU of this size, without a dry run."""
+    monkeypatch.delenv("ADA_TRL_DRY_RUN", raising=False)
+    monkeypatch.chdir(tmp_path)
+    device = SimpleNamespace(total_memory=gibibytes * 2**30, major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
+    namespace = {}
+    switches, sizes = cells("DRY_RUN =", "OUTPUT =")
+    exec(switches.replace('"transformers"', repr(generation)), namespace)
+    exec(sizes, namespace)
+    assert namespace["GENERATION"] == generation and not namespace["DRY_RUN"]
+    return namespace
+
+
+@pytest.mark.parametrize("generation", ["transformers", "vllm-server"])
+@pytest.mark.parametrize(("gibibytes", "major", "dtype"), [T4, L4], ids=["T4", "L4"])
+def test_full_settings_are_a_valid_config(gibibytes, major, dtype, generation, monkeypatch, tmp_path, capsys):
+    namespace = settings(monkeypatch, tmp_path, gibibytes, major, generation)
+    given = {}
+
+    def on_the_cpu(**options):
+        given.update(options)
+        return AdaGRPOConfig(**options | {"use_cpu": True, "fp16": False, "bf16": False})
+
+    monkeypatch.setattr("ada_trl.AdaGRPOConfig", on_the_cpu)
+    namespace["PORT"] = 8000
+    exec(cells("args = AdaGRPOConfig(")[0], namespace)
+    args = namespace["args"]
+    assert isinstance(args, TrainingArguments) and not given["use_cpu"]
+    assert args.model_init_kwargs == {"dtype": dtype}
+    assert (given["fp16"], given["bf16"]) == (dtype == "float16", dtype == "bfloat16")
+    assert args.generation_batch_size == namespace["PROMPTS"]
+    assert args.baseline == RECOMMENDED and args.num_generations == 1
+    assert args.steps_per_generation == args.gradient_accumulation_steps
+    assert args.per_device_eval_batch_size % args.num_generations_eval == 0
+    assert args.use_vllm == (generation == "vllm-server")
+    assert args.vllm_weight_sync == ("lora" if args.use_vllm else "nccl")
+    assert args.max_steps % args.save_steps == 0, "the last checkpoint has the difficulty record of the whole run"
+
+
+def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tmp_path):
+    """One line installs it; the badge opens this notebook there."""
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    (source,) = re.findall(r"^Source = (\S+)$", metadata["metadata"]["project_urls"], flags=re.MULTILINE)
+    namespace = settings(monkeypatch, tmp_path, *T4[:2], "vllm-server")
+    assert namespace["REPOSITORY"] == source
+    (badge,) = re.findall(
+        r"\]\((https://colab[^)]+/blob/[^)]+)\)", nbformat.read(NOTEBOOK, as_version=4).cells[0].source
+    )
+    path = f"{urlparse(source).path}/blob/main/{NOTEBOOK.relative_to(ROOT)}"
+    assert badge == f"https://colab.research.google.com/github{path}"
+    (install,) = cells('"pip", "install"')
+    if "OWNER" in source:
+        with pytest.raises(ValueError, match="placeholder"):
+            exec(install, namespace)
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+    exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})
+    requirement = Requirement(commands[0][-1])
+    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= extras()
+    assert "vllm" in requirement.extras
+
+
+def extras():
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    return set(metadata["options.extras_require"])
+
+
+def test_server_command_serves_what_is_trained(monkeypatch, tmp_path):
+    command, environment = server_command(monkeypatch, tmp_path)
+    options = dict(zip(command, command[1:], strict=False))
+    assert options["--model"].endswith("0.5B-Instruct") and options["--dtype"] == "float16"
+    assert options["--max-lora-rank"] == "16" and "--enable-lora" in command
+    assert int(options["--max-model-len"]) > 512
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == environment["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_vllm_takes_the_server_command(monkeypatch, tmp_path):
+    """Also run by `make test-vllm`, whose environment has vLLM."""
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    command, _ = server_command(monkeypatch, tmp_path)
+    options = make_arg_parser(FlexibleArgumentParser()).parse_args(command[command.index("--model") :])
+    assert (options.max_lora_rank, options.gpu_memory_utilization, options.max_logprobs) == (16, 0.35, -1)
+    assert options.enable_lora and options.logprobs_mode == "processed_logprobs"
+
+
+def server_command(monkeypatch, tmp_path):
+    namespace = settings(monkeypatch, tmp_path, *T4[:2], "vllm-server")
+    started = []
+    fake = SimpleNamespace(Popen=lambda command, env, **_: started.append((command, env)), STDOUT=None)
+    exec("import sys\n" + cells("def start_server")[0] + "\nstart_server()", namespace | {"subprocess": fake})
+    return started[0]
+
+
+def test_the_memory_table_counts_the_models_it_names(monkeypatch, tmp_path, capsys):
+    namespace = settings(monkeypatch, tmp_path, *T4[:2], "transformers")
+    exec(cells("def memory")[0], namespace)
+    for sizes, parameters in ((namespace["half"], 494_032_768), (namespace["larger"], 1_543_714_304)):
+        needed = namespace["memory"](prompts=16, **sizes)
+        assert needed["weights"] == f"{2 * parameters / 2**30:.1f}"  # as counted on the models' pages
+        parts = sum(float(number) for name, number in needed.items() if name != "sum")
+        assert math.isclose(parts, float(needed["sum"]), abs_tol=0.2)
+
+
+def test_references_of_gsm8k():
+    namespace = {}
+    exec(cells("def to_row")[0].split("train =")[0], namespace)
+    row = namespace["to_row"]({"question": "How many?", "answer": "2 * 600 = <<2*600=1200>>1,200.\n#### 1,200"})
+    assert row["answer"] == "1200" and [message["role"] for message in row["prompt"]] == ["system", "user"]

@@ -1,0 +1,291 @@
+"""The README and docs/ against the code: fields, metrics, commands, links, and every number on the first screen."""
+
+import ast
+import asyncio
+import dataclasses
+import importlib
+import re
+
+import pytest
+import yaml
+from trl import GRPOConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.cli import COMMANDS
+from ada_trl.core.advantages import POWERS
+from ada_trl.planning.outcomes import sequential_outcome
+from ada_trl.trainer.ada_grpo_config import RECOMMENDED
+from ada_trl.trainer.config_checks import CHOICES
+from benchmarks.analyses import diagram, overview
+from benchmarks.common import FIGURES
+
+from ..documentation import (
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    anchors,
+    blocks,
+    code,
+    commands,
+    documented_metrics,
+    expand,
+    field_tables,
+    generic,
+    option_tables,
+    table_rows,
+)
+from ..helpers import QUICK, build, moved
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(AdaGRPOConfig)}
+page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def default_of(field):
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def settings_rows():
+    text = (DOCS / "settings.md").read_text()
+    return {name: row for row in table_rows(text) for name in code(row[0])}
+
+
+NAMED = CHOICES | {"prompt_weighting": POWERS, "scale_rewards": ("none", "group", "batch")}  # fields and their values
+
+
+# Settings
+
+
+def test_every_field_that_is_not_grpos_is_on_the_settings_page_and_no_other():
+    inherited = {field.name: default_of(field) for field in dataclasses.fields(GRPOConfig)}
+    ours = {name for name, field in FIELDS.items() if name not in inherited or inherited[name] != default_of(field)}
+    assert set(settings_rows()) == ours
+
+
+def test_the_fields_of_the_settings_page_are_those_of_the_docstring():
+    assert f"<!-- fields -->\n{field_tables()}\n<!-- end -->" in (DOCS / "settings.md").read_text(), (
+        "`python -m tests.documentation` writes them."
+    )
+
+
+@pytest.mark.parametrize("name", settings_rows())
+def test_the_settings_page_shows_the_default(name):
+    assert ast.literal_eval(code(settings_rows()[name][1])[0]) == default_of(FIELDS[name])
+
+
+def test_the_settings_page_names_every_choice():
+    for name, row in settings_rows().items():
+        for choice in NAMED.get(name, ()):
+            assert f'`"{choice}"`' in f"{row[1]} {row[2]}", (name, choice)
+    assert set(NAMED) <= set(settings_rows())
+
+
+@page
+def test_settings_in_the_text_exist(page):
+    """`name=value` in the text, and fields of our own in YAML blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    known = {
+        *FIELDS,
+        *vars(AdaGRPOTrainer),
+        "environment_factory",
+        "peft_config",
+        "resume_from_checkpoint",
+        "reward_funcs",
+    }
+    for span in code(text):
+        for name in re.findall(r"(?<![-\w.])([a-z]\w+)=(?=[\w\"'<])", span):
+            assert name in known or "(" in span or "--" in span or name in ALSO, (name, span)
+
+
+ALSO = {"n", "p", "k"}
+
+
+@pytest.mark.parametrize(
+    "block", [block for page in ("settings", "plan", "which_prompts") for block in blocks(DOCS / f"{page}.md", "yaml")]
+)
+def test_yaml_to_paste_is_a_configuration(block):
+    options = {"per_device_train_batch_size": 16}
+    AdaGRPOConfig("unused", **QUICK | options | yaml.safe_load(block))
+
+
+ADVICE = re.findall(
+    r"\*\*([^*]+)\*\*.*?```yaml\n(.*?)```",
+    (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0],
+    flags=re.S,
+)
+
+
+@pytest.mark.parametrize(("case", "block"), ADVICE, ids=[case for case, _ in ADVICE])
+def test_advice_trains(case, block, tmp_path):
+    assert any(moved(build(tmp_path, **yaml.safe_load(block))).values())
+
+
+def test_there_is_advice_for_every_case():
+    assert len(ADVICE) == (DOCS / "settings.md").read_text().split("## What people")[0].count("```yaml") >= 6
+
+
+# Metrics
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """The names of all `ada/` metrics that tiny runs log, without a vLLM server."""
+    names = set()
+    for mode in (
+        {},
+        {"adaptive_sampling": "est-value"},
+        {"adaptive_sampling": "uniform", "pass_rate_estimator": "counts"},
+        {"baseline": "posterior", "num_generations": 4},
+        {"adaptive_sampling": "uniform", "prompt_candidates": 2},
+    ):
+        trainer = build(tmp_path_factory.mktemp("run"), **mode)
+        trainer.train()
+        names |= generic(name for logs in trainer.state.log_history for name in logs)
+    return names
+
+
+def test_every_metric_is_on_the_metrics_page_and_no_other(logged):
+    sections = documented_metrics()
+    assert len(logged) > 20
+    server = set(sections.pop("vLLM server"))  # see server/test_fake_server.py
+    names = [name for section in sections.values() for name in section]
+    assert set(names) == logged and len(names) == len(logged) and not server & logged
+
+
+# Commands and links
+
+
+def test_the_options_of_the_commands_page_are_those_of_the_parsers():
+    assert f"<!-- options -->\n{option_tables()}\n<!-- end -->" in (DOCS / "commands.md").read_text(), (
+        "`python -m tests.documentation` writes them."
+    )
+
+
+@page
+def test_relative_links_and_anchors_exist(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@page
+def test_commands_can_be_pasted(page, capsys):
+    """Modules, options, recipes and make targets exist, and nothing is left out with an ellipsis."""
+    for words in commands(page):
+        assert "…" not in " ".join(words), words
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.M), words
+        for path in (path for word in words for path in expand(word)):
+            if re.match(r"recipes/.*\.ya?ml$", path):
+                assert (ROOT / path).exists(), path
+        module, arguments = called(words)
+        if module is not None:
+            check_options(module, arguments, capsys)
+
+
+def called(words: list[str]) -> tuple[str | None, list[str]]:
+    """The module of ours that a command starts, and its arguments; `None` for other commands."""
+    if words[0].endswith("ada-trl") and not words[1].startswith("-"):
+        return f"ada_trl.{words[1]}", words[2:]
+    start = words.index("-m") + 1 if "-m" in words else len(words)
+    ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
+    return (words[start], words[start + 1 :]) if ours else (None, [])
+
+
+def check_options(module: str, words: list[str], capsys) -> None:
+    module = module.replace("ada_trl.recipes.", "recipes.")  # as a wheel has them
+    options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--config"}  # TrlParser's own
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    if module.removeprefix("ada_trl.") in COMMANDS:
+        with pytest.raises(SystemExit):
+            importlib.import_module(module).main(["--help-all" if module == "ada_trl.train" else "--help"])
+        shown = capsys.readouterr().out
+    else:
+        shown = spec.loader.get_source(spec.name)
+    assert all(re.search(rf"{option}\b", shown) for option in options), (module, options)
+
+
+def test_the_index_has_every_page_once():
+    linked = re.findall(r"^\| \[\w+\]\(([\w.]+)\)", (DOCS / "README.md").read_text(), flags=re.M)
+    assert sorted(linked) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md")
+
+
+# The README
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 130
+
+
+def test_the_caption_is_the_closed_form():
+    lost, recovered, rollouts = re.search(r"in (\d+)% .* to (\d+)%, for (\d+) rollouts;", overview.caption()).groups()
+    p = overview.CAPTION_RATE
+    assert int(lost) == round(100 * (p**4 + (1 - p) ** 4))
+    assert int(recovered) == round(100 * (p**32 + (1 - p) ** 32))
+    drawn = sequential_outcome([p], AdaGRPOConfig("unused", **QUICK).exit_condition, samples_per_round=8, max_rounds=4)
+    assert int(rollouts) == round(drawn.rollouts[0])
+
+
+def test_pictures_are_drawn_and_shown():
+    text = README.read_text()
+    for name in ("overview", "one_step"):
+        assert f"](docs/figures/{name}.png)" in text and (FIGURES / f"{name}.png").stat().st_size > 5000
+    assert diagram.figure().get_size_inches()[0] == overview.PIXELS / 100
+
+
+def test_the_diagram_tells_of_the_defaults_and_of_a_prompt_that_stays_silent():
+    args, pools = AdaGRPOConfig("unused", **QUICK), diagram.pools()
+    assert (diagram.M, diagram.N, diagram.GROUP) == (args.samples_per_round, args.max_rounds, args.num_generations)
+    assert [args.exit_condition(pool) for pool in pools] == [True] * 4 + [False]
+    assert pools[-1].is_uniform and len(pools[-1]) == args.max_samples_per_prompt
+
+
+def test_two_names_and_one_word_are_all_that_changes(monkeypatch):
+    (diff,) = blocks(README, "diff")
+    sides = {sign: "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign)) for sign in "-+"}
+    renamed = sides["-"].replace("from trl import", "from ada_trl import").replace("GRPO", "AdaGRPO")
+    renamed = renamed.replace('output_dir="out"', f'output_dir="out", baseline="{RECOMMENDED}"')
+    assert sorted(renamed.splitlines()) == sorted(sides["+"].splitlines())
+    given = {}
+
+    class Remembers(AdaGRPOTrainer):
+        def __init__(self, **kwargs):
+            given.update(kwargs)
+
+        def train(self):
+            given["trained"] = True
+
+    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", Remembers, raising=False)
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: f"{name}:{split}")
+    exec(
+        sides["+"].replace(
+            'AdaGRPOConfig(output_dir="out"', 'AdaGRPOConfig(output_dir="out", use_cpu=True, bf16=False'
+        ),
+        {},
+    )
+    assert given["trained"] and given["args"].baseline == RECOMMENDED and callable(given["reward_funcs"])
+
+
+def test_the_rewards_of_the_page_on_rewards_work():
+    """The second needs something to ask."""
+    first, second = blocks(DOCS / "rewards.md", "python")
+    names = {}
+    exec(first, names)
+    assert names["short_and_right"](["1" * 10, " 2"], answer=["1", "2"]) == [0.0, 0.998]
+
+    async def ask_the_judge(text):
+        return float(len(text))
+
+    names["ask_the_judge"] = ask_the_judge
+    exec(second, names)
+    assert asyncio.run(names["judged"](["a", "bb"])) == [1.0, 2.0]
+
+
+@page
+def test_python_blocks_compile(page):
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")

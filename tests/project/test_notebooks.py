@@ -1,0 +1,78 @@
+"""Every notebook runs from a clean kernel; the outputs stored in it are real."""
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from notebooks.run import execute
+
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAX_BYTES = 900_000  # the pictures in twice the resolution of a screen
+MAX_LINES = 30
+
+
+@pytest.fixture(autouse=True)
+def offline_and_small(monkeypatch):
+    """Notebooks that train a real model use a tiny local one; nothing may be downloaded."""
+    for name in ("ADA_TRL_DRY_RUN", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+
+
+def kinds(notebook):
+    """Of each code cell, the outputs: kinds and the number of printed lines of each stream."""
+    return [
+        [
+            (
+                output.output_type,
+                *sorted(output.get("data", {})),
+                output.get("name"),
+                output.get("text", "").count("\n"),
+            )
+            for output in cell.outputs
+            if output.get("name") != "stderr"
+        ]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem[0] != "1")) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
+def test_notebook_executes_from_a_clean_kernel(path):
+    fresh = execute(path)
+    code = [cell for cell in fresh.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    if "ADA_TRL_DRY_RUN" not in path.read_text():  # a dry run prints other things than what is stored
+        assert kinds(fresh) == kinds(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_small_and_explains(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert path.stat().st_size < MAX_BYTES
+    assert max(cell.source.count("\n") + 1 for cell in code) <= MAX_LINES
+    assert len(notebook.cells) - len(code) >= len(code) / 2
+    assert any(output for cell in code for output in cell.outputs), "Run `python notebooks/run.py`."
+    stderr = [o.text for cell in code for o in cell.outputs if o.get("name") == "stderr"]
+    assert not stderr, "warnings are no explanation"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            ast.parse("\n".join(line for line in cell.source.splitlines() if not line.startswith(("%", "!"))))
+            continue
+        for target in [part.split(")")[0] for part in cell.source.split("](")[1:]]:
+            assert target.startswith("https://") or (FOLDER / target.split("#")[0]).exists(), target

@@ -1,0 +1,195 @@
+"""The arithmetic recipes parse with the real parser, and `ada_trl.train` runs as a user would run it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ada_trl.cli.reward_funcs import load_reward_funcs
+from ada_trl.train import main, parse_args
+from recipes.arithmetic.demo import LABELS, summarise, table
+from recipes.arithmetic.demo import main as demo
+from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
+from recipes.arithmetic.vllm_server import ENVIRONMENT
+from recipes.arithmetic.vllm_server import command as server_command
+
+from ..helpers import ROOT, even_reward, run_module
+
+
+RECIPES = sorted((ROOT / "recipes" / "arithmetic").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def task_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("arithmetic")
+    prepare(directory, steps=3, num_train=64, num_test=8)
+    return directory
+
+
+def command_line(task_dir, recipe, output_dir):
+    return (
+        ["--config", str(recipe), f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]
+        + [f"--output_dir={output_dir}", "--use_cpu", "--max_steps=2", "--eval_steps=2", "--logging_steps=1"]
+        + ["--per_device_train_batch_size=16", "--per_device_eval_batch_size=8"]
+    )
+
+
+def test_there_is_a_recipe_for_every_method():
+    methods = {path.stem for path in RECIPES} - {"vllm-disk", "vllm-lora"}
+    assert methods == set(LABELS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_parses(recipe, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    script_args, training_args, model_args = parse_args(["--config", str(recipe), "--use_cpu"])
+    assert all(callable(function) for function in load_reward_funcs(script_args.reward_funcs))
+    assert model_args.model_name_or_path and script_args.dataset_name
+    name = recipe.stem
+    assert training_args.use_vllm == name.startswith("vllm")
+    if training_args.use_vllm:
+        assert name == f"vllm-{training_args.vllm_weight_sync}"
+        assert model_args.use_peft == (name == "vllm-lora")
+    else:
+        plain = name.startswith("grpo") or name == "posterior"
+        assert training_args.adaptive_sampling == ("uniform" if plain else "seq-pos" if name == "rounds" else name)
+        assert training_args.baseline == ("posterior" if name in ("posterior", "rounds") else "pool")
+    sizes = {"grpo-n8": 8, "grpo-n16": 16, "posterior": 1, "rounds": 1}
+    assert training_args.num_generations == sizes.get(name, 4)
+    prompts = training_args.per_device_train_batch_size // training_args.num_generations
+    assert prompts == (128 if name in ("posterior", "rounds") else 32)
+    assert str(training_args.output_dir).endswith(name)
+
+
+def test_documented_server_commands_have_the_flags_of_the_one_that_is_tested():
+    text = (ROOT / "docs" / "vllm.md").read_text()
+    for words in (*ENVIRONMENT, "--enable-lora", "--max-lora-rank", "--logprobs-mode processed_logprobs"):
+        assert words in text or words in ("VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE"), words
+    started = " ".join(server_command(Path("model"), 8000))
+    for flag in ("--enable-lora", "--max-lora-rank 8", "--logprobs-mode processed_logprobs", "--max-logprobs -1"):
+        assert flag in started
+
+
+@pytest.mark.parametrize("method", ["seq-balance", "est-value", "posterior", "rounds"])
+def test_train_from_a_recipe(method, task_dir, tmp_path):
+    main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert (tmp_path / "model.safetensors").exists()
+    summary = summarise(history)
+    assert summary["steps"] == [0, 2]
+    assert summary["tokens"][0] == 0 < summary["tokens"][1]
+    expected = {"posterior": 1, "rounds": 1}.get(method, 4)
+    assert (
+        summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
+    )
+
+
+@pytest.mark.slow
+def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
+    # 8 rows per process and step: 4 prompts in a step of both processes.
+    words = command_line(task_dir, ROOT / "recipes/arithmetic/seq-balance.yaml", tmp_path)
+    words += ["--per_device_train_batch_size=8", "--samples_per_round=5", "--max_rounds=3"]
+    result = run_module("ada_trl.train", *words, processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    steps = [logs for logs in history if "ada/active_prompts/round_1" in logs]
+    assert [logs["ada/active_prompts/round_1"] for logs in steps] == [4, 4]
+    assert all(logs["ada/samples_per_prompt/max"] <= 15 for logs in steps)
+
+
+def test_help_is_short_and_names_our_fields(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(["--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert "--adaptive_sampling" in text and "--samples_per_round" in text and "--help-all" in text
+    assert "--min_samples" in text and "--pass_rate_prior" in text and "--baseline" in text
+    assert len(text.splitlines()) < 180
+
+
+def test_help_all_lists_everything(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--help-all"])
+    assert "--weight_decay" in capsys.readouterr().out
+
+
+def test_reward_functions_by_name():
+    (function, model) = load_reward_funcs(["tests.helpers.even_reward", "organisation/reward-model"])
+    assert function is even_reward and model == "organisation/reward-model"
+    with pytest.raises(ValueError, match="No reward function was given"):
+        load_reward_funcs(None)
+
+
+# The task
+
+
+def test_problems_are_distinct_correct_and_reproducible():
+    rows = problems(500, seed=1)
+    assert len(set(rows["prompt"])) == 500
+    for row in rows:
+        a, b = row["prompt"].removesuffix("=").split("+")
+        assert int(row["answer"]) == int(a) + int(b)
+        assert row["digits"] == max(len(a), len(b))
+    assert rows.to_list() == problems(500, seed=1).to_list()
+    assert set(rows["digits"]) == {1, 2, 3, 4}
+
+
+def test_train_and_test_do_not_overlap(task_dir):
+    splits = [
+        {json.loads(line)["prompt"] for line in (task_dir / "data" / f"{split}.jsonl").read_text().splitlines()}
+        for split in ("train", "test")
+    ]
+    assert [len(split) for split in splits] == [64, 8]
+    assert not splits[0] & splits[1]
+
+
+def test_tokenizer_round_trip_and_reward():
+    tokenizer = build_tokenizer()
+    ids = tokenizer("12+3=15<eos>")["input_ids"]
+    assert len(ids) == 8 and ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "12+3=15"
+    assert exact_match(["15", "15+", ""], answer=["15", "15", "15"]) == [1.0, 0.0, 0.0]
+
+
+def test_pretraining_learns_the_answer_only():
+    tokenizer = build_tokenizer()
+    batch = collate(tokenizer, [("1+2=", "3"), ("10+20=", "30")])
+    learnt = [tokenizer.decode(row[row >= 0]) for row in batch["labels"]]
+    assert learnt == ["3<eos>", "30<eos>"]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [6, 9]
+
+
+def test_demo_report():
+    log_history = [
+        {"step": 0, "eval_reward": 0.25},
+        {"step": 5, "ada/tokens/generated": 100.0, "ada/zero_signal/final": 0.5, "ada/samples_per_prompt/mean": 8.0}
+        | {"step_time": 2.0},
+        {"step": 10, "ada/tokens/generated": 300.0, "ada/zero_signal/final": 0.25, "ada/samples_per_prompt/mean": 12.0}
+        | {"step_time": 4.0},
+        {"step": 10, "eval_reward": 0.5},
+    ]
+    summary = summarise(log_history)
+    assert summary["accuracy"] == [0.25, 0.5]
+    assert summary["tokens"] == [0, 2000]
+    assert summary["step_seconds"] == 30
+    results = [summary | {"method": "Seq-balance"}]
+    assert "| Seq-balance | 0.250 | 0.500 | 37.5% | 10.0 | 2,000 | 30 |" in table(results)
+
+
+@pytest.mark.slow
+def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path / "task", steps=3)
+    options = ["--task_dir", str(tmp_path / "task"), "--output_dir", str(tmp_path / "demo")]
+    options += ["--max_steps=2", "--eval_steps=2", "--logging_steps=1"]
+    monkeypatch.setattr(sys, "argv", ["demo", *options, "--use_cpu"])
+    demo()
+    assert "Using the base model" in capsys.readouterr().out
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [result["method"] for result in results] == ["GRPO n=4", "Seq-balance", "Posterior n=1"]
+    assert [round(result["rollouts_per_prompt"]) for result in results][::2] == [4, 1]
+    assert results[1]["rollouts_per_prompt"] >= 8
+    assert results[2]["zero_signal"] <= results[0]["zero_signal"]  # 1, too, where nothing passes
+    report = (tmp_path / "demo" / "report.md").read_text()
+    assert "| Seq-balance |" in report and "2 optimizer steps" in report.replace("\n", " ")
+    assert (tmp_path / "demo" / "curves.png").read_bytes().startswith(b"\x89PNG")

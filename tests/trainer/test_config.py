@@ -1,0 +1,254 @@
+"""Bad input gets an error that names both values and the remedy, at construction."""
+
+import pytest
+from datasets import Dataset, DatasetDict, IterableDataset
+from trl import GRPOConfig
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.core import ExitCondition
+
+from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+
+
+def config(**overrides):
+    return AdaGRPOConfig(**{"output_dir": "unused"} | QUICK | overrides)
+
+
+def test_defaults_follow_the_paper():
+    args = config()
+    assert (args.adaptive_sampling, args.num_generations, args.samples_per_round, args.max_rounds) == (
+        "seq-balance",
+        4,
+        8,
+        4,
+    )
+    assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
+    assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
+    assert args.max_samples_per_prompt == 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, ExitCondition(2, 2)),
+        ({"num_generations": 8}, ExitCondition(4, 4)),
+        ({"num_generations": 5, "per_device_train_batch_size": 10}, ExitCondition(2, 3)),
+        ({"min_positives": 1, "min_negatives": 3}, ExitCondition(1, 3)),
+        ({"adaptive_sampling": "seq-pos"}, ExitCondition(1, 0)),
+        ({"adaptive_sampling": "seq-pos", "min_positives": 3}, ExitCondition(3, 0)),
+    ],
+)
+def test_exit_conditions(overrides, expected):
+    assert config(**overrides).exit_condition == expected
+
+
+def test_samples_per_round_grows_with_the_group():
+    assert config(num_generations=8, per_device_train_batch_size=16).samples_per_round == 16
+
+
+UNIFORM, EST, SEQ_POS = ({"adaptive_sampling": mode} for mode in ("uniform", "est-ema", "seq-pos"))
+POSTERIOR, BATCH = (UNIFORM | {"baseline": baseline} for baseline in ("posterior", "batch"))
+REPLACE = UNIFORM | {"unresolved": "replace"}
+ACROSS = SEQ_POS | {"baseline": "posterior", "num_generations": 1}
+AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
+REFUSED = [
+    # choices and numbers
+    (
+        {"adaptive_sampling": "seq"},
+        r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'est', 'est-ema', 'est-v",
+    ),
+    ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'posterior', 'batch'"),
+    (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'counts', 'value'"),
+    ({"unresolved": "drop"}, r"unresolved \('drop'\) must be one of 'keep', 'mask'"),
+    ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),
+    ({"vllm_weight_sync": "gloo"}, r"vllm_weight_sync \('gloo'\) must be one of 'nccl', 'lora', 'disk'"),
+    ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
+    ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
+    ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
+    ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
+    ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be a finite number"),
+    ({"positive_threshold": float("inf")}, r"positive_threshold \(inf\) must be a finite number"),
+    (UNIFORM | {"positive_threshold": float("-inf")}, r"positive_threshold \(-inf\)"),
+    ({"positive_threshold": "high"}, r"positive_threshold \('high'\) must be a number"),
+    ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
+    ({"num_generations": 0}, r"num_generations \(0\) must be at least 1"),
+    ({"num_generations": 1}, r"num_generations \(1\) leaves a rollout nothing.*baseline='posterior'"),
+    # rounds
+    ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
+    ({"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
+    ({"max_rounds": 2.5}, r"max_rounds \(2.5\) must be a whole number"),
+    ({"min_positives": 0}, r"min_positives \(0\) must be at least 1"),
+    ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
+    ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
+    (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
+    (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) has no effect .*'seq-pos'.*'est-ema'"),
+    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='counts'"),
+    (
+        SEQ_POS | {"pass_rate_estimator": "value"},
+        r"\('value'\) trains a value network, on which nothing depends .*'counts'",
+    ),
+    (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) has no effect .*'uniform'.*sample in rounds"),
+    (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) has no effect"),
+    # budgets
+    (
+        EST | {"pass_rate_estimator": "value"},
+        r"'est-ema' is 'est' with pass_rate_estimator='counts', not 'value'.*'est'",
+    ),
+    (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
+    (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
+    (EST | {"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
+    (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
+    (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) has no effect .*'est-ema'.*seq-balance"),
+    (EST | {"min_positives": 1}, r"min_positives \(1\) has no effect"),
+    (EST | {"min_negatives": 1}, r"min_negatives \(1\) has no effect"),
+    (EST | {"value_model": "some/model"}, r"value_model \(some/model\) has no effect .*pass_rate_estimator='value'"),
+    (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
+    (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
+    (EST | {"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
+    (EST | {"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
+    (EST | {"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
+    # other baselines
+    (
+        POSTERIOR | {"scale_rewards": "group"},
+        r"scale_rewards='group' .*baseline='posterior' biased.*'none' .*or 'batch'",
+    ),
+    (
+        POSTERIOR | {"selection_correction": True},
+        r"selection_correction \(True\) has no effect .*baseline='posterior'",
+    ),
+    (POSTERIOR | {"unresolved": "mask"}, r"unresolved \(mask\) has no effect .*baseline='posterior'"),
+    (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) has no effect .*baseline='posterior'"),
+    (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) has no effect .*'est'"),
+    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "counts"}, r"value_model \(m\) has no .*'value\+counts'"),
+    (
+        POSTERIOR | {"multi_objective_aggregation": "normalize_then_sum"},
+        r"'normalize_then_sum' normalizes .*'sum_then_normalize'",
+    ),
+    (BATCH | {"scale_rewards": "group"}, r"which makes baseline='batch' biased"),
+    (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) weighs .*'posterior'"),
+    (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
+    # which prompts are asked
+    (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
+    (ACROSS | {"unresolved": "replace"}, r"unresolved \(replace\) has no effect .*'posterior'"),
+    (REPLACE | {"max_rounds": 1}, r"max_rounds \(1\) leaves unresolved='replace' no other prompt to ask"),
+    (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
+    (EST | {"unresolved": "replace"}, r"unresolved='replace' .*'est-ema' gives every prompt"),
+    ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
+    # the vLLM server
+    ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),
+    ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
+    (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0, or 1"),
+    (AHEAD | {"use_vllm": False}, "Set use_vllm=True and vllm_mode='server', or max_staleness=0"),
+    (AHEAD | {"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
+    (AHEAD | {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=True makes up for"),
+    (AHEAD | {"adaptive_sampling": "seq-balance"}, "is for one round of rollouts per step"),
+    (AHEAD | {"unresolved": "replace"}, "unresolved='replace'"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_what_is_refused_is_named_with_the_remedy(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        config(**overrides)
+
+
+def test_one_step_ahead_is_for_any_baseline():
+    assert config(**AHEAD).max_staleness == config(**AHEAD | {"baseline": "posterior"}).max_staleness == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("inverse", "inverse"), ("0.25", 0.25), (0.25, 0.25), (1, 1.0), ("0", 0.0)]
+)
+def test_weights_are_names_or_powers(given, kept):
+    assert config(prompt_weighting=given).prompt_weighting == kept
+
+
+def test_uniform_refuses_nothing_that_grpo_accepts():
+    args = config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
+    assert args.use_vllm and args.multi_objective_aggregation == "normalize_then_sum"
+
+
+def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
+    return AdaGRPOTrainer(
+        tiny_model(),
+        reward_funcs,
+        config() if args is None else args,
+        prompt_dataset() if dataset is None else dataset,
+        processing_class=tiny_tokenizer(),
+        **kwargs,
+    )
+
+
+def test_unknown_exit_reward():
+    with pytest.raises(ValueError, match=r"exit_reward \('accuracy'\) .* has 'even_reward', 'length_reward'"):
+        build(config(exit_reward="accuracy"), [even_reward, length_reward])
+
+
+def test_ambiguous_exit_reward():
+    with pytest.raises(ValueError, match="exactly one reward function"):
+        build(config(exit_reward="even_reward"), [even_reward, even_reward])
+
+
+def test_plain_grpo_config_is_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"needs an AdaGRPOConfig .* got GRPOConfig. Replace GRPOConfig\(…\)"):
+        build(GRPOConfig("unused", **QUICK))
+
+
+def test_data_set_without_prompts():
+    with pytest.raises(ValueError, match="no column 'prompt' .*'question', 'answer'.*rename_column"):
+        build(dataset=Dataset.from_dict({"question": ["1+1="] * 8, "answer": ["2"] * 8}))
+
+
+def test_prompts_may_be_made_by_a_transform():
+    dataset = Dataset.from_dict({"question": prompt_dataset()["prompt"]})
+    trainer = build(dataset=dataset.with_transform(lambda rows: {"prompt": rows["question"]}))
+    trainer.train()
+    assert trainer.state.global_step == QUICK["max_steps"]
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        build(dataset=dataset.with_transform(lambda rows: {"text": rows["question"]}))
+
+
+def test_data_set_of_the_wrong_type():
+    with pytest.raises(TypeError, match="must be a `Dataset` or `IterableDataset`, got `DatasetDict`"):
+        build(dataset=DatasetDict({"train": prompt_dataset()}))
+
+
+def test_streaming_data_set_without_known_columns_is_not_refused():
+    def rows():
+        yield from ({"prompt": prompt} for prompt in prompt_dataset()["prompt"])
+
+    trainer = build(dataset=IterableDataset.from_generator(rows))
+    trainer.train()
+    assert trainer.state.global_step == QUICK["max_steps"]
+
+
+def test_no_reward_function():
+    with pytest.raises(ValueError, match="No reward source provided. Pass `reward_funcs`"):
+        build(reward_funcs=[])
+
+
+def test_rollout_func_is_refused_but_not_in_uniform_mode():
+    def rollout(prompts, trainer):
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match="rollout_func is not supported with adaptive_sampling='seq-balance'"):
+        build(rollout_func=rollout)
+    assert build(config(adaptive_sampling="uniform"), rollout_func=rollout).rollout_func is rollout
+
+
+def test_reward_function_that_returns_the_wrong_count():
+    trainer = build(reward_funcs=lambda completions, **kwargs: [1.0])
+    with pytest.raises(ValueError, match="returned 1 rewards, but 16 were expected"):
+        trainer.train()
+
+
+def test_default_args_are_adaptive(monkeypatch):
+    class OnCPU(AdaGRPOConfig):
+        def __init__(self, output_dir):
+            super().__init__(output_dir, **QUICK)
+
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.AdaGRPOConfig", OnCPU)
+    model = tiny_model()
+    model.config._name_or_path = "org/tiny"
+    trainer = AdaGRPOTrainer(model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer())
+    assert trainer.args.output_dir == "tiny-AdaGRPO"

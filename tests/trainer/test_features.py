@@ -1,0 +1,245 @@
+"""What a GRPO script may bring along, one by one: honoured in adaptive sampling, or refused at construction."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2ForSequenceClassification
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.core import Pool, Rollout
+from ada_trl.trainer.replay import pool_advantages
+
+from ..helpers import (
+    PROMPTS,
+    QUICK,
+    build,
+    chat_tokenizer,
+    even_reward,
+    length_reward,
+    logs_of,
+    prompt_dataset,
+    prompts_of,
+    remember_pools,
+    saved_tiny_model,
+    tiny_chat_model,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+
+def weights_of(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def lora(**options):
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **options)
+
+
+REUSED = {"num_iterations": 2}
+KL = {"beta": 0.5}
+# Options that change the loss, and what they are to be told from.
+IN_THE_LOSS = {
+    "importance_sampling_level": ({"importance_sampling_level": "sequence"}, REUSED),
+    "num_iterations": (REUSED, {}),
+    "steps_per_generation": ({"steps_per_generation": 2}, {}),
+    "generation_batch_size": ({"generation_batch_size": 16}, {}),
+    "epsilon": ({"epsilon": 1e-3, "epsilon_high": 1e-3}, REUSED),
+    "delta": ({"delta": 1.0001}, REUSED),
+    "beta": (KL, {}),
+    "sync_ref_model": ({"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.9}, KL),
+    "mask_truncated_completions": ({"mask_truncated_completions": True}, {}),
+    "top_entropy_quantile": ({"top_entropy_quantile": 0.5}, {}),
+    "entropy_coef": ({"entropy_coef": 0.5}, {}),
+    "scale_rewards": ({"scale_rewards": "group"}, {}),
+    "reward_weights": ({"reward_weights": [0.1, 3.0]}, {}),
+    "multi_objective_aggregation": ({"multi_objective_aggregation": "normalize_then_sum"}, {}),
+    "shuffle_dataset": ({"shuffle_dataset": False}, {}),
+    "temperature": ({"temperature": 0.3}, {}),
+    "max_completion_length": ({"max_completion_length": 2}, {}),
+    "top_k": ({"top_k": 3}, {}),
+    "repetition_penalty": ({"repetition_penalty": 1.5}, {}),
+    "generation_kwargs": ({"generation_kwargs": {"top_p": 0.3}}, {}),
+    "adam_beta1": ({"adam_beta1": 0.1}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def weights_after(tmp_path_factory):
+    known = {}
+
+    def train(options):
+        key = repr(sorted(options.items()))
+        if key not in known:
+            directory = tmp_path_factory.mktemp("run")
+            rewards = [even_reward, length_reward]
+            trainer = build(directory, rewards, model=saved_tiny_model(directory / "model"), **options)
+            trainer.train()
+            assert trainer.state.global_step == options.get("max_steps", QUICK["max_steps"])
+            known[key] = weights_of(trainer)
+        return known[key]
+
+    return train
+
+
+@pytest.mark.parametrize("name", IN_THE_LOSS)
+def test_options_are_honoured(name, weights_after):
+    option, others = IN_THE_LOSS[name]
+    assert not torch.equal(weights_after(others | option), weights_after(others)), f"{name} changed nothing."
+
+
+@pytest.mark.parametrize("options", [{"gradient_checkpointing": True}, {"torch_empty_cache_steps": 1}])
+def test_options_that_only_save_memory_change_nothing(options, weights_after):
+    torch.testing.assert_close(weights_after(options), weights_after({}))
+
+
+def test_the_head_can_be_cast_to_float32(tmp_path):
+    trainer = build(tmp_path, model=tiny_model().bfloat16(), cast_lm_head_to_fp32=True)
+    trainer.train()
+    assert trainer.model.lm_head.weight.dtype == torch.float32 and len(logs_of(trainer)) == 2
+
+
+def test_kl_against_the_base_model_under_a_new_adapter(tmp_path):
+    trainer = build(tmp_path, peft_config=lora(), beta=0.1, max_steps=3)
+    trainer.train()
+    assert trainer.ref_model is None
+    assert [logs["kl"] > 0 for logs in logs_of(trainer)] == [False, True, True]
+
+
+def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
+    model = get_peft_model(tiny_model(), lora(init_lora_weights=False))
+    before = copy.deepcopy(model.state_dict())
+    trainer = build(tmp_path, model=model)
+    trainer.train()
+    moved = {name for name, tensor in trainer.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if "lora" in name}
+
+
+def tiny_reward_model():
+    torch.manual_seed(0)
+    return Qwen2ForSequenceClassification(tiny_config(tiny_tokenizer(), num_labels=1))
+
+
+def test_reward_models(tmp_path):
+    tokenizer = tiny_tokenizer()
+    trainer = AdaGRPOTrainer(
+        tiny_model(),
+        [tiny_reward_model(), even_reward],
+        AdaGRPOConfig(str(tmp_path), **QUICK | {"exit_reward": "even_reward"}),
+        prompt_dataset(),
+        processing_class=tokenizer,
+        reward_processing_classes=[tokenizer, None],
+    )
+    pools, model = remember_pools(trainer), tiny_reward_model()
+    trainer.train()
+    name, _ = trainer.reward_func_names
+    assert all(f"rewards/{name}/mean" in logs for logs in logs_of(trainer))
+    rows = [rollout for pool in pools[0] for rollout in pool.rollouts]
+    assert len({rollout.rewards[0] for rollout in rows}) > len(rows) / 4
+    text = trainer._logs["prompt"][0] + trainer._logs["completion"][0]
+    expected = model(**tokenizer([text], return_tensors="pt")).logits.item()
+    assert trainer._logs["rewards"][name][0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_metrics_and_state_reach_reward_functions(tmp_path):
+    steps = []
+
+    def reward(completions, log_metric, trainer_state, **kwargs):
+        steps.append(trainer_state.global_step)
+        log_metric("mean_characters", sum(map(len, completions)) / len(completions))
+        return [0.0] * len(completions)  # so that all four rounds are needed
+
+    trainer = build(tmp_path, reward)
+    trainer.train()
+    assert steps == [0] * 4 + [1] * 4
+    for logs in logs_of(trainer):
+        assert logs["mean_characters"] == pytest.approx(logs["completions/mean_length"], abs=1), "of the first round"
+
+
+def test_streaming_data_sets(tmp_path):
+    def stream():
+        yield from ({"prompt": prompt, "answer": prompt[::-1]} for prompt in PROMPTS)
+
+    def reward(prompts, completions, answer, **kwargs):
+        assert [prompt[::-1] for prompt in prompts] == answer
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, dataset=IterableDataset.from_generator(stream))
+    trainer.train()
+    assert len(logs_of(trainer)) == 2
+    for batch in trainer.batches:
+        assert len(set(prompts_of(batch))) == 2
+
+
+def test_conversations(tmp_path):
+    tokenizer = chat_tokenizer("qwen2_5")
+
+    def reward(prompts, completions, **kwargs):
+        assert all(prompt[0]["role"] == "system" and prompt[-1]["role"] == "user" for prompt in prompts)
+        assert all([message["role"] for message in completion] == ["assistant"] for completion in completions)
+        return even_reward([completion[0]["content"] for completion in completions])
+
+    rows = [
+        {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": prompt}]} for prompt in PROMPTS
+    ]
+    trainer = AdaGRPOTrainer(
+        tiny_chat_model(tokenizer),
+        reward,
+        AdaGRPOConfig(str(tmp_path), **QUICK),
+        Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert len(logs_of(trainer)) == 2
+    assert all(isinstance(prompt, list) for prompt in trainer._logs["prompt"])
+
+
+def test_evaluation_has_its_own_number_of_generations(tmp_path):
+    rewarded = []
+
+    def reward(prompts, completions, **kwargs):
+        rewarded.append(len(prompts))
+        return even_reward(completions)
+
+    evaluation = prompt_dataset(1)
+    options = {"num_generations_eval": 2, "per_device_eval_batch_size": 8, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = build(tmp_path, reward, eval_dataset=evaluation, max_steps=1, **options)
+    trainer.train()
+    assert rewarded[-1] == 8, "Four prompts, two completions each."
+    assert "eval_reward" in trainer.state.log_history[-2] and "ada/resolved" not in trainer.state.log_history[-2]
+
+
+def _random_pool(rng, size):
+    rewards = torch.randn(size, 2, generator=rng).tolist()
+    return Pool(0.0, [Rollout(i, 2 * a + b, a, (a, b)) for i, (a, b) in enumerate(rewards)])
+
+
+def test_normalize_then_sum_is_grpo_for_pools_that_are_groups(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    pools = [_random_pool(rng, 4) for _ in range(3)]
+    options = {"multi_objective_aggregation": "normalize_then_sum", "prompt_weighting": "none"}
+    args = AdaGRPOConfig(str(tmp_path), **QUICK | options)
+    found = pool_advantages(pools, [pool.rollouts for pool in pools], args, [2.0, 1.0])
+    rewards = torch.tensor([[rollout.rewards for rollout in pool.rollouts] for pool in pools])  # (3, 4, 2)
+    normalized = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    total = (normalized * torch.tensor([2.0, 1.0])).sum(-1).flatten()
+    torch.testing.assert_close(torch.tensor(found).flatten(), (total - total.mean()) / (total.std() + 1e-4))
+
+
+def test_normalize_then_sum_uses_the_whole_pool_and_survives_missing_rewards(tmp_path):
+    nan = float("nan")
+    rows = [(0.0, 1.0), (1.0, nan), (1.0, 3.0), (0.0, 2.0), (nan, nan)]
+    totals = [1.0, 1.0, 4.0, 2.0, nan]
+    pool = Pool(0.5, [Rollout(i, t, a, (a, b)) for i, (t, (a, b)) in enumerate(zip(totals, rows, strict=True))])
+    args = AdaGRPOConfig(
+        str(tmp_path), **QUICK | {"multi_objective_aggregation": "normalize_then_sum", "selection_correction": False}
+    )
+    group = [pool.rollouts[i] for i in (2, 1, 4)]
+    a_std, b_std = (1 / 3) ** 0.5 + 1e-4, 1.0 + 1e-4  # of 0, 1, 1, 0 and of 1, 3, 2
+    sums = [-0.5 / a_std - 1 / b_std, 0.5 / a_std, 0.5 / a_std + 1 / b_std, -0.5 / a_std]
+    scale = 0.5**-0.5 / (torch.tensor(sums).std().item() + 1e-4)
+    (found,) = pool_advantages([pool], [group], args, [1.0, 1.0])
+    assert found == pytest.approx([scale * sums[2], scale * sums[1], 0.0])

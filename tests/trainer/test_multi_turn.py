@@ -1,0 +1,188 @@
+"""Tools, environments and images: rollouts that are more than one prompt and one completion."""
+
+from collections import Counter
+
+import pytest
+import torch
+from datasets import Dataset
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from ..conversations import CONVERSATIONS, TINY, Counting, ToolUser, add, build, picture, says_the_sum
+from ..helpers import chat_tokenizer, tiny_vision_language_model
+
+
+def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tmp_path):
+    calls = []
+
+    def reward(prompts, completions, **kwargs):
+        rewards = says_the_sum(prompts, completions)
+        calls.append(rewards)
+        return [0.0] * len(rewards) if len(calls) == 1 else rewards  # so that there is a second round
+
+    trainer = build(ToolUser, tmp_path, reward, tools=[add])
+    trainer.train()
+    logs, output = trainer.state.log_history[0], trainer.output
+    assert [len(rewards) for rewards in calls] == [32, 32]
+    assert all(rewards == [0.0, 1.0] * 16 for rewards in calls), "The tool was called and its answer was used."
+    assert logs["ada/samples_per_prompt/mean"] == 16 and logs["reward"] == 0
+    assert logs["tools/call_frequency"] == 0.5 and logs["tools/failure_frequency"] == 0
+    for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
+        text = trainer._tokenizer.decode(ids[mask.bool()])
+        assert "tool_response" not in text
+        assert ("<tool_call>" in text) or advantage < 0, "Whoever did not call the tool was wrong."
+    assert (output["advantages"] > 0).sum() == 8, "Half of each group is positive."
+    trained = (output["completion_mask"] * output["tool_mask"]).sum().item()
+    assert output["num_items_in_batch"] == trained
+    assert logs["ada/tokens/discarded"] == logs["ada/tokens/generated"] - trained
+    assert logs["ada/tokens/generated"] < logs["num_tokens"]
+
+
+def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
+    trainer = build(
+        ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], unresolved="mask"
+    )
+    trainer.train()
+    assert trainer.output["num_items_in_batch"] == 0
+
+
+class Doubling(Counting):
+    def get_reward(self):
+        return 2 * super().get_reward()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adaptive_sampling": "est-ema", "num_generations": 4, "max_samples": 8},
+        {
+            "adaptive_sampling": "uniform",
+            "baseline": "posterior",
+            "pass_rate_estimator": "counts",
+            "num_generations": 4,
+        },
+    ],
+)
+def test_an_environment_is_reset_for_every_rollout_and_rewards_it(options, tmp_path):
+    Counting.resets.clear()
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
+    trainer = build(ToolUser, tmp_path, [], dataset, factory=Counting, **options)
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    rollouts = logs["ada/samples_per_prompt/mean"] * 4
+    assert sum(Counting.resets.values()) == rollouts, "Once per rollout, and not for the update batch again."
+    assert logs["rewards/Counting/mean"] == logs["reward"] == 0.5
+    asked = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
+    decoded = trainer._tokenizer.batch_decode(trainer.output["prompt_ids"])
+    assert len(asked) == len(decoded) and len(set(asked)) == 4
+    assert all(content in text for content, text in zip(asked, decoded, strict=True)), "Logged with the observation."
+
+
+def test_several_environments(tmp_path):
+    dataset = Dataset.from_dict(
+        {"environment": ["plain", "double", "plain", "double"], "target": [1, 2, 3, 4]}
+    )  # no column `prompt`
+    trainer = build(ToolUser, tmp_path, [], dataset, factory={"plain": Counting, "double": Doubling})
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert (logs["rewards/Counting/mean"], logs["rewards/Doubling/mean"]) == (0.5, 1.0)
+    assert sorted(set(trainer.output["advantages"].gt(0).tolist())) == [False, True]
+
+
+class Board(Counting):
+    """Plays on the list that its data set row holds."""
+
+    def reset(self, target, board, **row):
+        self.board, self.target, self.given = board, target, None
+        self.untouched = board == [0, 0]
+        return f" Please give {target}+0"
+
+    def _play(self):
+        self.board[0] += 1
+
+    def get_reward(self):
+        return float(self.untouched and self.board[0] <= 1)
+
+
+def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
+    """A data loader makes every copy of a row anew."""
+    seen = []
+
+    def reward(completions, board, notes, **kwargs):
+        seen.extend(map(tuple, notes))
+        for note in notes:
+            note.append("seen")
+        return [0.0] * len(completions)  # so that there are more rounds
+
+    boards = {"target": [1, 2, 3, 4], "board": [[0, 0]] * 4, "notes": [["new"]] * 4}
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4} | boards)
+    trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, reward_weights=[1.0], max_rounds=2)
+    trainer.train()
+    assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
+
+
+@pytest.mark.parametrize("given", [{}, {"pass_rate_estimator": "value"}], ids=["default", "value"])
+def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(given, tmp_path):
+    """Of images and of an environment's observation, too: they come from the prefill of the generation."""
+    options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2, "max_steps": 2}
+    options |= {"max_completion_length": 6, "per_device_train_batch_size": 8} | given
+    tokenizer = chat_tokenizer()
+    model, processor = tiny_vision_language_model(tokenizer)
+    rows = {"prompt": CONVERSATIONS, "images": [[picture(color)] for color in ("red", "green", "blue", "white")]}
+    args = AdaGRPOConfig(str(tmp_path), **TINY | options)
+    by_images = AdaGRPOTrainer(
+        model, lambda completions, **kwargs: [float(i % 3) for i in range(len(completions))], args,
+        Dataset.from_dict(rows), processing_class=processor,
+    )  # fmt: skip
+    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))}
+    in_environment = build(AdaGRPOTrainer, tmp_path, None, Dataset.from_dict(rows), factory=Counting, **options)
+    for trainer in (by_images, in_environment):
+        assert trainer.args.uses_value_network
+        trainer.pass_rates.reader.read = None  # no pass of its own, which would not see them
+        features, original = [], trainer.pass_rates.predict
+        trainer.pass_rates.predict = lambda found, original=original, features=features: (
+            features.append(found),
+            original(found),
+        )
+        trainer.train()
+        assert len(features) == 2 and not torch.allclose(features[0][0], features[0][1])
+    # Equal texts with other images are other prompts.
+    assert by_images.train_dataset[0]["prompt"] != by_images.train_dataset[1]["prompt"]
+
+
+@pytest.mark.parametrize("mode", ["est", "one of several"])
+def test_where_a_head_would_read_the_prompt_alone_counts_take_its_place(mode, tmp_path, caplog):
+    options = (
+        {"adaptive_sampling": "est"} if mode == "est" else {"adaptive_sampling": "uniform", "prompt_candidates": 2}
+    )
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
+    trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, **options)
+    assert trainer.args.pass_rate_estimator == "counts" and trainer.pass_rates.network is None
+    with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='counts'"):
+        build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, pass_rate_estimator="value", **options)
+
+
+def test_images_reach_generation_rewards_and_the_loss(tmp_path):
+    tokenizer = chat_tokenizer()
+    model, processor = tiny_vision_language_model(tokenizer)
+    colors = ["red", "green", "blue", "white"]
+    rows = {"prompt": [[{"role": "user", "content": "Which color?"}]] * 4, "image": list(map(picture, colors))}
+    seen = Counter()
+
+    def reward(prompts, completions, image, **kwargs):
+        for prompt, pixels in zip(prompts, image, strict=True):
+            assert prompt[-1]["content"][0] == {"type": "image", "image": pixels}
+            seen[pixels.getpixel((0, 0))] += 1
+        return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+    options = {"max_completion_length": 8, "learning_rate": 1e-3, "pass_rate_estimator": "counts", "max_steps": 2}
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    trainer = build(ToolUser.__bases__[0], tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
+    trainer.train()
+    assert len(seen) == 4 and set(seen.values()) != {4}
+    unmoved = [name for name, parameter in model.named_parameters() if (parameter == before[name]).all()]
+    assert not [name for name in unmoved if "vision_tower.embeddings" in name or "projector" in name], unmoved
+    assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, (
+        "Pictures tell prompts apart."
+    )

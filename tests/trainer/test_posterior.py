@@ -1,0 +1,245 @@
+"""`baseline="posterior"` end to end on a tiny model: one rollout is enough, nothing is silent, everything resumes."""
+
+import math
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from ada_trl.core import Prior
+from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
+
+from ..estimation.estimated import identified
+from ..helpers import (
+    PROMPTS,
+    ScriptedRewards,
+    build,
+    even_reward,
+    length_reward,
+    logs_of,
+    moved,
+    prompt_dataset,
+    prompts_of,
+    remember_pools,
+    whole_and_resumed,
+)
+
+
+POSTERIOR = {"adaptive_sampling": "uniform", "baseline": "posterior"}
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+
+
+def by_token(prompts, completions, **kwargs):
+    """Graded, and different for nearly all rollouts."""
+    return [sum(map(ord, completion)) % 97 / 97 for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("n", "estimator"),
+    [(1, "counts"), (2, "counts"), (1, "value"), (4, "value"), (1, "value+counts"), (4, "value+counts")],
+)
+def test_every_parameter_moves_and_every_rollout_is_trained_on(n, estimator, tmp_path):
+    trainer = build(tmp_path, by_token, num_generations=n, pass_rate_estimator=estimator, **POSTERIOR)
+    assert all(moved(trainer).values())
+    for batch, logs in zip(trainer.batches, logs_of(trainer), strict=True):
+        prompts = prompts_of(batch)
+        assert len(prompts) == 8 and (batch["advantages"] != 0).all()
+        assert all(len(set(prompts[i : i + n])) == 1 for i in range(0, 8, n))
+        assert logs["ada/zero_signal/final"] == 0
+        assert logs["ada/samples_per_prompt/mean"] == n
+        assert ("ada/baseline/explained_variance_leave_one_out" in logs) == (n > 1)
+        assert all(math.isfinite(value) for name, value in logs.items() if isinstance(value, float)), logs
+        assert not any(name.startswith("ada/estimator") for name in logs), "Nothing depends on pass rates."
+
+
+def test_groups_whose_rewards_are_all_equal_move_the_weights(tmp_path):
+    """What GRPO can learn nothing from: prompts that always pass beside prompts that never do."""
+
+    def decided_by_prompt(prompts, **kwargs):
+        return [float(prompt in PROMPTS[:2]) for prompt in prompts]
+
+    options = {"num_generations": 2, "max_steps": 1}
+    plain = build(tmp_path / "plain", decided_by_prompt, adaptive_sampling="uniform", **options)
+    assert not any(moved(plain).values()) and logs_of(plain)[0]["ada/zero_signal/final"] == 1
+    ours = build(tmp_path / "ours", decided_by_prompt, **POSTERIOR, **options)
+    assert all(moved(ours).values()) and logs_of(ours)[0]["ada/recovered"] == 1
+
+
+def test_a_step_line_by_line(tmp_path):
+    """Priors as told, one prompt twice: advantages by hand, real rewards, the weight from before the draw."""
+    rewards = {"1+2=": [3.0, -1.0], "31+4=": [1.0, 1.0]}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**rewards),
+        prompt_dataset(1).select([0, 1]),
+        num_generations=2,
+        per_device_train_batch_size=4,
+        max_steps=1,
+        prompt_weighting="inverse_sqrt",
+        pass_rate_estimator="counts",
+        **POSTERIOR,
+    )
+    told = {"1+2=": Prior(0.5, 4, 0.25), "31+4=": Prior(0.0, 2, 1.0)}
+    trainer.pass_rates.priors = lambda: [told[prompt] for prompt in trainer.pass_rates.visit.prompts]
+    trainer.pass_rates.belief.level = 0.0  # as if something had been seen
+    trainer.train()
+    (batch,) = trainer.batches
+    found = dict.fromkeys(PROMPTS, ())
+    for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
+        found[prompt] += (advantage,)
+    first = 0.5 + (1 + 1) / (2 + 16)  # moved by what the other prompt has shown beyond its prior
+    second = 0.0 + (3 - 1 - 2 * 0.5) / (2 + 16)
+    assert found["1+2="] == pytest.approx([2 * (3 - (4 * first - 1) / 5), 2 * (-1 - (4 * first + 3) / 5)])
+    assert found["31+4="] == pytest.approx([1 - (2 * second + 1) / 3] * 2)
+
+
+def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
+    dataset = prompt_dataset(1).select([0, 0])
+    options = {"num_generations": 1, "per_device_train_batch_size": 2, "max_steps": 1}
+    advantages = {}
+    for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]):
+        scripted = ScriptedRewards(**{"1+2=": list(rewards)})
+        trainer = build(tmp_path, scripted, dataset, pass_rate_estimator="counts", **POSTERIOR, **options)
+        trainer.pass_rates.belief.level = 0.5
+        trainer.train()
+        advantages[tuple(rewards)] = trainer.batches[0]["advantages"].tolist()
+    baseline = {own: rewards - advantages[rewards, other][0] for own, rewards, other in ((1, 1.0, 0.0), (0, 0.0, 0.0))}
+    assert baseline[1] == pytest.approx(baseline[0]), "The first copy's baseline depends on the second copy alone."
+    assert advantages[1.0, 1.0][0] < advantages[1.0, 0.0][0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"gradient_accumulation_steps": 2, "num_iterations": 2},
+        {"steps_per_generation": 2, "max_steps": 4},
+        {"scale_rewards": "batch"},
+        {"beta": 0.1, "peft_config": LORA},
+        {"bf16": True},
+        {"adaptive_sampling": "est", "num_generations": 2, "min_samples": 1, "allocation_rule": "reward_std"},
+        {"adaptive_sampling": "est-value", "num_generations": 4},
+        {"reward_funcs": [even_reward, length_reward], "reward_weights": [1.0, -0.5], "exit_reward": "even_reward"},
+        {"dataset": prompt_dataset(1).select([0] * 16)},
+    ],
+    ids=lambda overrides: next(iter(overrides)),
+)
+@pytest.mark.parametrize("baseline", ["posterior", "batch"])
+def test_combinations_learn(baseline, overrides, tmp_path):
+    options = {"num_generations": 1, "max_steps": 2, "reward_funcs": by_token} | POSTERIOR | {"baseline": baseline}
+    trainer = build(tmp_path, **options | overrides)
+    has_moved = moved(trainer)
+    assert all(has_moved[name] for name, p in trainer.model.named_parameters() if p.requires_grad)
+    assert all(logs["ada/zero_signal/final"] == 0 for logs in logs_of(trainer))
+
+
+@pytest.mark.parametrize("baseline", ["posterior", "batch"])
+def test_unscored_rollouts_are_left_out(baseline, tmp_path):
+    def sometimes(completions, **kwargs):
+        return [None if i % 2 else reward for i, reward in enumerate(by_token(None, completions))]
+
+    trainer = build(tmp_path, sometimes, num_generations=1, **POSTERIOR | {"baseline": baseline})
+    assert any(moved(trainer).values())
+    assert all((batch["advantages"] == 0).sum() == 4 for batch in trainer.batches)
+
+
+@pytest.mark.parametrize("baseline", ["posterior", "batch"])
+def test_a_rollout_without_a_signal_but_with_a_reward_teaches(baseline, tmp_path):
+    def seldom_scored(completions, **kwargs):
+        return [None if i % 2 else 1.0 for i in range(len(completions))]
+
+    funcs = [by_token, seldom_scored]
+    options = {"exit_reward": "seldom_scored", "reward_weights": [1.0, 0.0], "num_generations": 1}
+    trainer = build(tmp_path, funcs, **options, **POSTERIOR | {"baseline": baseline})
+    assert all(moved(trainer).values())
+    assert all(batch["advantages"].count_nonzero() == 8 for batch in trainer.batches)
+
+
+def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
+    trainer = build(tmp_path, by_token, num_generations=2, **POSTERIOR | {"baseline": "batch"})
+    rewards, original = [], trainer._judge
+    trainer._judge = lambda replay, states: (rewards.append(replay.rewards[:, 0]), original(replay, states))
+    trainer.train()
+    assert trainer.pass_rates is None
+    for batch, r in zip(trainer.batches, rewards, strict=True):
+        torch.testing.assert_close(batch["advantages"], r - (r.sum() - r) / 7)
+
+
+@pytest.mark.parametrize("baseline", ["posterior", "batch"])
+@pytest.mark.parametrize("scale", ["none", "batch"])
+def test_constant_rewards_move_nothing(baseline, scale, tmp_path):
+    """As in GRPO. A posterior of pass rates drifted: its KL was 0.19 after 200 steps."""
+
+    def constant(completions, **kwargs):
+        return [0.3] * len(completions)
+
+    trainer = build(
+        tmp_path, constant, num_generations=1, max_steps=6, scale_rewards=scale, **POSTERIOR | {"baseline": baseline}
+    )
+    before = [p.clone() for p in trainer.model.parameters()]
+    trainer.train()
+    for a, b in zip(before, trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # AdamW takes rounding errors for gradients
+    assert all(batch["advantages"].abs().max() < 1e-6 for batch in trainer.batches)
+
+
+@pytest.mark.parametrize("baseline", ["posterior", "batch"])
+def test_rewards_of_any_scale_are_one_case(baseline, tmp_path):
+    """The first advantages of 100 r − 7 are 100 times those of r, and those in deviations are the same."""
+    first = {}
+    for scale in ("none", "batch"):
+        for a, c in ((1.0, 0.0), (100.0, -7.0)):
+            trainer = build(
+                tmp_path,
+                lambda prompts, completions, a=a, c=c, **kwargs: [a * r + c for r in by_token(prompts, completions)],
+                num_generations=1,
+                max_steps=3,
+                scale_rewards=scale,
+                learning_rate=1e-12,  # so that all draw the same
+                **POSTERIOR | {"baseline": baseline},
+            )
+            trainer.train()
+            first[scale, a] = torch.cat([batch["advantages"] for batch in trainer.batches])
+    torch.testing.assert_close(first["none", 100.0], 100 * first["none", 1.0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(first["batch", 100.0], first["batch", 1.0], rtol=1e-3, atol=1e-4)
+
+
+def test_evaluation_with_one_rollout(tmp_path):
+    trainer = build(tmp_path, num_generations=1, eval_dataset=prompt_dataset(1), num_generations_eval=2, **POSTERIOR)
+    assert 0 <= trainer.evaluate()["eval_reward"] <= 1
+
+
+# Within the first epoch, and in the second, where counts matter.
+@pytest.mark.parametrize(("estimator", "repeats"), [("value+counts", 48), ("counts", 16)])
+def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
+    options = {"dataset": identified(repeats), "per_device_train_batch_size": 32, "max_steps": 6, "save_steps": 3}
+    options |= {"save_strategy": "steps", "num_generations": 1, "pass_rate_estimator": estimator} | POSTERIOR
+    whole_and_resumed(build, tmp_path, at=3, **options)
+    states = [load_pass_rates(tmp_path / name / "checkpoint-6" / PASS_RATES_FILE)[0] for name in ("whole", "resumed")]
+    histories = [state.pop("history") for state in states]
+    assert states[0] == states[1] and states[0]["fitted"]["belief"]["level"] is not None
+    assert histories[0].keys() == histories[1].keys() and histories[0]
+    assert all((histories[0][key] == histories[1][key]).all() for key in histories[0])
+
+
+def test_a_run_against_the_batch_resumes_with_its_scale(tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "scale_rewards": "batch"}
+    options |= {"num_generations": 1, "reward_funcs": by_token} | POSTERIOR | {"baseline": "batch"}
+    whole_and_resumed(build, tmp_path, at=3, **options)
+    assert not (tmp_path / "whole" / "checkpoint-3" / PASS_RATES_FILE).exists()
+
+
+def test_the_prior_learns_what_prompts_earn(tmp_path):
+    """Rewards of −1 and 3 by prompt: after some visits the baseline explains nearly all of their variance."""
+
+    def decided_by_prompt(prompts, **kwargs):
+        return [3.0 if prompt in PROMPTS[:2] else -1.0 for prompt in prompts]
+
+    options = {"per_device_train_batch_size": 16, "max_steps": 12, "num_generations": 1, "learning_rate": 1e-4}
+    trainer = build(
+        tmp_path, decided_by_prompt, prompt_dataset(20), pass_rate_estimator="counts", **POSTERIOR, **options
+    )
+    pools = remember_pools(trainer)
+    trainer.train()
+    explained = [logs["ada/baseline/explained_variance"] for logs in logs_of(trainer)]
+    assert explained[0] < 0.5 and explained[-1] > 0.8
+    assert {len(pool) for step in pools for pool in step} == {1}

@@ -1,0 +1,215 @@
+"""Several processes, without a server: the same update whatever their number, shared failures, sharded models."""
+
+import json
+from functools import cache
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from ..helpers import ON_CPU, ROOT, run_module, what_ranks_wrote
+from .worker import run
+
+
+CONFIGS = ROOT / "recipes" / "accelerate_configs"
+# Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
+RUNS = {
+    "whole": {"rows": 24, "num_generations": 4},
+    "straddling": {"rows": 12, "num_generations": 4},
+    "a process without a prompt": {"rows": 12, "num_generations": 12, "samples_per_round": 12, "max_rounds": 2},
+    "rounds that do not divide": {"rows": 12, "num_generations": 2, "samples_per_round": 5},
+    "slow rewards": {"rows": 12, "num_generations": 4, "slow_rank": 1},
+    "est-ema": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-ema"},
+    "est-value": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-value"},
+    "posterior": {
+        "rows": 12,
+        "num_generations": 1,
+        "adaptive_sampling": "uniform",
+        "baseline": "posterior",
+        "max_steps": 2,
+    },
+    "posterior of groups": {
+        "rows": 12,
+        "num_generations": 4,
+        "adaptive_sampling": "uniform",
+        "baseline": "posterior",
+        "max_steps": 3,
+    },
+    "batch": {
+        "rows": 12,
+        "num_generations": 1,
+        "adaptive_sampling": "uniform",
+        "baseline": "batch",
+        "scale_rewards": "batch",
+        "max_steps": 2,
+    },
+    "posterior with budgets": {
+        "rows": 12,
+        "num_generations": 4,
+        "adaptive_sampling": "est",
+        "baseline": "posterior",
+        "pass_rate_estimator": "counts",
+    },
+    "rounds across steps": {
+        "rows": 12,
+        "num_generations": 1,
+        "adaptive_sampling": "seq-pos",
+        "baseline": "posterior",
+        "max_steps": 3,
+    },
+    "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "unresolved": "replace"},
+    "refill in rounds": {
+        "rows": 12,
+        "num_generations": 4,
+        "samples_per_round": 4,
+        "max_rounds": 2,
+        "unresolved": "replace",
+    },
+    "selection": {
+        "rows": 12,
+        "num_generations": 4,
+        "adaptive_sampling": "uniform",
+        "prompt_candidates": 3,
+        "max_steps": 3,
+    },
+    "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
+    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "pass_rate_estimator": "counts"},
+    "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
+    "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
+    "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},
+    "after failures": {"rows": 12, "num_generations": 4, "max_steps": 2},
+}
+
+
+# Of the sharded models themselves: rounds of the paper's, one rollout against a posterior whose head reads the sharded
+# model's hidden state, and a failure last, after which nothing may follow.
+SHARDED_RUNS = [
+    {"rows": 16, "scripted_generation": False, "max_steps": 2},
+    RUNS["posterior"] | {"rows": 8, "scripted_generation": False},
+    {"rows": 16, "failing_rank": 1},
+]
+
+
+def options_of(processes, rows, **options):
+    return options | {"per_device_train_batch_size": rows // processes}
+
+
+def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precision=no"), environment=ON_CPU):
+    """`tests.trainer.worker` on `processes` processes; what each of them wrote."""
+    # A process that was killed while it compiled leaves a lock in the user's folder, for which DeepSpeed waits for ever.
+    environment = environment | {"TORCH_EXTENSIONS_DIR": str(output_dir.parent / "torch_extensions")}
+    options = json.dumps([options_of(processes, **run) for run in runs])
+    how = {"processes": processes, "launcher": launcher, "environment": environment}
+    return what_ranks_wrote(output_dir, processes, run_module("tests.trainer.worker", output_dir, options, **how))
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def together(request, tmp_path_factory):
+    """By name of the run, what each of several processes has to say of it."""
+    ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"))
+    return dict(zip(RUNS, zip(*ranks, strict=True), strict=True))
+
+
+@cache
+def alone(name):
+    """The same on this process."""
+    options = {key: value for key, value in RUNS[name].items() if key != "slow_rank"}
+    return json.loads(json.dumps(run("outputs/unused", options_of(1, **options))))
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "failure" not in name and name != "environment"])
+def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
+    ranks, expected = together[name], alone(name)
+    assert [rank["error"] for rank in ranks] == [None] * len(ranks)
+    assert all(rank["pools"] == expected["pools"] for rank in ranks)
+    assert [row for rank in ranks for row in rank["batches"][0]] == expected["batches"][0]
+    assert all(rank["moved"] == expected["moved"] and all(rank["moved"]) for rank in ranks)
+    for key, value in expected["logs"][0].items():
+        if "time" not in key and not key.startswith(("ada/tokens", "num_tokens", "train_")):  # padded rows cost tokens
+            assert ranks[0]["logs"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", ["large rows", "large rows, tracked"])
+def test_rows_and_completions_go_where_they_are_needed_and_nowhere_else(name, together):
+    """Each data set row and each completion is 200 kB. What goes to all processes is identities, rewards and counts."""
+    traffic = [rank["traffic"][0] for rank in together[name]]
+    for rank in traffic:
+        assert rank["gathered"] < 20_000
+        assert set(rank["held"]) == set(rank["own"]) | set(rank["asked"])
+        assert rank["blobs"] == [200_000] * (12 // len(traffic)), "What was logged of a completion comes with it."
+    assert sorted(prompt for rank in traffic for prompt in rank["own"]) == [0, 1, 2]
+    assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)
+
+
+@pytest.mark.parametrize("name", ["failure", "failure in uniform mode"])
+def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
+    first, second, *others = together[name]
+    assert second["error"] == ["ZeroDivisionError", "my bug"]
+    for rank in (first, *others):
+        kind, message = rank["error"]
+        assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
+    assert max(rank["seconds"] for rank in together[name]) < 60
+
+
+def test_environments_in_which_one_process_takes_more_turns(together):
+    """12 rows of the first round, 8 per prompt, are spread over the processes; only the main process's use a tool."""
+    ranks = together["environment"]
+    calls = 24 // len(ranks) // 2 / 24  # every other row of the main process's share
+    for rank in ranks:
+        assert rank["logs"]["tools/call_frequency"] == pytest.approx(calls)
+        assert rank["logs"]["reward"] == pytest.approx(calls), "Whoever used the tool was right."
+    positive = [positive for rank in ranks for positive in rank["positive"]]
+    assert 0 < sum(positive) < len(positive) == 12
+    for kind, target, given, prompt, completion in (row for rank in ranks for row in rank["played"]):
+        assert kind == "Counting" and f"Please give {target}+0" in prompt, "Also where it was played elsewhere."
+        assert (f"It is {given}." in completion) == (given is not None)
+
+
+def test_processes_that_failed_together_can_go_on_together(together):
+    assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together["after failures"])
+
+
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory):
+    return launch(2, SHARDED_RUNS, tmp_path_factory.mktemp("replicated"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "wrapper"),
+    [("fsdp2", "FSDPQwen2ForCausalLM"), ("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine")],
+)
+def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
+    """FSDP2, ZeRO-2 and ZeRO-3 on two processes generate, score and update as plain data parallel does."""
+    if wrapper == "DeepSpeedEngine":
+        pytest.importorskip("deepspeed")
+    sharded = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    launcher = ("--mixed_precision=no", f"--config_file={CONFIGS / config}.yaml")
+    ranks = launch(2, SHARDED_RUNS, tmp_path, launcher, sharded)
+    for ours, theirs in zip(ranks, replicated, strict=True):
+        assert (ours[0]["wrapper"], theirs[0]["wrapper"]) == (wrapper, "DistributedDataParallel")
+        for found, expected in zip(ours[:2], theirs[:2], strict=True):
+            assert found["error"] is None
+            assert len(found["batches"]) == 2 and found["pools"] == expected["pools"]
+            for batch, same in zip(found["batches"], expected["batches"], strict=True):
+                assert [row[:2] for row in batch] == [row[:2] for row in same]
+                assert [row[2] for row in batch] == pytest.approx([row[2] for row in same], rel=1e-4, abs=1e-6)
+            for logs, same in zip(found["logs"], expected["logs"], strict=True):
+                assert logs["grad_norm"] == pytest.approx(same["grad_norm"], rel=1e-4)
+        assert ours[0]["batches"] == theirs[0]["batches"], "Advantages of a pool do not depend on the model."
+        for logs, same in zip(ours[1]["logs"], theirs[1]["logs"], strict=True):
+            assert logs["ada/baseline/explained_variance"] == pytest.approx(
+                same["ada/baseline/explained_variance"], rel=1e-4
+            )
+        assert any(row[2] for batch in ours[1]["batches"] for row in batch)
+        assert ours[1]["own_passes"] == 0, "The prompts' hidden states come from the prefill."
+        assert "ZeroDivisionError: my bug" in ": ".join(ours[2]["error"])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_configs_are_understood(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8 and config.mixed_precision == "bf16"
+    kind = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}[path.stem]
+    assert str(config.distributed_type).split(".")[-1] == kind
+    assert set(yaml.safe_load(path.read_text())) <= set(vars(config)), "A field that accelerate does not know."

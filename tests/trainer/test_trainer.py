@@ -1,0 +1,475 @@
+"""The trainer end to end on a tiny model: what reaches the loss, what is logged, resume, cards."""
+
+import logging
+import math
+import re
+
+import pandas as pd
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig
+
+from ..helpers import (
+    PROMPTS,
+    ScriptedRewards,
+    build,
+    even_reward,
+    length_reward,
+    logs_of,
+    moved,
+    prompt_dataset,
+    prompts_of,
+    remember_pools,
+    tiny_tokenizer,
+    whole_and_resumed,
+)
+
+
+LISTED = GRPOConfig.__doc__.split("loss_type (`str`")[1].split("mask_truncated_completions")[0]
+LOSS_TYPES = re.findall(r"^ *- `\"(\w+)\"`", LISTED, re.MULTILINE)
+assert len(LOSS_TYPES) >= 8, "TRL's documentation lists them in another way."
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_type_moves_every_parameter(loss_type, tmp_path):
+    trainer = build(tmp_path, loss_type=loss_type, epsilon_high=5.0 if loss_type == "cispo" else 0.28)
+    assert all(moved(trainer).values())
+    for logs in trainer.state.log_history:
+        # A minimum over completions that ended is 0/0 in TRL too when none did; everything else must be finite.
+        assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
+
+
+def test_lora_trains_the_adapter_only(tmp_path):
+    trainer = build(tmp_path, peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), max_steps=3)
+    for name, has_moved in moved(trainer).items():
+        assert has_moved == ("lora_" in name), name
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"steps_per_generation": 2},
+        {"num_iterations": 2},
+        {"num_generations": 3, "per_device_train_batch_size": 6},
+        {
+            "use_transformers_continuous_batching": True,
+            "transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64},
+        },
+        {"beta": 0.1, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
+    ],
+    ids=lambda overrides: next(iter(overrides), "plain"),
+)
+def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
+    trainer = build(tmp_path, max_steps=3, **overrides)
+    trainer.train()
+    n = trainer.num_generations
+    for batch in trainer.batches:
+        prompts = prompts_of(batch)
+        assert len(prompts) == trainer.args.generation_batch_size
+        for i in range(0, len(prompts), n):
+            assert len(set(prompts[i : i + n])) == 1
+        assert batch["advantages"].shape == (len(prompts),)
+        assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "rare"), [({}, [-1.5, -1.5, 1.5, 1.5]), ({"selection_correction": False}, [-1, -1, 3, 3])]
+)
+def test_a_step_line_by_line(options, rare, tmp_path):
+    """One prompt resolves at once, one in round 2, the others never; rewards are ±1 so that the baseline matters."""
+    scripts = {
+        "1+2=": [1, -1, 1, -1],
+        "31+4=": [-1, -1, -1, -1, 1, 1, -1, -1],
+        "5+55=": [1] * 12,
+        "7+8=": [-1] * 12,
+    }
+    rewards = ScriptedRewards(**scripts)
+    trainer = build(
+        tmp_path,
+        rewards,
+        prompt_dataset(1),
+        per_device_train_batch_size=16,
+        max_steps=1,
+        samples_per_round=4,
+        max_rounds=3,
+        **options,
+    )
+    trainer.train()
+
+    rounds = [sorted(set(call), key=PROMPTS.index) for call in rewards.calls]
+    assert rounds == [PROMPTS, PROMPTS[1:], PROMPTS[2:]]
+    assert all(call.count(prompt) == 4 for call in rewards.calls for prompt in set(call))
+
+    (batch,) = trainer.batches
+    advantages = dict.fromkeys(PROMPTS, ())
+    for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
+        advantages[prompt] += (round(advantage, 4),)
+    assert sorted(advantages["1+2="]) == pytest.approx([-(2**0.5)] * 2 + [2**0.5] * 2, abs=1e-3)
+    # Mean −1/2, pass rate 1/4: ×2; the correction is ×1/2 for the 2 positives of 4, ×3/2 for the negatives.
+    assert sorted(advantages["31+4="]) == rare
+    assert advantages["5+55="] == advantages["7+8="] == (0, 0, 0, 0)
+
+    (logs,) = logs_of(trainer)
+    first_round = torch.tensor([1, -1, 1, -1] + [-1] * 4 + [1] * 4 + [-1] * 4, dtype=torch.float32)
+    assert logs["reward"] == logs["rewards/scripted/mean"] == pytest.approx(first_round.mean().item())
+    assert logs["reward_std"] == logs["rewards/scripted/std"] == pytest.approx(first_round.std().item())
+    assert logs["frac_reward_zero_std"] == logs["ada/zero_signal/first_round"] == 0.75
+    assert logs["ada/zero_signal/final"] == 0.5
+    assert logs["ada/samples_per_prompt/mean"] == (4 + 8 + 12 + 12) / 4
+    assert [logs[f"ada/active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 2]
+
+
+def test_tokens_are_counted_once(tmp_path):
+    class Counting(ScriptedRewards):
+        tokens = prompt_tokens = 0
+
+        def __call__(self, prompts, completions, completion_ids, **kwargs):
+            self.tokens += sum(map(len, completion_ids))
+            self.prompt_tokens += sum(map(len, prompts))
+            return super().__call__(prompts, completions)
+
+    rewards = Counting(**{prompt: [0] * 32 for prompt in PROMPTS})
+    trainer = build(tmp_path, rewards, prompt_dataset(1), per_device_train_batch_size=16, max_steps=1)
+    trainer.train()
+    (logs,) = logs_of(trainer)
+    assert len(rewards.calls) == 4 and len(rewards.calls[0]) == 32
+    assert logs["ada/tokens/generated"] == rewards.tokens
+    assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == rewards.tokens + rewards.prompt_tokens
+    trained = trainer.batches[0]["completion_mask"].sum().item()
+    assert logs["ada/tokens/discarded"] == rewards.tokens - trained
+
+
+def test_never_more_than_the_cap(tmp_path):
+    rewards = ScriptedRewards(**{prompt: [0] * 1000 for prompt in PROMPTS})
+    trainer = build(tmp_path, rewards, per_device_train_batch_size=4, max_steps=3, samples_per_round=5, max_rounds=2)
+    trainer.train()
+    assert [len(call) for call in rewards.calls] == [5, 5] * 3
+    assert all(logs["ada/samples_per_prompt/max"] == 10 for logs in logs_of(trainer))
+
+
+def test_duplicate_prompts_in_one_batch_have_separate_pools(tmp_path):
+    dataset = prompt_dataset(1).select([0, 0])
+    rewards = ScriptedRewards(**{"1+2=": [1, 1, 0, 0] + [0] * 4 + [1, 1, 0, 0]})
+    trainer = build(tmp_path, rewards, dataset, max_steps=1, samples_per_round=4)
+    trainer.train()
+    assert [len(call) for call in rewards.calls] == [8, 4]
+
+
+def test_none_rewards(tmp_path):
+    scripts = {"1+2=": [None] * 8, "31+4=": [1, None, 0, 0, 1, None, None, None], "5+55=": [1, 0] * 4}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        samples_per_round=4,
+        max_rounds=2,
+    )
+    assert any(moved(trainer).values())
+    (batch,) = trainer.batches
+    for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
+        assert (advantage == 0) == (prompt == "1+2=")
+    assert logs_of(trainer)[0]["ada/unresolved/unscored"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
+def test_infinite_rewards_are_none(mode, tmp_path):
+    inf = math.inf
+
+    def reward(completions, **kwargs):
+        return [(inf, 1.0, -inf, 0.0)[i % 4] for i in range(len(completions))]
+
+    trainer = build(tmp_path, reward, adaptive_sampling=mode, max_steps=1)
+    has_moved = any(moved(trainer).values())
+    assert has_moved or mode == "uniform", "which is GRPO, and that learns nothing from such a group"
+    assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
+
+
+def test_a_total_that_overflows_is_the_infinite_reward_it_is(tmp_path):
+    scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1]),
+        max_steps=1,
+        reward_weights=[10.0],
+    )
+    pools = remember_pools(trainer)
+    trainer.train()
+    assert [[pool.scored for pool in step] for step in pools] == [[7, 30]]
+    (batch,) = trainer.batches
+    assert batch["advantages"].isfinite().all() and batch["advantages"].any()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
+
+
+def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
+    trainer = build(
+        tmp_path,
+        [even_reward, length_reward],
+        exit_reward="even_reward",
+        reward_weights=[1.0, 10.0],
+        max_steps=1,
+    )
+    pools = remember_pools(trainer)
+    trainer.train()
+    for pool in pools[0]:
+        for rollout in pool.rollouts:
+            even, length = rollout.rewards
+            assert rollout.signal == even
+            assert rollout.reward == pytest.approx(even + 10 * length)
+            assert pool.is_positive(rollout) == (even == 1.0)
+
+
+def test_columns_reach_the_reward_function_in_every_round(tmp_path):
+    dataset = prompt_dataset(1).add_column("answer", [f"answer to {prompt}" for prompt in PROMPTS])
+    calls = []
+
+    def reward(prompts, completions, answer, trainer_state, **kwargs):
+        calls.append(trainer_state.global_step)
+        assert answer == [f"answer to {prompt}" for prompt in prompts]
+        return [0.0] * len(prompts)
+
+    build(tmp_path, reward, dataset, max_steps=1).train()
+    assert len(calls) == 4
+
+
+def test_async_reward_functions(tmp_path):
+    async def asynchronous(completions, **kwargs):
+        return even_reward(completions)
+
+    trainer = build(tmp_path, [even_reward, asynchronous])
+    trainer.train()
+    for logs in logs_of(trainer):
+        assert logs["rewards/asynchronous/mean"] == logs["rewards/even_reward/mean"] == logs["reward"] / 2
+
+
+@pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
+def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
+    scripts = {"1+2=": [1, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1, 1, 0, 0]}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1]),
+        max_steps=1,
+        samples_per_round=4,
+        prompt_weighting="none",
+        selection_correction=False,
+        scale_rewards=scale_rewards,
+    )
+    trainer.train()
+    (batch,) = trainer.batches
+    everything = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])
+    for prompt, mean in (("1+2=", 0.25), ("31+4=", 0.5)):
+        pool = torch.tensor(scripts_of(prompt))
+        std = {"none": 1.0, "group": pool.std() + 1e-4, "batch": everything.std() + 1e-4}[scale_rewards]
+        rows = [i for i, p in enumerate(prompts_of(batch)) if p == prompt]
+        expected = sorted([(1 - mean) / std] * 2 + [-mean / std] * 2)
+        assert sorted(batch["advantages"][rows].tolist()) == pytest.approx([float(e) for e in expected])
+
+
+def scripts_of(prompt):
+    return {"1+2=": [1.0, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1.0, 1, 0, 0]}[prompt]
+
+
+def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
+    def run(unresolved):
+        scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
+        trainer = build(
+            tmp_path,
+            ScriptedRewards(**scripts),
+            prompt_dataset(1).select([0, 1]),
+            max_steps=1,
+            unresolved=unresolved,
+            max_completion_length=5,
+        )
+        trainer.train()
+        return trainer.batches[0]
+
+    keep, mask = run("keep"), run("mask")
+    lengths = keep["completion_mask"].sum(dim=1)
+    resolved = torch.tensor([prompt == "1+2=" for prompt in prompts_of(keep)])
+    assert keep["num_items_in_batch"] == lengths.sum()
+    assert torch.equal(mask["completion_mask"].sum(dim=1), lengths * resolved)
+    assert mask["num_items_in_batch"] == lengths[resolved].sum()
+    assert 0 < mask["num_items_in_batch"] < keep["num_items_in_batch"]
+    assert torch.equal(keep["advantages"], mask["advantages"])
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema", "uniform"])
+def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_path):
+    """Also one that is all correct where that resolves it, as in Seq-pos."""
+    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0.1] * 32, "5+55=": [1] * 32}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        unresolved="mask",
+        adaptive_sampling=mode,
+    )
+    trainer.train()
+    (batch,) = trainer.batches
+    kept = torch.tensor([prompt == "1+2=" for prompt in prompts_of(batch)])
+    assert (batch["completion_mask"].sum(dim=1) > 0).tolist() == kept.tolist()
+    assert 0 < batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_masked_prompt_is_as_good_as_absent_under_every_loss(loss_type, tmp_path):
+    def loss_and_gradient(trainer, batch):
+        trainer.model.zero_grad()
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
+        return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+    scripts = {"1+2=": [1, 0, 0, 0] * 2, "31+4=": [0] * 32, "5+55=": [0] * 32}
+    trainer = build(
+        tmp_path,
+        ScriptedRewards(**scripts),
+        prompt_dataset(1).select([0, 1, 2]),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        unresolved="mask",
+        loss_type=loss_type,
+        importance_sampling_level="sequence" if loss_type == "luspo" else "token",
+        learning_rate=0.0,
+    )
+    trainer.train()
+    (masked,) = trainer.batches
+    trainer.model.train()
+    kept = torch.tensor([prompt == "1+2=" for prompt in prompts_of(masked)])
+    absent = {name: value[kept] for name, value in masked.items() if value.ndim and len(value) == len(kept)}
+    absent["num_items_in_batch"] = absent["completion_mask"].sum()
+    absent["advantages"] = torch.tensor(list(trainer._logs["advantages"]))[kept]
+    for found, expected in zip(loss_and_gradient(trainer, masked), loss_and_gradient(trainer, absent), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_keep_treats_unresolved_prompts_as_grpo_does(tmp_path):
+    """In the batch, with all their tokens, with advantages of zero."""
+    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
+    trainer = build(tmp_path, ScriptedRewards(**scripts), prompt_dataset(1).select([0, 1]), max_steps=1)
+    trainer.train()
+    (batch,) = trainer.batches
+    unresolved = torch.tensor([prompt == "31+4=" for prompt in prompts_of(batch)])
+    assert unresolved.sum() == 4 and (batch["advantages"][unresolved] == 0).all()
+    assert (batch["completion_mask"][unresolved].sum(dim=1) > 0).all()
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+
+def test_everything_masked_is_survived(tmp_path):
+    trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), unresolved="mask")
+    assert not any(moved(trainer).values())
+
+
+def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
+    def reward(prompts, completions, log_extra, log_metric, **kwargs):
+        log_extra("reversed", [completion[::-1] for completion in completions])
+        log_metric("rows", len(prompts))
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, log_completions=True, num_completions_to_print=1, max_steps=1)
+    trainer.train()
+    (batch,) = trainer.batches
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    decoded = tiny_tokenizer().batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    assert table["completion"].tolist() == decoded
+    assert table["prompt"].tolist() == prompts_of(batch)
+    assert table["advantage"].tolist() == pytest.approx(batch["advantages"].tolist())
+    assert table["reversed"].tolist() == [completion[::-1] for completion in decoded]
+    assert table["reward"].tolist() == even_reward(decoded)
+    assert logs_of(trainer)[0]["rows"] == 16  # of the first round
+
+
+def test_too_few_extra_values_are_refused_if_there_is_a_table(tmp_path):
+    def reward(completions, log_extra, **kwargs):
+        log_extra("column", [0])
+        return even_reward(completions)
+
+    with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 16 completions"):
+        build(tmp_path, reward, log_completions=True).train()
+    trainer = build(tmp_path, reward)
+    trainer.train()
+    assert len(logs_of(trainer)) == 2, "As in GRPOTrainer."
+
+
+def test_of_two_functions_that_log_the_same_column_the_last_one_shows(tmp_path):
+    def first(completions, log_extra, **kwargs):
+        log_extra("column", [f"first {completion}" for completion in completions])
+        log_extra("pool_size", [-1] * len(completions))
+        return even_reward(completions)
+
+    def second(completions, log_extra, **kwargs):
+        log_extra("column", [f"second {completion}" for completion in completions])
+        return even_reward(completions)
+
+    build(tmp_path, [first, second], log_completions=True, max_steps=1).train()
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert table["column"].tolist() == [f"second {completion}" for completion in table["completion"]]
+    assert set(table["pool_size"]) == {-1}, "What reward functions log comes before what the trainer adds."
+
+
+def test_evaluation_is_untouched(tmp_path):
+    calls = []
+
+    def reward(prompts, completions, **kwargs):
+        calls.append(len(prompts))
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, eval_dataset=prompt_dataset(1), num_generations_eval=2)
+    metrics = trainer.evaluate()
+    assert sum(calls) == len(PROMPTS) * 2
+    assert "eval_reward" in metrics
+    assert not any("ada/" in name for name in metrics)
+
+
+def test_resume_continues_as_if_never_stopped(tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    whole_and_resumed(build, tmp_path, at=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "paper"),
+    [
+        ({}, "trained with Reinforce-Ada,", "2510.04996"),
+        ({"adaptive_sampling": "est"}, "trained with Reinforce-Ada,", "xiong2025reinforceada"),
+        ({"adaptive_sampling": "uniform"}, "trained with GRPO,", "2402.03300"),
+        (
+            {"adaptive_sampling": "uniform", "baseline": "posterior"},
+            "trained with GRPO with a posterior baseline.",
+            "",
+        ),
+    ],
+    ids=["default", "est", "uniform", "posterior"],
+)
+def test_the_model_card_says_what_was_run(options, name, paper, tmp_path):
+    trainer = build(tmp_path, **options)
+    trainer.create_model_card("tiny")
+    card = (tmp_path / "README.md").read_text()
+    assert name in card and paper in card
+    assert ("2510.04996" in card) == (trainer.args.adaptive_sampling != "uniform")
+
+
+def test_where_nothing_is_scored_trl_says_it_once_a_step(tmp_path, caplog):
+    trainer = build(tmp_path, lambda completions, **kwargs: [None] * len(completions), max_steps=3, max_rounds=4)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert sum("All reward functions returned None" in record.getMessage() for record in caplog.records) == 3
+
+
+@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=str)
+def test_a_checkpoint_in_the_middle_of_a_generation_is_said_to_be_one(options, tmp_path, caplog):
+    common = {"save_strategy": "steps", "max_steps": 4} | options
+    build(tmp_path / "good", save_steps=2, **common).train()
+    assert "middle of a generation" not in caplog.text
+    build(tmp_path / "bad", save_steps=1, **common).train()
+    assert caplog.text.count("middle of a generation") == 1
+    assert "checkpoint at step 1 is in the middle of a generation, which is 2 steps long" in caplog.text
+    assert "Set save_steps to a multiple of 2." in caplog.text

@@ -1,0 +1,193 @@
+"""
+One of several processes that run scripted trainings after one another; `run` says how each ended. As a module, it writes
+that to `<output_dir>/rank<i>.json`.
+"""
+
+import gc
+import json
+import os
+import pickle
+import random
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from datasets import Dataset
+from torch.distributed.tensor import DTensor
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+
+from ..conversations import Counting, ToolUser
+from ..helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
+
+
+class Scripted(AdaGRPOTrainer):
+    """What is generated depends on the prompt and the draw, not on the process that generates it."""
+
+    def _build_source(self, question, lanes):
+        source, owners = super()._build_source(question, lanes), question.owners
+        generate, self.source, asked = source.generate, source, set()
+
+        def remember(rows, first_round):
+            asked.update(source.row_of(*row) for row in rows)
+            self.rows = [(source._data[source.row_of(*row)]["prompt"], row[1]) for row in rows]
+            return generate(rows, first_round)
+
+        source.generate = remember
+        mine = {prompt for prompt, owner in enumerate(owners) if owner == self.accelerator.process_index}
+        self.traffic.append({"asked": asked, "own": mine, "owners": owners})
+        return source
+
+    def _generate_single_turn(self, *args):
+        generated = super()._generate_single_turn(*args)  # under FSDP, a collective
+        if self.args.scripted_generation and not self.args.is_plain_grpo:
+            rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
+            texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
+            return self.processing_class(texts)["input_ids"], None
+        return generated
+
+    def _collect(self, inputs):
+        with counted_gathers() as sizes:
+            self.replay = super()._collect(inputs)
+        traffic = self.traffic[-1]
+        traffic |= {"gathered": sum(sizes), "held": set(self.source._data)}
+        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in self.replay.rows]
+        return self.replay
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.args.is_plain_grpo:
+            return output
+        texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
+        prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
+        self.pools.append([[(r.draw, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
+        return output
+
+
+@contextmanager
+def counted_gathers():
+    """A list of the bytes of each object that this process sends to all others."""
+    sizes, original = [], torch.distributed.all_gather_object
+
+    def count(objects, own, *args, **kwargs):
+        sizes.append(len(pickle.dumps(own)))
+        return original(objects, own, *args, **kwargs)
+
+    with mock.patch("torch.distributed.all_gather_object", count):
+        yield sizes
+
+
+class PlayersOnOneProcess(ToolUser):
+    """Uses the tools of its environment on the main process only, so that the others take fewer turns."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        if self.accelerator.is_main_process:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._tokenizer(["Pass.<|im_end|>"] * len(prompt_ids))["input_ids"], None
+
+
+def play(output_dir: str, options: dict) -> dict:
+    """One training in an environment; what happened on this process."""
+    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1, "max_completion_length": 256} | options)
+    tokenizer = chat_tokenizer()
+    trainer = PlayersOnOneProcess(
+        tiny_chat_model(tokenizer),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": range(4)}),
+        processing_class=tokenizer,
+        environment_factory=Counting,
+    )
+    trainer.train()
+    (logs,) = (logs for logs in trainer.state.log_history if "reward" in logs)
+    prompts = tokenizer.batch_decode(trainer.output["prompt_ids"])
+    completions = tokenizer.batch_decode(trainer.output["completion_ids"])
+    return {
+        "logs": logs,
+        "positive": (trainer.output["advantages"] > 0).tolist(),
+        "played": [
+            [type(environment).__name__, environment.target, environment.given, prompt, completion]
+            for environment, prompt, completion in zip(trainer.environments, prompts, completions, strict=True)
+        ],
+    }
+
+
+def run(output_dir: str, options: dict) -> dict:
+    """One training, as `options` say: fields of the configuration, and how rewards behave."""
+    options = dict(options)
+    if options.pop("environment", False):
+        return play(output_dir, options)
+    failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
+    scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
+    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1} | options)
+    args.scripted_generation = scripted
+
+    def reward(completions, log_extra, **kwargs):
+        if blob:
+            log_extra("blob", [blob] * len(completions))
+        if args.process_index == failing_rank:
+            raise ZeroDivisionError("my bug")
+        time.sleep(0.2 * (args.process_index == slow_rank))
+        return [float(len(completion) % 4 == 0) for completion in completions]
+
+    dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
+    trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
+    trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
+    if trainer.pass_rates is not None:
+        read = trainer.pass_rates.reader.read
+        trainer.pass_rates.reader.read = lambda prompts: (
+            vars(trainer).update(own_passes=trainer.own_passes + 1),
+            read(prompts),
+        )[1]
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    started, error = time.monotonic(), None
+    try:
+        trainer.train()
+    except Exception as caught:
+        error = [type(caught).__name__, str(caught)]
+    return {
+        "error": error,
+        "seconds": time.monotonic() - started,
+        "batches": trainer.batches,
+        "pools": trainer.pools,
+        "own_passes": trainer.own_passes,
+        "traffic": [
+            {name: sorted(value) if isinstance(value, set) else value for name, value in step.items()}
+            for step in trainer.traffic
+        ],
+        "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
+        "moved": _moved(trainer, before),
+        "wrapper": type(trainer.model_wrapped).__name__,
+    }
+
+
+def _moved(trainer, before: list[torch.Tensor]) -> list[bool] | None:
+    """Whether each parameter is another than before, if this process has it all."""
+    after = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
+    if any(isinstance(a, DTensor) or a.shape != b.shape for a, b in zip(after, before, strict=True)):
+        return None
+    return [not torch.equal(a, b) for a, b in zip(after, before, strict=True)]
+
+
+def shard_on_cpu() -> None:
+    """accelerate shards on accelerators only, though torch and DeepSpeed can do so on CPUs: pretend to be one."""
+    PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_XPU)
+    QUICK["use_cpu"] = False
+
+
+def main(output_dir: str, runs: str) -> None:
+    if "ACCELERATE_TORCH_DEVICE" in os.environ:
+        shard_on_cpu()
+    outcomes = [run(output_dir, options) for options in json.loads(runs)]
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    gc.freeze()  # as in conftest.py
+    main(*sys.argv[1:])
