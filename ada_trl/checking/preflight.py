@@ -55,15 +55,15 @@ class Preflight:
             self._updating_since = time.perf_counter()
             return batch
 
-        with trainer._having(_generate_and_score_completions=first_batch), trainer._using_server():
+        with trainer.having(_generate_and_score_completions=first_batch), trainer.using_server():
             try:
                 trainer.train()
             except _out_of_memory() as error:
                 raise UserError(self._memory_advice(error)) from error
             self._report_update(time.perf_counter() - self._updating_since)
-            if trainer._syncs_with_server:
+            if trainer.syncs_with_server:
                 self.doing = "sending the weights again"
-                trainer._push_weights()
+                trainer.push_weights()
                 self.findings.append(self._weights("weights after the step"))
 
     # Rollouts
@@ -76,7 +76,7 @@ class Preflight:
             trainer.pass_rates.begin(own)
         self.doing = "sampling and scoring"
         self.sample = self._draw(own[:PROMPTS])
-        if trainer._syncs_with_server:
+        if trainer.syncs_with_server:
             self.findings.append(self._weights("vLLM server"))
         args, sample = trainer.args, self.sample
         self.findings += [*generation(args, sample), *rewards(args, sample, trainer.reward_func_names)]
@@ -89,7 +89,7 @@ class Preflight:
         """Rows of the data set, this process's share of what a step asks; of a stream the first ones, at least one."""
         trainer, args = self.trainer, self.trainer.args
         if not args.uses_stream:
-            return trainer._prompts.ask(inputs).own or inputs[:1]
+            return trainer.prompt_source.ask(inputs).own or inputs[:1]
         number = max(args.prompts_per_step // trainer.accelerator.num_processes, 1)
         start = trainer.accelerator.process_index * number
         rows = list(islice(iter(trainer.train_dataset), start, start + number))
@@ -100,12 +100,12 @@ class Preflight:
         from ..utils.processes import gather_results, shared
 
         trainer, copies = self.trainer, [row for row in rows for _ in range(DRAWS)]
-        with trainer._environments_kept(), trainer._engine_ready():
+        with trainer.environments_kept(), trainer.engine_ready():
             started = time.perf_counter()
             with shared():
-                found = trainer._complete(copies, True)
+                found = trainer.complete(copies, True)
             seconds = time.perf_counter() - started
-        _, signals = trainer._total_and_signal(found.rewards)
+        _, signals = trainer.total_and_signal(found.rewards)
         own = (
             found.rewards.reshape(len(rows), DRAWS, -1).tolist(),
             np.reshape(signals, (len(rows), DRAWS)).tolist(),
@@ -135,8 +135,6 @@ class Preflight:
         import torch
         from trl import GRPOTrainer
 
-        from ..trainer.parent import Replaying
-
         trainer, args = self.trainer, self.trainer.args
         if trainer._is_vlm or trainer.tools or trainer.environment_factories is not None:
             return None
@@ -151,7 +149,7 @@ class Preflight:
         rewards = torch.arange(total, device=trainer.accelerator.device)[:, None] % 2.0
         rewards = rewards.expand(-1, len(trainer.reward_funcs))
         as_drawn = SimpleNamespace(rows=rows, rewards=rewards)
-        with trainer._having(_phase=Replaying(as_drawn)):  # type: ignore[arg-type] # what the parent reads of a Replay
+        with trainer.replaying(as_drawn):  # type: ignore[arg-type] # what the parent reads of a Replay
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * len(inputs))
         for name in {"advantages", "importance_sampling_ratio"} & set(batch):
             batch[name] = torch.ones_like(batch[name])  # else equal rows would cancel, or made-up ones count nothing

@@ -1,6 +1,5 @@
 """vLLM behind the trainer: one client per process, three ways of getting the weights across, no engine left asleep."""
 
-import atexit
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,8 +80,6 @@ class AdaVLLMGeneration(VLLMGeneration):
             with shared(self.words("it cannot be used", CHECK_IT)):
                 self._meet_server(on_failure)
             on_failure.pop_all()
-        if self.accelerator.is_main_process:
-            atexit.register(self.weight_sync.clean_up)
 
     def _meet_server(self, on_failure: ExitStack) -> None:
         self.vllm_client = DeadlineClient(

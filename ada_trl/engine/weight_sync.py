@@ -218,8 +218,14 @@ class WeightSync:
             self._locks.pop(directory).release()
         shutil.rmtree(directory, ignore_errors=True)
 
-    def clean_up(self) -> None:
-        """Remove what was written, but for what the next run in this directory is to take from the server."""
+    def close(self) -> None:
+        """Leave nothing on the server and on the disk, but what the next run in this directory is to take from the server."""
+        self._unload(list(self._loaded))
+        if self._loaded:
+            logger.warning(
+                f"The adapter {' '.join(self._loaded)} is still on the vLLM server, which did not unload it. The next run "
+                f"with the same vllm_weight_sync_dir ({self.directory}) does."
+            )
         for directory in list(self._locks):
             if os.path.basename(directory) in self._loaded:
                 self._locks.pop(directory).release()
@@ -227,16 +233,6 @@ class WeightSync:
                 self._remove(directory)
         with suppress(OSError):  # it is not empty, or it was never made
             os.rmdir(self.directory)
-
-    def close(self) -> None:
-        """Leave nothing on the server and on the disk."""
-        self._unload(list(self._loaded))
-        if self._loaded:
-            logger.warning(
-                f"The adapter {' '.join(self._loaded)} is still on the vLLM server, which did not unload it. The next run "
-                f"with the same vllm_weight_sync_dir ({self.directory}) does."
-            )
-        self.clean_up()
 
     def remove_leftovers(self) -> None:
         """Remove what dead runs have left in the directory, and their adapters from the server."""

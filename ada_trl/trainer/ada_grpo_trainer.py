@@ -148,7 +148,7 @@ class AdaGRPOTrainer(WithEngine):
                 f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
                 "tools, environments, and reward models on sharded processes do not allow. Set max_staleness=0."
             )
-        self._prompts = self._build_prompts()
+        self.prompt_source = self._build_prompts()
         self._signal_warning = SignalWarning(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
@@ -166,7 +166,7 @@ class AdaGRPOTrainer(WithEngine):
             return output
         if self.args.is_plain_grpo:
             observed = Observing()
-            with self._having(_phase=observed):
+            with self.having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
             self._log_uniform_metrics(inputs, observed)
             self._look_at_sampled(output)
@@ -177,11 +177,11 @@ class AdaGRPOTrainer(WithEngine):
                 masked = zero_variance.repeat_interleave(self.num_generations).tolist()
                 mask_rows(output, masked, self.loss_type, self.accelerator)
             return output
-        with self._environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
+        with self.environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
             if self.args.max_staleness:
                 self._ask_ahead()
-        with self._replaying(replay) as phase:
+        with self.replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._judge(replay, phase.states)
             self._apply_replay(replay, output)
@@ -218,16 +218,21 @@ class AdaGRPOTrainer(WithEngine):
     def _decide(self, inputs: list[dict[str, Any]]) -> Asking:
         """Which prompts are asked next, and for how many rollouts. Collective."""
         args, tracker = self.args, self.pass_rates
-        question = self._prompts.ask(inputs)
+        question = self.prompt_source.ask(inputs)
         if tracker is not None and not question.predicted:
             tracker.begin(question.own)
         number, size = len(question.owners_of_places), args.way.round_size(args)
         budgets = tracker.budgets() if tracker is not None and args.way.by_estimates else None
-        lanes = self._prompts.lanes(question, budgets or [size] * number)
+        lanes = self.prompt_source.lanes(question, budgets or [size] * number)
         source = self._build_source(question, lanes)
         sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
         return Asking(
-            self._prompts, source, sizes, self.state.global_step, lanes, None if tracker is None else tracker.visit
+            self.prompt_source,
+            source,
+            sizes,
+            self.state.global_step,
+            lanes,
+            None if tracker is None else tracker.visit,
         )
 
     def _ask_ahead(self) -> None:
@@ -260,7 +265,7 @@ class AdaGRPOTrainer(WithEngine):
         self._staleness = self.state.global_step - asking.step
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
-            self._engine_ready(asking),
+            self.engine_ready(asking),
             StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
         ):
             pools = source.sample(
@@ -272,7 +277,7 @@ class AdaGRPOTrainer(WithEngine):
             )
         # Seeded by the position of this generation in the run, which a resumed run shares.
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        asked = self._prompts.asked(pools)
+        asked = self.prompt_source.asked(pools)
         if tracker is not None:
             tracker.keep(asked.indices)
         groups = [
@@ -285,7 +290,7 @@ class AdaGRPOTrainer(WithEngine):
         self._log_sampling(replay, batch)
         if tracker is not None and self._catches_states:
             replay.states = tracker.reader.share([source.states.get(i) for i in asked.indices])
-        replay.metrics |= self._prompts.close(pools)
+        replay.metrics |= self.prompt_source.close(pools)
         return replay
 
     def _judge(self, replay: Replay, states: torch.Tensor | None) -> None:
@@ -348,7 +353,7 @@ class AdaGRPOTrainer(WithEngine):
         """What is saved beside the record of the prompts."""
         # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        return self._prompts.state_dict(under_way + (self._ahead is not None)) | self._compared.state_dict()
+        return self.prompt_source.state_dict(under_way + (self._ahead is not None)) | self._compared.state_dict()
 
     def _warn_of_unfinished_generation(self) -> None:
         """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
@@ -376,7 +381,7 @@ class AdaGRPOTrainer(WithEngine):
             self.pass_rates.load(checkpoint)
         if checkpoint is not None and self._small_state():
             state = load_state(checkpoint)
-            self._prompts.load_state_dict(state)
+            self.prompt_source.load_state_dict(state)
             self._compared.load_state_dict(state)
 
     def get_train_dataloader(self):
@@ -391,14 +396,14 @@ class AdaGRPOTrainer(WithEngine):
             rows = generations * args.prompts_per_step
         else:
             rows = len(self.train_dataset)
-        with self._having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
+        with self.having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
             return super().get_train_dataloader()
 
     def _build_source(self, question: Question, lanes: Sequence[Lane] | None) -> RolloutSource:
         own = question.own
-        common = {"to_signal": self._total_and_signal, "accelerator": self.accelerator, "lanes": lanes}
+        common = {"to_signal": self.total_and_signal, "accelerator": self.accelerator, "lanes": lanes}
         if not self._asks_server_per_prompt:
-            return RoundSource(rows=own, owners=question.owners, complete=self._complete, **common)
+            return RoundSource(rows=own, owners=question.owners, complete=self.complete, **common)
         prompts, prompt_ids, images = [], [], None
         with shared():
             if own:
@@ -414,7 +419,8 @@ class AdaGRPOTrainer(WithEngine):
             **common,
         )
 
-    def _total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
+    def total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
+        """By row of `rewards` (rollouts, reward functions), its weighted sum, and what decides when sampling ends."""
         total = self._total_rewards(rewards).tolist()
         if self.args.exit_reward is None:
             return total, total
@@ -448,9 +454,9 @@ class AdaGRPOTrainer(WithEngine):
     def _log_uniform_metrics(self, inputs: list[dict], observed: Observing) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
         rewards = finite(observed.rewards)
-        pools, metrics = uniform_pools(rewards.tolist(), *self._total_and_signal(rewards), self.args)
+        pools, metrics = uniform_pools(rewards.tolist(), *self.total_and_signal(rewards), self.args)
         if self.pass_rates is not None:
-            self.pass_rates.identify(self._prompts.ask(inputs).own)
+            self.pass_rates.identify(self.prompt_source.ask(inputs).own)
             self.pass_rates.predict()
             metrics |= self.pass_rates.observe(pools, self.state.global_step + 1)
         tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)

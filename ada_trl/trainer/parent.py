@@ -130,7 +130,8 @@ class ThroughParent(GRPOTrainer):
         self.accelerator.gather = gather_unless_local(self.accelerator.gather)
 
     @contextmanager
-    def _having(self, **attributes: Any):
+    def having(self, **attributes: Any):
+        """While the block runs, attributes of this trainer are these."""
         before = {name: getattr(self, name) for name in attributes}
         self.__dict__.update(attributes)
         try:
@@ -210,7 +211,7 @@ class ThroughParent(GRPOTrainer):
     def _prepare(self, rows: list[dict]) -> list:
         """The prompts of `rows`, of the data set. Not collective."""
         try:
-            with self._having(_phase=Preparing()):
+            with self.having(_phase=Preparing()):
                 super()._generate_and_score_completions(rows)
         except Prepared as prepared:
             prompts = prepared.prompts
@@ -225,14 +226,14 @@ class ThroughParent(GRPOTrainer):
         return prompts
 
     @contextmanager
-    def _environments_kept(self):
+    def environments_kept(self):
         """Let no two rollouts of a step share an environment. Afterwards all of them are free for the next step."""
         if self.environment_factories is None:
             yield
             return
         played: dict[str | None, list] = defaultdict(list)
         try:
-            with self._having(_played=played):
+            with self.having(_played=played):
                 yield
         finally:
             for name, environments in played.items():
@@ -240,7 +241,7 @@ class ThroughParent(GRPOTrainer):
 
     # Sampling
 
-    def _complete(self, rows: list[dict], first_round: bool) -> Completions:
+    def complete(self, rows: list[dict], first_round: bool) -> Completions:
         """
         Generate and score one completion for each of `rows`, of the data set, on this process. Processes need not call
         it together, except where the model's own forward pass is collective (FSDP, ZeRO-3).
@@ -265,7 +266,7 @@ class ThroughParent(GRPOTrainer):
     def _sample(self, rows: list[dict], prompts: list, first_round: bool, phase: Sampling) -> Completions:
         tokens_seen = self.state.num_input_tokens_seen
         try:
-            with self._having(_phase=phase), self._separate_logs(first_round), local():
+            with self.having(_phase=phase), self._separate_logs(first_round), local():
                 columns = self._generate(prompts)
                 _, completion_ids, _, completions, *_ = columns
                 started = time.perf_counter()
@@ -314,7 +315,7 @@ class ThroughParent(GRPOTrainer):
         logs = {"_metrics": self._metrics | {"train": defaultdict(list)}}
         if not keep_pending:
             logs["_pending_metrics"] = defaultdict(list)
-        return self._having(**logs)
+        return self.having(**logs)
 
     def _take_extra_logs(self, rows: int) -> list[dict]:
         """By row, what reward functions have logged of it; of several that logged the same column, the last one's."""
@@ -334,14 +335,14 @@ class ThroughParent(GRPOTrainer):
     # Replaying
 
     @contextmanager
-    def _replaying(self, replay: Replay):
+    def replaying(self, replay: Replay):
         """Let the parent make the update batch of rollouts whose episodes have been played; gives the phase."""
         phase = Replaying(replay)
-        with self._having(_phase=phase):
+        with self.having(_phase=phase):
             if self.environment_factories is None:
                 yield phase
                 return
             names = self.environment_factories
-            with self._having(_environment_pool={name: [_EpisodeOver() for _ in replay.rows] for name in names}):
+            with self.having(_environment_pool={name: [_EpisodeOver() for _ in replay.rows] for name in names}):
                 yield phase
             self.environments = [row.environment for row in replay.rows]

@@ -68,17 +68,17 @@ class WithEngine(ThroughParent):
     _ahead: Asking | None = None  # the next step's rollouts, if they are asked for before this one is trained on
 
     def train(self, *args, **kwargs):
-        with self._using_server():
+        with self.using_server():
             return super().train(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
-        with self._using_server():
+        with self.using_server():
             return super().evaluation_loop(*args, **kwargs)
 
     @contextmanager
-    def _using_server(self):
+    def using_server(self):
         """Leave nothing on a server and on the disk, however this ends: evaluation during training is no end."""
-        if not self._syncs_with_server or self._uses_server:
+        if not self.syncs_with_server or self._uses_server:
             yield
             return
         self._uses_server = True
@@ -92,7 +92,7 @@ class WithEngine(ThroughParent):
                 self._last_loaded_step = -1
 
     @property
-    def _syncs_with_server(self) -> bool:
+    def syncs_with_server(self) -> bool:
         return self.use_vllm and self.vllm_mode == "server"
 
     @property
@@ -101,12 +101,12 @@ class WithEngine(ThroughParent):
         in_turns = self.tools or self.environment_factories is not None  # a rollout is more than one request
         sharded = self.accelerator.num_processes > 1 and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
         collective = sharded and any(isinstance(reward, torch.nn.Module) for reward in self.reward_funcs)
-        return self._syncs_with_server and not in_turns and not collective
+        return self.syncs_with_server and not in_turns and not collective
 
     def _generate(self, prompts: list) -> tuple:
-        """As the parent's, from the weights of this step: in a step's rounds it is [`_engine_ready`] that sees to them."""
+        """As the parent's, from the weights of this step: in a step's rounds it is [`engine_ready`] that sees to them."""
         in_rounds = isinstance(self._phase, Preparing | Sampling | Replaying)
-        if not self._syncs_with_server or in_rounds:
+        if not self.syncs_with_server or in_rounds:
             return super()._generate(prompts)
         self._bring_weights()
         columns = super()._generate(prompts)
@@ -114,18 +114,18 @@ class WithEngine(ThroughParent):
         return columns
 
     @contextmanager
-    def _engine_ready(self, asking: Asking | None = None):
+    def engine_ready(self, asking: Asking | None = None):
         """A server has this step's weights before and after; a colocated engine is kept awake over the rounds."""
         if not self.use_vllm:
             yield
-        elif self._syncs_with_server:
+        elif self.syncs_with_server:
             if asking is None or not asking.sent:
                 self._bring_weights()
             yield
             settled = None if asking is None else asking.confirmed
             self._weights_confirmed = self.vllm_generation.confirm_weights() if settled is None else settled
         else:
-            with self.vllm_generation.awake(self._push_weights):
+            with self.vllm_generation.awake(self.push_weights):
                 yield
 
     def _settle_ahead(self) -> None:
@@ -146,18 +146,18 @@ class WithEngine(ThroughParent):
         """Push new weights to a server, and the same again to one that was restarted. Collective."""
         self._settle_ahead()
         if self.state.global_step != self._last_loaded_step or not self.vllm_generation.has_weights():
-            self._push_weights()
+            self.push_weights()
 
-    def _push_weights(self) -> None:
+    def push_weights(self) -> None:
         with profiling_context(self, "sync_weights"):
             self.vllm_generation.sync_weights()
-            if self._syncs_with_server:
+            if self.syncs_with_server:
                 self.vllm_generation.prove_weights(self.model)
         self._last_loaded_step = self.state.global_step
 
     def _look_at_sampled(self, output: dict[str, torch.Tensor]) -> None:
         """What the log-probabilities of a batch of rollouts say of the weights that they were sampled from. Collective."""
-        if not self._syncs_with_server:
+        if not self.syncs_with_server:
             return
         same = not (self.model.training and self._staleness)  # the weights that sampled are those that recompute
         if not self._weights_confirmed:

@@ -200,14 +200,14 @@ def test_a_single_place_asks_again_what_has_not_passed(tmp_path):
 def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
     """Instead of the mean over those that were chosen, under the same name."""
     trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
-    asked, original = [], trainer._prompts.asked
+    asked, original = [], trainer.prompt_source.asked
 
     def nobody_typical(lanes):
         asked.append(original(lanes))
         asked[-1].representative[:] = [False] * len(asked[-1].representative)
         return asked[-1]
 
-    trainer._prompts.asked = nobody_typical
+    trainer.prompt_source.asked = nobody_typical
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):
@@ -265,6 +265,6 @@ def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
 
 def test_with_everything_off_nothing_is_streamed(tmp_path):
     trainer = build(tmp_path, num_generations=4)
-    assert type(trainer._prompts) is FromLoader
+    assert type(trainer.prompt_source) is FromLoader
     assert type(trainer).get_train_dataloader is not GRPOTrainer.get_train_dataloader
     assert {row["prompt"] for batch in trainer.get_train_dataloader() for row in batch} != {""}

@@ -1,17 +1,25 @@
 """
 The figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) that are about sampling, of one's own runs.
 
-What they need is logged under `ada/`; a figure for which no run has logged anything is `None`.
+`python -m benchmarks.analyses.paper RUN [RUN …]` draws what runs have logged under `ada/`; `--samples` draws what
+`ada-trl data` and `ada-trl evaluate` have sampled. A figure for which no run has logged anything is `None`.
 """
 
+import argparse
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from .curves import STEPS, Log, by_round, curve
-from .panels import draw, legend_above, make_panels
+from ada_trl.drawing.curves import STEPS, Log, by_round, curve, smoothed
+from ada_trl.drawing.panels import draw, legend_above, make_panels
+from ada_trl.estimation.record import PASS_RATES_FILE
+from ada_trl.planning.difficulty import fit_pass_rate_distribution
+from ada_trl.plots import find_in, labels_of, read_log
 
 
 if TYPE_CHECKING:
@@ -19,6 +27,53 @@ if TYPE_CHECKING:
 
 
 ALLOCATION = "ada/estimator/samples_at_"  # with the middle of a bin of estimated pass rates
+
+
+def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """
+    The distribution of true pass rates behind a run's last difficulty record, from its discounted counts: pass rates and
+    weights, see [`~planning.difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
+    """
+    path = find_in(run, PASS_RATES_FILE)
+    if path is None:
+        return None
+    table = pq.read_table(path, columns=["discounted_positives", "discounted_draws"])
+    positives, draws = (column.to_numpy() for column in table.columns)
+    return fit_pass_rate_distribution(positives, draws) if (draws > 0).any() else None
+
+
+def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
+    """
+    What `ada_trl.data` and `ada_trl.evaluate` have measured: correct completions of each problem, and how many were drawn.
+
+    Args:
+        path (`str` or `Path`):
+            A `*.scores.jsonl`, or a directory with some below it; those in the same folder are put together.
+
+    Returns:
+        `dict[str, tuple[list[int], int]]`: by the name of the folder, or of `path` if there is only one.
+
+    Raises:
+        `ValueError`: if there is none, or if problems in a folder were sampled different numbers of times.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.rglob("*.scores.jsonl"))
+    found: dict[Path, list[list[float]]] = {}
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]  # after the header
+        found.setdefault(file.parent, []).extend(row["rewards"] for row in rows if row["rewards"] is not None)
+    counts = {}
+    for folder, rewards in found.items():
+        numbers = {len(row) for row in rewards}
+        if len(numbers) != 1:
+            raise ValueError(
+                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; it takes the same "
+                "number for all. Give one of its *.scores.jsonl files."
+            )
+        counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
+    if not counts:
+        raise ValueError(f"{path} has no *.scores.jsonl, which ada_trl.data and ada_trl.evaluate write.")
+    return counts if len(counts) > 1 else {path.name.removesuffix(".scores.jsonl"): next(iter(counts.values()))}
 
 
 def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
@@ -184,3 +239,34 @@ def powers_of_two(n: int) -> list[int]:
 def subset_share(counts: Sequence[int], n: int, k: int) -> float:
     """Mean over prompts of C(c, k) / C(n, k): the share of the subsets of k of n draws that lie within c of them."""
     return float(np.mean([math.comb(int(c), k) for c in counts])) / math.comb(n, k)
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output directories or checkpoints")
+    parser.add_argument(
+        "--samples", nargs="+", default=[], type=Path, help="what ada-trl data and evaluate have sampled"
+    )
+    parser.add_argument("--smooth", type=int, default=1, help="steps to average over; the paper's figures have 20")
+    parser.add_argument("--output_dir", type=Path, default=Path("plots"))
+    options = parser.parse_args(args)
+    paths = dict(zip(labels_of(options.runs), options.runs, strict=True)) if options.runs else {}
+    runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
+    fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
+    counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
+    figures = {
+        "quotas": quota_figure(runs),
+        "frontier": frontier_figure(runs),
+        "levels": levels_figure(runs),
+        "allocation": allocation_figure(runs),
+        "draws": draws_figure(counts, fitted),
+    }
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(options.output_dir / f"{name}.png", dpi=130)
+            print(options.output_dir / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The paper's figures of one's own runs show what was logged."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.analyses import paper
+
+
+ROUNDS = [
+    {
+        "step": step,
+        "reward": 0.1 * step,
+        "entropy": 2.0 - 0.1 * step,
+        "ada/samples_per_prompt/mean": 6.0,
+        "ada/resolved": 0.75,
+        "ada/active_prompts/round_1": 8.0,
+        "ada/active_prompts/round_2": 4.0,
+        "ada/short_of_positives/round_1": 0.5,
+        "ada/short_of_positives/round_2": 0.25,
+        "ada/short_of_negatives/round_1": 0.0,
+        "ada/short_of_negatives/round_2": 0.0,
+        "ada/reward/prompt_level": 0.5,
+        "ada/reward/batch_level": 0.4,
+        "ada/reward/samples_covariance": -0.6,
+        "ada/estimator/samples_at_0.05": 10.0 + step,
+        "ada/estimator/samples_at_0.95": 2.0,
+    }
+    for step in range(1, 7)
+]
+
+
+def line(panel, label):
+    (found,) = [line for line in panel.lines if line.get_label() == label]
+    return found.get_ydata().tolist()
+
+
+def test_quotas_show_what_is_missing_after_each_round_and_what_was_met():
+    rollouts, positives, negatives, met = paper.quota_figure({"run": ROUNDS}).axes
+    assert [line.get_ydata().tolist() for line in rollouts.lines] == [[48] * 6]
+    assert [line(positives, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.25] * 6]
+    assert [line(negatives, f"round {k}") for k in (1, 2)] == [[0] * 6] * 2
+    assert [line(met, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.75] * 6]
+    assert paper.quota_figure({"grpo": [{"step": 1, "reward": 0.5}]}) is None
+
+
+def test_frontier_is_reward_against_entropy_with_the_last_step_marked():
+    cloud, last = paper.frontier_figure({"run": [*ROUNDS, {"step": 7, "reward": 0.9}]}).axes[0].lines
+    assert cloud.get_xdata().tolist() == [logs["entropy"] for logs in ROUNDS]
+    assert (last.get_xdata().tolist(), last.get_ydata().tolist()) == ([ROUNDS[-1]["entropy"]], [ROUNDS[-1]["reward"]])
+
+
+def test_allocation_is_the_mean_of_a_third_of_the_run():
+    first, last = paper.allocation_figure({"run": ROUNDS}).axes[0].lines
+    assert first.get_xdata().tolist() == last.get_xdata().tolist() == [0.05, 0.95]
+    assert (first.get_ydata().tolist(), last.get_ydata().tolist()) == ([11.5, 2], [15.5, 2])
+    assert paper.allocation_figure({"run": [{"step": 1, "reward": 0.5}]}) is None
+
+
+def test_levels_are_prompts_rollouts_and_their_covariance():
+    panels = paper.levels_figure({"run": ROUNDS}).axes
+    assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4, -0.6]
+
+
+def test_draws_are_shares_of_subsets(tmp_path):
+    """Counted by listing every subset of three problems with 1, 3 and 4 of 4 correct."""
+    rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], None]
+    lines = [{"format": 1}] + [{"index": i, "rewards": row, "lengths": [1] * 4} for i, row in enumerate(rewards)]
+    (tmp_path / "samples.scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    counts = paper.read_counts(tmp_path)
+    assert counts == {tmp_path.name: ([1, 3, 4], 4)}
+    passes, all_correct = paper.draws_figure(counts, {"run": (np.array([0.5]), np.array([1.0]))}).axes
+    for k, i in ((1, 0), (2, 1), (4, 2)):
+        subsets = [[set(subset) for subset in itertools.combinations(row, k)] for row in rewards[:3]]
+        some, every = (np.mean([[test(s) for s in row] for row in subsets]) for test in (any, all))
+        assert line(passes, tmp_path.name)[i] == pytest.approx(some)
+        assert line(all_correct, tmp_path.name)[i] == pytest.approx(every)
+        assert line(all_correct, "run (fitted)")[i] == 0.5**k
+        assert line(passes, "run (fitted)")[i] == 1 - 0.5**k
+    (tmp_path / "more.scores.jsonl").write_text('{"format": 1}\n{"index": 0, "rewards": [1], "lengths": [1]}\n')
+    with pytest.raises(ValueError, match="problems with 1, 4 completions"):
+        paper.read_counts(tmp_path)
+    with pytest.raises(ValueError, match="no .*scores.jsonl"):
+        paper.read_counts(tmp_path / "nothing")
+
+
+def test_samples_alone_can_be_drawn(tmp_path):
+    for model in ("base", "trained"):
+        (tmp_path / "samples" / model).mkdir(parents=True)
+        row = {"index": 0, "rewards": [1, 0], "lengths": [1, 1]}
+        (tmp_path / "samples" / model / "math.scores.jsonl").write_text('{"format": 1}\n' + json.dumps(row) + "\n")
+    assert set(paper.read_counts(tmp_path)) == {"base", "trained"}
+    paper.main(["--samples", str(tmp_path), "--output_dir", str(tmp_path / "plots")])
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["draws.png"]
