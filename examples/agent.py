@@ -58,7 +58,7 @@ def main(args: list[str], model: str = MODEL, **options) -> AdaGRPOTrainer:
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/agent",
-        baseline="posterior",  # "pool" is the paper's mode
+        baseline="batch",  # "pool" is the paper's mode
         per_device_train_batch_size=32,  # as many games, with one rollout each
         max_completion_length=1024,  # of all turns together
         max_tool_calling_iterations=GUESSES,

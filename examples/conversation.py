@@ -42,7 +42,7 @@ def main(args: list[str], model: str = MODEL, data: DatasetDict | None = None, *
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/conversation",
-        baseline="posterior",  # "pool" is the paper's mode
+        baseline="batch",  # "pool" is the paper's mode
         per_device_train_batch_size=64,  # as many prompts, with one rollout each
         max_completion_length=64,
         learning_rate=1e-6,

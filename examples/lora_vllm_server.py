@@ -36,7 +36,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None, **
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/lora",
-        baseline="posterior",  # "pool" is the paper's mode
+        baseline="batch",  # "pool" is the paper's mode
         use_vllm=True,
         vllm_mode="server",
         vllm_weight_sync="lora",

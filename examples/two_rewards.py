@@ -45,7 +45,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None) ->
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/two-rewards",
-        baseline="posterior",  # "pool" is the paper's mode
+        baseline="batch",  # "pool" is the paper's mode
         exit_reward="accuracy_reward",
         reward_weights=[1.0, 0.2],
         per_device_train_batch_size=32,  # as many prompts, with one rollout each

@@ -128,6 +128,7 @@ METHODS = {
     "Posterior n=1": _posterior(1),
     "Posterior n=1, scaled": _part(scale_rewards="batch"),
     "Batch n=1": _part(baseline="batch"),
+    "Batch n=1, scaled": _part(baseline="batch", scale_rewards="batch"),
     "Posterior n=1, counts": _part(pass_rate_estimator="counts"),
     "Posterior n=1, value": _part(pass_rate_estimator="value"),
     "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),

@@ -193,16 +193,23 @@ def difficulty(evaluations: pd.DataFrame) -> Figure:
 def language(runs: pd.DataFrame, prompt_set: str) -> Figure:
     """The language model: accuracy and pass@16 on the way, and by family how often four rollouts all score the same."""
     figure, ((left, middle, right),) = panels(3, rows=1)
-    whole, families = runs[runs["family"] == "all"], runs[(runs["family"] != "all") & (runs["step"] == 0)]
+    whole = runs[runs["family"] == "all"]
     for axis, column, label in ((left, "accuracy", "Held-out accuracy"), (middle, "pass@16", "pass@16")):
         draw_tokens(axis, whole, prompt_set, column=column, styles=FIRST | BATCH | OTHERS)
         axis.set(xlabel="Generated tokens", ylabel=f"{label}, {prompt_set}")
-    alike = families[families["prompt_set"] == prompt_set].groupby("family")["alike"].mean().sort_values()
-    right.barh(alike.index, alike, color=COLORS[CHEAP])
-    right.set(xlabel=f"{CHEAP}: groups whose rollouts all score the same", xlim=(0, 1))
-    right.tick_params(axis="y", labelsize="small")
+    draw_contrast(right, runs, prompt_set)
+    right.set_xlabel(f"{CHEAP}: groups whose rollouts all score the same")
     legend(figure, (left,))
     return figure
+
+
+def draw_contrast(axis, runs: pd.DataFrame, prompt_set: str, scale: float = 1) -> None:
+    """By family, the share of GRPO's groups whose rollouts would all score the same before training."""
+    families = runs[(runs["family"] != "all") & (runs["step"] == 0) & (runs["prompt_set"] == prompt_set)]
+    alike = scale * families.groupby("family")["alike"].mean().sort_values()
+    axis.barh(alike.index, alike, color=COLORS[CHEAP])
+    axis.set_xlim(0, scale)
+    axis.tick_params(axis="y", labelsize="small")
 
 
 def draw_all(equal: pd.DataFrame, evaluations: pd.DataFrame, parts: dict[str, str]) -> dict[str, Figure]:

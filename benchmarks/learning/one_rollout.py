@@ -18,7 +18,7 @@ from .equal_tokens import SETS, Run, best_rate, prepare_sets, results, train_and
 from .run import run_missing
 
 
-METHODS = ("GRPO n=4", "Batch n=1", "Posterior n=1", "Posterior n=1, scaled")
+METHODS = ("GRPO n=4", "Batch n=1", "Batch n=1, scaled", "Posterior n=1", "Posterior n=1, scaled")
 NAME = "one_rollout"
 
 

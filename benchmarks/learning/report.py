@@ -22,8 +22,8 @@ from .statistics import by_seed, collect, cost_to_reach, paired_difference
 
 DOCUMENT, PAPER, RECIPES = ROOT / "docs" / "report.md", ROOT / "docs" / "paper.md", ROOT / "recipes" / "README.md"
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
-DEFAULT, POSTERIOR = "Seq-balance, 1/√p, corrected", "Posterior n=1"
-RECOMMENDED, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
+DEFAULT, POSTERIOR, BATCH = "Seq-balance, 1/√p, corrected", "Posterior n=1", "Batch n=1"
+TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED = "–"
 LANGUAGE = (  # methods on the language model, in the order of the table
@@ -45,7 +45,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
     DEFAULT: "Seq-balance, the default",
     POSTERIOR: "**Posterior, n=1**",
     CHEAP_TWICE: "GRPO n=4, 2 iterations",
-    RECOMMENDED: "**Posterior, n=1, 2 iterations**",
+    TWICE: "**Posterior, n=1, 2 iterations**",
 }
 SHOWN = (*FIRST_SCREEN, "Rounds across steps", "Posterior n=1, 1 of 3")  # the others are in the tables of parts
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
@@ -58,7 +58,7 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     "Posterior n=1, value": "… its value head only",
     equal_tokens.KNOWN: "… if the pass rates were known",
     "Posterior n=1, 1/√p": "… with weight 1/√p",
-    RECOMMENDED: "… with 2 optimizer iterations",
+    TWICE: "… with 2 optimizer iterations",
     "Rounds across steps": "… with rounds across steps",
     "Posterior n=1, 1 of 3": "… with the best of 3 prompts",
 }
@@ -72,7 +72,7 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Posterior n=1, 1 of 4",
         equal_tokens.BEST_KNOWN,
     ),
-    RECOMMENDED: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
+    TWICE: ("Rounds across steps, 2 iterations", "Posterior n=1, 1 of 3, 2 iterations"),
 }
 ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison that each is
     "grpo-n4": "GRPO n=4",
@@ -171,27 +171,17 @@ def first_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 8) -> str:
+def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 6) -> str:
     """What a token buys, in at most so many sentences, whoever wins."""
-    passes = {m: mean_of(final(by_seed(equal, "hard", m), "pass@8"))[0] for m in (DEFAULT, POSTERIOR, CHEAP)}
-    said = ", ".join(
-        f"{name} {passes[method]:.0%}"
-        for method, name in ((DEFAULT, "Seq-balance"), (POSTERIOR, "the posterior"), (CHEAP, CHEAP))
-    )
     lines = {
-        "The posterior baseline, one rollout per prompt": differences(equal, POSTERIOR),
-        "The posterior beside the mean of all other rollouts": against_batch(single),
-        "With two optimizer iterations": differences(equal, RECOMMENDED),
+        "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
+        "The posterior beside it": differences(single, POSTERIOR, BATCH, "that mean"),
+        "The posterior with two optimizer iterations": differences(equal, TWICE),
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
-        f"{CHEAP} with two optimizer iterations": differences(equal, CHEAP_TWICE),
+        "The posterior, one rollout per prompt": differences(equal, POSTERIOR),
         f"Share of {STRONG}'s tokens after which its final accuracy is reached": "; ".join(
-            f"{name} {soon(equal, method)}"
-            for method, name in ((POSTERIOR, "posterior"), (RECOMMENDED, "two iterations"))
+            f"{name} {soon(equal, method)}" for method, name in ((POSTERIOR, "posterior"), (TWICE, "two iterations"))
         ),
-        "Two iterations with a quarter of GRPO n=16's tokens, at as many steps": differences(
-            equal, RECOMMENDED, equal_tokens.MORE_TOKENS, "GRPO n=16"
-        ),
-        "Hard problems solved within 8 tries": said,
     }
     lines = {name: text for name, text in lines.items() if text}
     return "\n".join(f"- **{name}**: {text}." for name, text in list(lines.items())[:most])
@@ -261,17 +251,11 @@ def one_rollout_table(runs: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def against_batch(runs: pd.DataFrame) -> str:
-    """Whether expecting something of a prompt is worth it, beside the mean of all other rollouts."""
-    batch, posterior, called = "Batch n=1", POSTERIOR, "the mean of all others"
-    return f"{differences(runs, posterior, batch, called)}. That mean alone is {differences(runs, batch)}"
-
-
 def more_tokens_table(equal: pd.DataFrame) -> str:
     """As many steps with a quarter of the rollouts: accuracy, and the difference to GRPO n=16."""
     sets = [name for name in sets_of(equal) if by_seed(equal, name, equal_tokens.MORE_TOKENS)]
     rows = []
-    for method, rollouts in ((equal_tokens.MORE_TOKENS, 4), (CHEAP, 1), (POSTERIOR, 1), (RECOMMENDED, 1)):
+    for method, rollouts in ((equal_tokens.MORE_TOKENS, 4), (CHEAP, 1), (POSTERIOR, 1), (TWICE, 1)):
         row = {
             "Method": method.split(", 4 times")[0],
             "Rollouts per step": str(rollouts * equal_tokens.ROLLOUTS_PER_STEP),
@@ -426,19 +410,19 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
     found = {method: by_seed(whole, prompt_set, method) for method in LANGUAGE}
     alike = whole[(whole["prompt_set"] == prompt_set) & (whole["step"] == 0)]["alike"].mean()
     lines = [f"Before training, {alike:.0%} of GRPO n=4's groups have no contrast (exact)."]
-    pairs = (("Batch n=1", CHEAP), (POSTERIOR, CHEAP), (POSTERIOR, "Batch n=1"), (POSTERIOR, STRONG))
-    for method, reference in pairs:
-        if len(found[method].keys() & found[reference].keys()) > 2:
-            mean, half = paired_difference(final(found[method]), final(found[reference]))
-            tail = paired_difference(final(found[method], "pass@16"), final(found[reference], "pass@16"))
-            lines.append(
-                f"**{method}** is {standing(mean, half)} {reference} in accuracy ({show((mean, half), sign=True)}); in pass@16 it differs by "
-                f"{show(tail, sign=True)}."
-            )
-    for method in ("Batch n=1", POSTERIOR):
-        if len(found[method]) > 2:
-            reached = share_to_reach(found[method], found[CHEAP])
-            lines.append(f"{CHEAP}'s mean final accuracy after, in its tokens: **{method}** {reached}.")
+    for method, references in ((BATCH, (CHEAP, STRONG)), (POSTERIOR, (CHEAP, STRONG, BATCH))):
+        said = []
+        for reference in references:
+            ours, theirs = found[method], found[reference]
+            if len(ours.keys() & theirs.keys()) > 2:
+                mean, half = paired_difference(final(ours), final(theirs))
+                tail = paired_difference(final(ours, "pass@16"), final(theirs, "pass@16"))
+                said.append(
+                    f"{standing(mean, half)} {reference} ({show((mean, half), sign=True)}; pass@16 {show(tail, sign=True)}), whose "
+                    f"final accuracy it has after {share_to_reach(ours, theirs)} the tokens"
+                )
+        if said:
+            lines.append(f"**{method}**: {'; '.join(said)}.")
     return "\n".join(f"- {line}" for line in lines)
 
 

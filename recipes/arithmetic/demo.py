@@ -1,5 +1,5 @@
 """
-GRPO, Reinforce-Ada and the posterior baseline on the arithmetic task, from the same base model with the same seed.
+GRPO, Reinforce-Ada and one rollout per prompt on the arithmetic task, from the same base model with the same seed.
 
 `python -m ada_trl.recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
 `report.md`, `curves.png` and `results.json` to `outputs/demo/`.
@@ -29,6 +29,7 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
+    "batch": "Batch n=1",
     "posterior": "Posterior n=1",
     "rounds": "Rounds across steps, 1 rollout each",
 }
@@ -104,7 +105,7 @@ REPORT = """\
 # Arithmetic demo
 
 Integer addition, 1 to 4 digits; every method starts from the same base model with the same seed and takes
-{steps} optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (posterior). Accuracy is measured by sampling 4 completions for each of 256 held-out problems,
+{steps} optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (batch). Accuracy is measured by sampling 4 completions for each of 256 held-out problems,
 which makes its standard error about 0.015. One seed: see it as a demonstration, not as evidence.
 
 {table}
@@ -118,7 +119,7 @@ run. *Training seconds* leave evaluation out.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=LABELS, default=["grpo-n4", "seq-balance", "posterior"])
+    parser.add_argument("--methods", nargs="+", choices=LABELS, default=["grpo-n4", "seq-balance", "batch"])
     parser.add_argument(
         "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Cached base model and data."
     )

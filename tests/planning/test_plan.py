@@ -16,7 +16,6 @@ from ada_trl.plan import main
 from ada_trl.planning.observed import read_prompts
 from ada_trl.planning.report import report
 from ada_trl.planning.settings import TIE, most_gradients, recommend, settings
-from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +154,7 @@ def test_the_posterior_is_compared_by_its_noise(tmp_path, counts_file):
     assert found[0].noise == 1  # GRPO with num_generations is the unit
     one = next(s for s in found if s.method == "Posterior" and s.rollouts == 1)
     assert 3 / 4 < one.noise < 1
-    assert recommend(found, 16).fields == recommend(found, 1).fields == {"baseline": RECOMMENDED}
+    assert recommend(found, 16).fields == recommend(found, 1).fields == {"baseline": "posterior"}
     grpo = {s.fields["num_generations"]: s.noise for s in found if s.method == "GRPO"}
     assert [grpo[n] for n in (8, 16)] == pytest.approx([(8 / 7) / (4 / 3), (16 / 15) / (4 / 3)])
 

@@ -31,6 +31,7 @@ VARIANTS = [
     "seq-balance-hybrid",
     "est-ema-n4",
     "est-value-n4",
+    "batch",
     "posterior",
     "rounds",
 ]  # trained with the 1.5B only
@@ -39,6 +40,7 @@ ROWS = {
     "grpo-n16": 16,
     "est-ema": 8,
     "est-value": 8,
+    "batch": 1,
     "posterior": 1,
     "rounds": 1,
 }  # rollouts per prompt that are trained on; else 4
@@ -253,7 +255,7 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     assert all(number >= 8 for number in samples) if method.startswith("seq") else samples == [group, group]
     assert ("rewards/soft_overlong_punishment_reward/mean" in steps[0]) == (method == "dapo")
     assert ("ada/estimator/brier" in steps[-1]) == method.startswith("est")
-    assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("posterior", "rounds"))
+    assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("batch", "posterior", "rounds"))
 
 
 def test_a_generation_is_trained_on_in_four_steps(models, problems, tmp_path):

@@ -52,13 +52,14 @@ def test_recipe_parses(recipe, monkeypatch):
         assert name == f"vllm-{training_args.vllm_weight_sync}"
         assert model_args.use_peft == (name == "vllm-lora")
     else:
-        plain = name.startswith("grpo") or name == "posterior"
+        plain = name.startswith("grpo") or name in ("batch", "posterior")
         assert training_args.adaptive_sampling == ("uniform" if plain else "seq-pos" if name == "rounds" else name)
-        assert training_args.baseline == ("posterior" if name in ("posterior", "rounds") else "pool")
-    sizes = {"grpo-n8": 8, "grpo-n16": 16, "posterior": 1, "rounds": 1}
+        assert training_args.baseline == (name if name == "batch" else "posterior" if name in ("posterior", "rounds") else "pool")
+    single = ("batch", "posterior", "rounds")
+    sizes = {"grpo-n8": 8, "grpo-n16": 16} | dict.fromkeys(single, 1)
     assert training_args.num_generations == sizes.get(name, 4)
     prompts = training_args.per_device_train_batch_size // training_args.num_generations
-    assert prompts == (128 if name in ("posterior", "rounds") else 32)
+    assert prompts == (128 if name in single else 32)
     assert str(training_args.output_dir).endswith(name)
 
 
@@ -71,7 +72,7 @@ def test_documented_server_commands_have_the_flags_of_the_one_that_is_tested():
         assert flag in started
 
 
-@pytest.mark.parametrize("method", ["seq-balance", "est-value", "posterior", "rounds"])
+@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "posterior", "rounds"])
 def test_train_from_a_recipe(method, task_dir, tmp_path):
     main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
@@ -79,7 +80,7 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     summary = summarise(history)
     assert summary["steps"] == [0, 2]
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
-    expected = {"posterior": 1, "rounds": 1}.get(method, 4)
+    expected = {"batch": 1, "posterior": 1, "rounds": 1}.get(method, 4)
     assert (
         summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
     )
