@@ -171,7 +171,7 @@ def first_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 6) -> str:
+def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 5) -> str:
     """What a token buys, in at most so many sentences, whoever wins."""
     lines = {
         "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
