@@ -133,7 +133,7 @@ def main(args: list[str] | None = None) -> None:
         description="Draw what training runs have logged, of AdaGRPOTrainer or plain GRPOTrainer, into PNG files.",
         example="outputs/grpo outputs/seq-balance --output_dir plots",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="Output directories or checkpoints.")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
     parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; the paper's figures have 20.")
     parser.add_argument(
         "--labels", nargs="+", help="Names in the legends; by default the part where the paths differ."
@@ -142,6 +142,8 @@ def main(args: list[str] | None = None) -> None:
         "--output_dir", "--output-dir", type=Path, default=Path("plots"), help="Where the PNG files go."
     )
     options = parser.parse_args(args)
+    if not options.runs:
+        parser.error("nothing to draw: give RUN, an output directory of a training")
     if options.smooth < 1:
         parser.error(f"--smooth ({options.smooth}) must be at least 1, which does not smooth")
     labels = options.labels or labels_of(options.runs)

@@ -24,6 +24,7 @@ DOCUMENT, PAPER, RECIPES = ROOT / "docs" / "report.md", ROOT / "docs" / "paper.m
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR, BATCH = "Seq-balance, 1/√p, corrected", "Posterior n=1", "Batch n=1"
 TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
+CHOOSING = "Posterior n=1, 1 of 3"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED = "–"
 LANGUAGE = (  # methods on the language model, in the order of the table
@@ -34,7 +35,7 @@ LANGUAGE = (  # methods on the language model, in the order of the table
     "Batch n=1",
     "Posterior n=1",
     "Posterior n=1, 2 iterations",
-    "Posterior n=1, 1 of 3",
+    CHOOSING,
     "Rounds across steps",
 )
 DIVERSITY = ("hard", "large")
@@ -47,7 +48,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
     CHEAP_TWICE: "GRPO n=4, 2 iterations",
     TWICE: "**Posterior, n=1, 2 iterations**",
 }
-SHOWN = (*FIRST_SCREEN, "Rounds across steps", "Posterior n=1, 1 of 3")  # the others are in the tables of parts
+SHOWN = (*FIRST_SCREEN, "Rounds across steps", CHOOSING)  # the others are in the tables of parts
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
     "GRPO n=4": "GRPO n=4",
     CHEAP_TWICE: "2 optimizer iterations",
@@ -60,7 +61,7 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     "Posterior n=1, 1/√p": "… with weight 1/√p",
     TWICE: "… with 2 optimizer iterations",
     "Rounds across steps": "… with rounds across steps",
-    "Posterior n=1, 1 of 3": "… with the best of 3 prompts",
+    CHOOSING: "… with the best of 3 prompts",
 }
 WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs from it in the prompts that are asked
     POSTERIOR: (
@@ -68,7 +69,7 @@ WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs f
         "Rounds across steps, at most 4",
         "Rounds across steps, at most 2",
         "Posterior n=1, 1 of 2",
-        "Posterior n=1, 1 of 3",
+        CHOOSING,
         "Posterior n=1, 1 of 4",
         equal_tokens.BEST_KNOWN,
     ),
@@ -410,7 +411,8 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
     found = {method: by_seed(whole, prompt_set, method) for method in LANGUAGE}
     alike = whole[(whole["prompt_set"] == prompt_set) & (whole["step"] == 0)]["alike"].mean()
     lines = [f"Before training, {alike:.0%} of GRPO n=4's groups have no contrast (exact)."]
-    for method, references in ((BATCH, (CHEAP, STRONG)), (POSTERIOR, (CHEAP, STRONG, BATCH))):
+    pairs = {BATCH: (CHEAP, STRONG), POSTERIOR: (CHEAP, STRONG, BATCH), CHOOSING: (CHEAP, POSTERIOR)}
+    for method, references in pairs.items():
         said = []
         for reference in references:
             ours, theirs = found[method], found[reference]

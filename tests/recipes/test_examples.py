@@ -91,7 +91,7 @@ def test_agent(tmp_path):
 def test_agent_with_the_models_own_turns(tmp_path):
     own = AdaGRPOTrainer._generate_single_turn
     few = ["--per_device_train_batch_size=4", "--max_completion_length=32"]
-    trainer = play(tmp_path, *few, policy=own)
+    trainer = play(tmp_path, *few, "--baseline=posterior", policy=own)
     assert trainer.pass_rates.reads_hidden_states and [logs["reward"] for logs in logs_of(trainer)] == [0, 0]
 
 
