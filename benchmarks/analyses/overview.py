@@ -101,7 +101,7 @@ def main() -> None:
     figure(language).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(), README)
     fill("language-verdict-mixture", language_verdict(language, "mixture"), README)
-    fill("verdict", verdict(equal, single, most=4), README)
+    fill("verdict", verdict(equal, single, most=3), README)
 
 
 if __name__ == "__main__":

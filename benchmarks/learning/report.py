@@ -177,8 +177,8 @@ def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 5) -> str:
     lines = {
         "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
         "The posterior beside it": differences(single, POSTERIOR, BATCH, "that mean"),
-        "The posterior with two optimizer iterations": differences(equal, TWICE),
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
+        "The posterior with two optimizer iterations": differences(equal, TWICE),
         "The posterior, one rollout per prompt": differences(equal, POSTERIOR),
         f"Share of {STRONG}'s tokens after which its final accuracy is reached": "; ".join(
             f"{name} {soon(equal, method)}" for method, name in ((POSTERIOR, "posterior"), (TWICE, "two iterations"))
