@@ -14,7 +14,18 @@ from ada_trl.planning.outcomes import Outcome, sequential_outcome, single_round_
 from ..common import FIGURES, README, fill
 from ..learning import figures
 from ..learning.figures import CHEAP, draw_contrast, draw_tokens
-from ..learning.report import BATCH, DEFAULT, POSTERIOR, STRONG, language_verdict, stored, stored_language, verdict
+from ..learning.report import (
+    BATCH,
+    CHOOSING,
+    DEFAULT,
+    POSTERIOR,
+    STRONG,
+    language_verdict,
+    stored,
+    stored_language,
+    verdict,
+)
+from ..learning.statistics import by_seed
 
 
 OUTCOMES = {  # the settings of the learning benchmark and the paper
@@ -24,8 +35,8 @@ OUTCOMES = {  # the settings of the learning benchmark and the paper
     # Compared with what others earned or what was expected, so one rollout teaches whatever it scores.
     BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
-STYLES = figures.FIRST | figures.BATCH
-LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR)}
+STYLES = figures.FIRST | figures.BATCH | figures.OTHERS
+LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR, CHOOSING)}
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1
 TITLE = {"fontweight": "bold", "fontsize": 10.5, "loc": "left"}
@@ -55,7 +66,9 @@ def figure(language: pd.DataFrame) -> Figure:
     axes = drawn.subplots(2, 2, width_ratios=[1, 1.08])
     draw_signal(axes[0][0], axes[1][0])
     above, below = axes[:, 1]
-    draw_tokens(above, language[language["family"] == "all"], "mixture", scale=100, styles=LEARNT)
+    whole = language[language["family"] == "all"]
+    shown = {method: style for method, style in LEARNT.items() if len(by_seed(whole, "mixture", method)) > 2}
+    draw_tokens(above, whole, "mixture", scale=100, styles=shown)
     above.set_title("Accuracy of a language model", **TITLE)
     above.set_ylabel("%")
     above.set_xlabel("Generated tokens")
@@ -65,7 +78,14 @@ def figure(language: pd.DataFrame) -> Figure:
     lines = {}
     for axis in (axes[0][0], above):
         lines |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    drawn.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, columnspacing=1.2)
+    drawn.legend(
+        lines.values(),
+        lines,
+        loc="outside lower center",
+        ncols=(len(lines) + 1) // 2,
+        frameon=False,
+        columnspacing=1.2,
+    )
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

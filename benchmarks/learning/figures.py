@@ -32,7 +32,7 @@ FIRST = {
 }
 BATCH = {"Batch n=1": {"color": COLORS["Seq-pos"], "marker": "P"}}
 OTHERS = {
-    "Posterior n=1, 1 of 3": {"color": COLORS["Seq-pos"], "linestyle": "--"},
+    "Posterior n=1, 1 of 3": {"color": "#00523b", "linestyle": "--"},
     "Rounds across steps": {"color": COLORS["Est"], "linestyle": "--"},
 }
 AXES = {"step": "Optimizer steps", "generated_tokens": "Generated tokens", "cpu_seconds": "CPU seconds of training"}
