@@ -419,9 +419,11 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
             if len(ours.keys() & theirs.keys()) > 2:
                 mean, half = paired_difference(final(ours), final(theirs))
                 tail = paired_difference(final(ours, "pass@16"), final(theirs, "pass@16"))
+                share = share_to_reach(ours, theirs)
+                reached = f"reaches after {share} of its tokens" if "×" in share else "does not reach"
                 said.append(
-                    f"{standing(mean, half)} {reference} ({show((mean, half), sign=True)}; pass@16 {show(tail, sign=True)}), whose "
-                    f"final accuracy it has after {share_to_reach(ours, theirs)} the tokens"
+                    f"{standing(mean, half)} {reference} ({show((mean, half), sign=True)}; pass@16 "
+                    f"{show(tail, sign=True)}), whose final accuracy it {reached}"
                 )
         if said:
             lines.append(f"**{method}**: {'; '.join(said)}.")

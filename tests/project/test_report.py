@@ -238,7 +238,7 @@ def test_language_model_tables():
     said = report.language_verdict(runs, "mixture").splitlines()
     assert said[0] == "- Before training, 20% of GRPO n=4's groups have no contrast (exact)."
     assert said[1].startswith(
-        "- **Posterior n=1**: ahead of GRPO n=4 (+0.100 ± 0.000; pass@16 +0.000 ± 0.000), whose final accuracy it has after 0.50× "
+        "- **Posterior n=1**: ahead of GRPO n=4 (+0.100 ± 0.000; pass@16 +0.000 ± 0.000), whose final accuracy it reaches after 0.50× of its"
     )  # 0.3 is half of the way from 0.2 to 0.4
     assert len(report.language_verdict(runs[runs["seed"] < 3], "mixture").splitlines()) == 1, "Two seeds say nothing."
 
