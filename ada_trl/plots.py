@@ -5,6 +5,7 @@ Figures of training runs, from what they have logged.
 `AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there. Needs matplotlib (the extra `plots`).
 """
 
+import argparse
 import importlib.util
 import json
 import os
@@ -47,7 +48,6 @@ __all__ = [
     "difficulty_figure",
     "draw_all",
     "find_in",
-    "labels_of",
     "learning_figure",
     "main",
     "prompts_figure",
@@ -133,6 +133,25 @@ def main(args: list[str] | None = None) -> None:
         description="Draw what training runs have logged, of AdaGRPOTrainer or plain GRPOTrainer, into PNG files.",
         example="outputs/grpo outputs/seq-balance --output_dir plots",
     )
+    add_options(parser)
+    options = parser.parse_args(args)
+    if not options.runs:
+        parser.error("nothing to draw: give RUN, an output directory of a training")
+    paths = labelled(parser, options)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
+
+    logs = {label: read_log(run) for label, run in paths.items()}
+    runs = {label: smoothed(log, options.smooth) for label, log in logs.items()}
+    records = {label: record for label, run in paths.items() if (record := read_record(run)) is not None}
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    (options.output_dir / "costs.md").write_text(cost_table(logs) + "\n")
+    print(options.output_dir / "costs.md")
+    save(draw_all(runs, records), options.output_dir)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, and how, on the command line."""
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
     parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; the paper's figures have 20.")
     parser.add_argument(
@@ -141,32 +160,31 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument(
         "--output_dir", "--output-dir", type=Path, default=Path("plots"), help="Where the PNG files go."
     )
-    options = parser.parse_args(args)
-    if not options.runs:
-        parser.error("nothing to draw: give RUN, an output directory of a training")
+
+
+def labelled(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Path]:
+    """The runs that were asked for by [`add_options`], by label; ends with the parser's error if that does not work."""
     if options.smooth < 1:
         parser.error(f"--smooth ({options.smooth}) must be at least 1, which does not smooth")
-    labels = options.labels or labels_of(options.runs)
+    labels = options.labels or _labels(options.runs)
     if len(set(labels)) != len(options.runs):
         parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
+    return dict(zip(labels, options.runs, strict=True))
 
-    paths = dict(zip(labels, options.runs, strict=True))
-    logs = {label: read_log(run) for label, run in paths.items()}
-    runs = {label: smoothed(log, options.smooth) for label, log in logs.items()}
-    records = {label: record for label, run in paths.items() if (record := read_record(run)) is not None}
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    (options.output_dir / "costs.md").write_text(cost_table(logs) + "\n")
-    print(options.output_dir / "costs.md")
-    for name, figure in draw_all(runs, records).items():
-        path = options.output_dir / f"{name}.png"
+
+def save(figures: Mapping[str, Any], output_dir: Path) -> None:
+    """Write each figure to a PNG file of its name, and print where."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        path = output_dir / f"{name}.png"
         figure.savefig(path, dpi=130)
         print(path)
 
 
-def labels_of(runs: Sequence[Path]) -> list[str]:
+def _labels(runs: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell them apart; a single run is called by its folder."""
+    if not runs:
+        return []
     paths = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest + 1):

@@ -35,7 +35,7 @@ OUTCOMES = {  # the settings of the learning benchmark and the paper
     # Compared with what others earned or what was expected, so one rollout teaches whatever it scores.
     BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
-STYLES = figures.FIRST | figures.BATCH | figures.OTHERS
+STYLES = figures.FIRST | figures.OTHERS
 LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR, CHOOSING)}
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1

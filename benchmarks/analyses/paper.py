@@ -19,7 +19,7 @@ from ada_trl.drawing.curves import STEPS, Log, by_round, curve, smoothed
 from ada_trl.drawing.panels import draw, legend_above, make_panels
 from ada_trl.estimation.record import PASS_RATES_FILE
 from ada_trl.planning.difficulty import fit_pass_rate_distribution
-from ada_trl.plots import find_in, labels_of, read_log
+from ada_trl.plots import add_options, find_in, labelled, read_log, save
 
 
 if TYPE_CHECKING:
@@ -243,14 +243,14 @@ def subset_share(counts: Sequence[int], n: int, k: int) -> float:
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output directories or checkpoints")
+    add_options(parser)
     parser.add_argument(
-        "--samples", nargs="+", default=[], type=Path, help="what ada-trl data and evaluate have sampled"
+        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada-trl data and ada-trl evaluate."
     )
-    parser.add_argument("--smooth", type=int, default=1, help="steps to average over; the paper's figures have 20")
-    parser.add_argument("--output_dir", type=Path, default=Path("plots"))
     options = parser.parse_args(args)
-    paths = dict(zip(labels_of(options.runs), options.runs, strict=True)) if options.runs else {}
+    if not options.runs and not options.samples:
+        parser.error("nothing to draw: give RUN, an output directory of a training, or --samples")
+    paths = labelled(parser, options)
     runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
     fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
@@ -261,11 +261,7 @@ def main(args: list[str] | None = None) -> None:
         "allocation": allocation_figure(runs),
         "draws": draws_figure(counts, fitted),
     }
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        if figure is not None:
-            figure.savefig(options.output_dir / f"{name}.png", dpi=130)
-            print(options.output_dir / f"{name}.png")
+    save({name: figure for name, figure in figures.items() if figure is not None}, options.output_dir)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ FIRST = {
     "Posterior n=1": {"color": COLORS["Posterior"], "marker": "o"},
     "Posterior n=1, 2 iterations": {"color": "#00523b", "marker": "s", "linewidth": 2.4},
 }
-BATCH = {"Batch n=1": {"color": COLORS["Seq-pos"], "marker": "P"}}
 OTHERS = {
+    "Batch n=1": {"color": COLORS["Seq-pos"], "marker": "P"},
     "Posterior n=1, 1 of 3": {"color": "#00523b", "linestyle": "--"},
     "Rounds across steps": {"color": COLORS["Est"], "linestyle": "--"},
 }
@@ -195,7 +195,7 @@ def language(runs: pd.DataFrame, prompt_set: str) -> Figure:
     figure, ((left, middle, right),) = panels(3, rows=1)
     whole = runs[runs["family"] == "all"]
     for axis, column, label in ((left, "accuracy", "Held-out accuracy"), (middle, "pass@16", "pass@16")):
-        draw_tokens(axis, whole, prompt_set, column=column, styles=FIRST | BATCH | OTHERS)
+        draw_tokens(axis, whole, prompt_set, column=column, styles=FIRST | OTHERS)
         axis.set(xlabel="Generated tokens", ylabel=f"{label}, {prompt_set}")
     draw_contrast(right, runs, prompt_set)
     right.set_xlabel(f"{CHEAP}: groups whose rollouts all score the same")

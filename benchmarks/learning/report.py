@@ -26,15 +26,15 @@ DEFAULT, POSTERIOR, BATCH = "Seq-balance, 1/√p, corrected", "Posterior n=1", "
 TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 CHOOSING = "Posterior n=1, 1 of 3"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
-NO_SEED = "–"
+NO_SEED, NOT_REACHED = "–", "not reached"
 LANGUAGE = (  # methods on the language model, in the order of the table
     "GRPO n=4",
     "GRPO n=8",
     "DAPO n=4",
     "Seq-balance",
-    "Batch n=1",
-    "Posterior n=1",
-    "Posterior n=1, 2 iterations",
+    BATCH,
+    POSTERIOR,
+    TWICE,
     CHOOSING,
     "Rounds across steps",
 )
@@ -147,7 +147,7 @@ def share_to_reach(runs: dict[int, pd.DataFrame], reference: dict[int, pd.DataFr
     spent = mean_of(final(reference, "generated_tokens"))[0]
     costs = sorted(cost_to_reach(run, "generated_tokens", target) for run in runs.values())
     median = costs[len(costs) // 2]  # of an even number of seeds the worse one
-    return "not reached" if math.isinf(median) else f"{median / spent:.2f}×"
+    return NOT_REACHED if math.isinf(median) else f"{median / spent:.2f}×"
 
 
 def of_set(evaluations: pd.DataFrame, prompt_set: str, methods) -> dict[str, dict[int, pd.DataFrame]]:
@@ -172,7 +172,7 @@ def first_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 5) -> str:
+def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int | None = None) -> str:
     """What a token buys, in at most so many sentences, whoever wins."""
     lines = {
         "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
@@ -180,22 +180,9 @@ def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int = 5) -> str:
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
         "The posterior with two optimizer iterations": differences(equal, TWICE),
         "The posterior, one rollout per prompt": differences(equal, POSTERIOR),
-        f"Share of {STRONG}'s tokens after which its final accuracy is reached": "; ".join(
-            f"{name} {soon(equal, method)}" for method, name in ((POSTERIOR, "posterior"), (TWICE, "two iterations"))
-        ),
     }
     lines = {name: text for name, text in lines.items() if text}
     return "\n".join(f"- **{name}**: {text}." for name, text in list(lines.items())[:most])
-
-
-def soon(equal: pd.DataFrame, method: str) -> str:
-    """When GRPO n=8's final accuracy is reached, on every set."""
-    shares = []
-    for name in sets_of(equal):
-        ours, strong = by_seed(equal, name, method), by_seed(equal, name, STRONG)
-        if ours and strong:
-            shares.append(f"{share_to_reach(ours, strong)} on {equal_tokens.title(name)}")
-    return ", ".join(shares)
 
 
 def standing(mean: float, half: float) -> str:
@@ -413,21 +400,24 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
     lines = [f"Before training, {alike:.0%} of GRPO n=4's groups have no contrast (exact)."]
     pairs = {BATCH: (CHEAP, STRONG), POSTERIOR: (CHEAP, STRONG, BATCH), CHOOSING: (CHEAP, POSTERIOR)}
     for method, references in pairs.items():
-        said = []
-        for reference in references:
-            ours, theirs = found[method], found[reference]
-            if len(ours.keys() & theirs.keys()) > 2:
-                mean, half = paired_difference(final(ours), final(theirs))
-                tail = paired_difference(final(ours, "pass@16"), final(theirs, "pass@16"))
-                share = share_to_reach(ours, theirs)
-                reached = f"reaches after {share} of its tokens" if "×" in share else "does not reach"
-                said.append(
-                    f"{standing(mean, half)} {reference} ({show((mean, half), sign=True)}; pass@16 "
-                    f"{show(tail, sign=True)}), whose final accuracy it {reached}"
-                )
-        if said:
-            lines.append(f"**{method}**: {'; '.join(said)}.")
+        said = [beside(found[method], found[reference], reference) for reference in references]
+        if any(said):
+            lines.append(f"**{method}**: {'; '.join(filter(None, said))}.")
     return "\n".join(f"- {line}" for line in lines)
+
+
+def beside(runs: dict[int, pd.DataFrame], reference: dict[int, pd.DataFrame], called: str) -> str:
+    """Final accuracy and pass@16 against a reference's, and when that is reached; nothing for less than three seeds."""
+    if len(runs.keys() & reference.keys()) < 3:
+        return ""
+    mean, half = paired_difference(final(runs), final(reference))
+    tail = paired_difference(final(runs, "pass@16"), final(reference, "pass@16"))
+    share = share_to_reach(runs, reference)
+    reached = "does not reach" if share == NOT_REACHED else f"reaches after {share} of its tokens"
+    return (
+        f"{standing(mean, half)} {called} ({show((mean, half), sign=True)}; pass@16 {show(tail, sign=True)}), "
+        f"whose final accuracy it {reached}"
+    )
 
 
 def family_table(runs: pd.DataFrame, prompt_set: str) -> str:

@@ -122,10 +122,10 @@ def test_command_line(runs, tmp_path, capsys):
 def test_labels_are_the_shortest_ends_that_differ(tmp_path):
     for path in ("a/run/checkpoint-5", "b/run"):
         (tmp_path / path).mkdir(parents=True)
-    assert plots.labels_of([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
-    assert plots.labels_of([tmp_path / "a/run", tmp_path / "a/run/checkpoint-5"]) == ["run", "checkpoint-5"]
+    assert plots._labels([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
+    assert plots._labels([tmp_path / "a/run", tmp_path / "a/run/checkpoint-5"]) == ["run", "checkpoint-5"]
     (tmp_path / "b/run/trainer_state.json").touch()
-    assert plots.labels_of([tmp_path / "b/run/trainer_state.json"]) == ["run"]
+    assert plots._labels([tmp_path / "b/run/trainer_state.json"]) == ["run"]
 
 
 def test_prompts_are_shown_where_they_come_from_the_stream():

@@ -86,7 +86,7 @@ def test_draws_are_shares_of_subsets(tmp_path):
         paper.read_counts(tmp_path / "nothing")
 
 
-def test_samples_alone_can_be_drawn(tmp_path):
+def test_samples_alone_can_be_drawn(tmp_path, capsys):
     for model in ("base", "trained"):
         (tmp_path / "samples" / model).mkdir(parents=True)
         row = {"index": 0, "rewards": [1, 0], "lengths": [1, 1]}
@@ -94,3 +94,11 @@ def test_samples_alone_can_be_drawn(tmp_path):
     assert set(paper.read_counts(tmp_path)) == {"base", "trained"}
     paper.main(["--samples", str(tmp_path), "--output_dir", str(tmp_path / "plots")])
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["draws.png"]
+    for bad, message in (
+        ([], "nothing to draw"),
+        ([str(tmp_path), "--smooth", "0"], r"--smooth (0) must be at least 1"),
+        ([str(tmp_path), str(tmp_path)], "2 runs need as many different labels"),
+    ):
+        with pytest.raises(SystemExit):
+            paper.main(bad)
+        assert message in capsys.readouterr().err

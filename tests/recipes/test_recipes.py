@@ -54,9 +54,8 @@ def test_recipe_parses(recipe, monkeypatch):
     else:
         plain = name.startswith("grpo") or name in ("batch", "posterior")
         assert training_args.adaptive_sampling == ("uniform" if plain else "seq-pos" if name == "rounds" else name)
-        assert training_args.baseline == (
-            name if name == "batch" else "posterior" if name in ("posterior", "rounds") else "pool"
-        )
+        baselines = {"batch": "batch", "posterior": "posterior", "rounds": "posterior"}
+        assert training_args.baseline == baselines.get(name, "pool")
     single = ("batch", "posterior", "rounds")
     sizes = {"grpo-n8": 8, "grpo-n16": 16} | dict.fromkeys(single, 1)
     assert training_args.num_generations == sizes.get(name, 4)
