@@ -172,17 +172,14 @@ def first_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def verdict(equal: pd.DataFrame, single: pd.DataFrame, most: int | None = None) -> str:
-    """What a token buys, in at most so many sentences, whoever wins."""
+def verdict(equal: pd.DataFrame, single: pd.DataFrame) -> str:
+    """What a token buys on the small models, whoever wins."""
     lines = {
         "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
         "The posterior beside it": differences(single, POSTERIOR, BATCH, "that mean"),
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
-        "The posterior with two optimizer iterations": differences(equal, TWICE),
-        "The posterior, one rollout per prompt": differences(equal, POSTERIOR),
     }
-    lines = {name: text for name, text in lines.items() if text}
-    return "\n".join(f"- **{name}**: {text}." for name, text in list(lines.items())[:most])
+    return "\n".join(f"- **{name}**: {text}." for name, text in lines.items() if text)
 
 
 def standing(mean: float, half: float) -> str:
@@ -364,60 +361,60 @@ def expect_sorting(single: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
-    """The language model: accuracy on the way and at the end, pass@16 and what the steps were like."""
+def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> str:
+    """The language model after training. `brief`: without the steps' own numbers, and methods from three seeds on."""
     runs = runs[runs["family"] == "all"]
-    methods = [method for method in LANGUAGE if by_seed(runs, prompt_set, method)]
-    found = {method: by_seed(runs, prompt_set, method) for method in methods}
-    last = min(int(run["step"].iloc[-1]) for own in found.values() for run in own.values())
-    shown = [last // 3, 2 * last // 3]
-    before, rows = next(iter(found[CHEAP].values())).iloc[0], []
-    rows.append({"Method": "before training", "Seeds": "", **dict.fromkeys((f"step {s}" for s in shown), "")})
-    rows[0] |= {f"step {last}": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
-    rows[0] |= dict.fromkeys(("Zero-variance groups", "Variance explained", "CPU s per step"), "")
+    found = {method: by_seed(runs, prompt_set, method) for method in LANGUAGE}
+    found = {method: own for method, own in found.items() if len(own) > (2 if brief else 0)}
+    cheap, strong = found[CHEAP], found.get(STRONG, {})
+    before = next(iter(cheap.values())).iloc[0]
+    rows = [
+        {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
+    ]
     for method, own in found.items():
-        at_end = {seed: run[run["step"] == last] for seed, run in own.items()}
-        cheap = {seed: run[run["step"] == last] for seed, run in found[CHEAP].items()}
-        row = {"Method": method, "Seeds": str(len(own))}
-        for step in shown:
-            row[f"step {step}"] = f"{mean_of(final({s: r[r['step'] == step] for s, r in own.items()}))[0]:.3f}"
-        row[f"step {last}"] = with_difference(final(at_end), final(cheap), method != CHEAP)
-        row["pass@16"] = with_difference(final(at_end, "pass@16"), final(cheap, "pass@16"), method != CHEAP)
+        row = {"Method": method, "Seeds": str(len(own)), "Accuracy": f"{mean_of(final(own))[0]:.3f}"}
+        for other, reference in ((CHEAP, cheap), (STRONG, strong)):
+            row[f"against {other}"] = against(final(own), final(reference)) if method != other and reference else ""
+        row[f"{STRONG}'s accuracy after"] = share_to_reach(own, strong)
+        row["pass@16"] = with_difference(final(own, "pass@16"), final(cheap, "pass@16"), method != CHEAP)
         for column, label in (("zero_variance", "Zero-variance groups"), ("explained_variance", "Variance explained")):
-            mean = mean_of(final(at_end, column))[0]
+            mean = mean_of(final(own, column))[0]
             own_kind = (column == "zero_variance") == ("n=1" not in method and "Rounds" not in method)
             row[label] = f"{mean:.2f}" if own_kind and not math.isnan(mean) else NO_SEED
-        row["CPU s per step"] = f"{mean_of(final(at_end, 'cpu_seconds'))[0] / last:.1f}"
+        spent = {seed: float((run["cpu_seconds"] / run["step"]).iloc[-1]) for seed, run in own.items()}
+        row["CPU s per step"] = f"{mean_of(spent)[0]:.1f}"
         rows.append(row)
-    return as_table(rows)
+    left_out = ("Seeds", "Zero-variance groups", "Variance explained", "CPU s per step") if brief else ()
+    columns = [name for name in rows[-1] if name not in left_out]
+    return as_table([{name: row.get(name, "") for name in columns} for row in rows])
+
+
+def without_contrast(runs: pd.DataFrame, prompt_set: str) -> float:
+    """Share of GRPO n=4's groups whose rollouts would all score the same before training."""
+    whole = runs[(runs["family"] == "all") & (runs["prompt_set"] == prompt_set)]
+    return float(whole[whole["step"] == 0]["alike"].mean())
 
 
 def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
-    """What the language model says, in sentences, whoever wins."""
+    """What the language model says, in sentences, whoever wins; of methods and references from three seeds on."""
     whole = runs[runs["family"] == "all"]
     found = {method: by_seed(whole, prompt_set, method) for method in LANGUAGE}
-    alike = whole[(whole["prompt_set"] == prompt_set) & (whole["step"] == 0)]["alike"].mean()
-    lines = [f"Before training, {alike:.0%} of GRPO n=4's groups have no contrast (exact)."]
-    pairs = {BATCH: (CHEAP, STRONG), POSTERIOR: (CHEAP, STRONG, BATCH), CHOOSING: (CHEAP, POSTERIOR)}
-    for method, references in pairs.items():
-        said = [beside(found[method], found[reference], reference) for reference in references]
-        if any(said):
-            lines.append(f"**{method}**: {'; '.join(filter(None, said))}.")
+    lines = [
+        f"Before training, {without_contrast(runs, prompt_set):.0%} of GRPO n=4's groups have no contrast (exact)."
+    ]
+    references = [CHEAP, STRONG]
+    for method in (BATCH, POSTERIOR, CHOOSING):
+        said: dict[str, list[str]] = {}
+        for reference in references:
+            ours, theirs = final(found[method]), final(found[reference])
+            if len(ours.keys() & theirs.keys()) > 2:
+                difference = paired_difference(ours, theirs)
+                shown = "" if reference in (CHEAP, STRONG) else f" ({show(difference, sign=True)})"  # the table has it
+                said.setdefault(standing(*difference), []).append(reference + shown)
+        references.append(method)
+        if said:
+            lines.append(f"**{method}**: {'; '.join(f'{how} ' + ', '.join(named) for how, named in said.items())}.")
     return "\n".join(f"- {line}" for line in lines)
-
-
-def beside(runs: dict[int, pd.DataFrame], reference: dict[int, pd.DataFrame], called: str) -> str:
-    """Final accuracy and pass@16 against a reference's, and when that is reached; nothing for less than three seeds."""
-    if len(runs.keys() & reference.keys()) < 3:
-        return ""
-    mean, half = paired_difference(final(runs), final(reference))
-    tail = paired_difference(final(runs, "pass@16"), final(reference, "pass@16"))
-    share = share_to_reach(runs, reference)
-    reached = "does not reach" if share == NOT_REACHED else f"reaches after {share} of its tokens"
-    return (
-        f"{standing(mean, half)} {called} ({show((mean, half), sign=True)}; pass@16 {show(tail, sign=True)}), "
-        f"whose final accuracy it {reached}"
-    )
 
 
 def family_table(runs: pd.DataFrame, prompt_set: str) -> str:

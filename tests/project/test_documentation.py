@@ -220,7 +220,9 @@ def test_the_readme_is_short():
 
 
 def test_the_caption_is_the_closed_form():
-    lost, recovered, rollouts = re.search(r"in (\d+)% .* to (\d+)%, for (\d+) rollouts;", overview.caption()).groups()
+    lost, recovered, rollouts = re.search(
+        r"in (\d+)% .* to (\d+)%, for (\d+) rollouts;", overview.caption(0.5)
+    ).groups()
     p = overview.CAPTION_RATE
     assert int(lost) == round(100 * (p**4 + (1 - p) ** 4))
     assert int(recovered) == round(100 * (p**32 + (1 - p) ** 32))

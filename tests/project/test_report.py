@@ -208,7 +208,7 @@ def test_tables_of_equal_prompts_by_hand(runs):
 def test_language_model_tables():
     """Three seeds; the posterior is 0.1 ahead at the end. What the other method logs is not shown as a number."""
     rows = []
-    for method, gain in (("GRPO n=4", 0.1), ("Posterior n=1", 0.2)):
+    for method, gain in (("GRPO n=4", 0.1), ("GRPO n=8", 0.1), ("Posterior n=1", 0.2)):
         for seed in (1, 2, 3):
             for step in (0, 1, 2, 3):
                 for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
@@ -219,27 +219,21 @@ def test_language_model_tables():
                     rows.append(row)
     runs = pd.DataFrame(rows).astype({"alike": float})
     table = report.language_table(runs, "mixture").splitlines()
-    assert cells(table[2]) == ["before training", "", "", "", "0.200", "0.500", "", "", ""]
-    assert cells(table[3]) == ["GRPO n=4", "3", "0.233", "0.267", "0.300", "0.500", "0.75", "–", "12.0"]
-    posterior = [
-        "Posterior n=1",
-        "3",
-        "0.267",
-        "0.333",
-        "0.400 (**+0.100 ± 0.000**)",
-        "0.500 (+0.000 ± 0.000)",
-        "–",
-        "0.12",
-    ]
-    assert cells(table[4]) == [*posterior, "12.0"]
+    assert cells(table[2]) == ["before training", "", "0.200", "", "", "", "0.500", "", "", ""]
+    assert cells(table[3]) == ["GRPO n=4", "3", "0.300", "", "+0.000 ± 0.000", "1.00×", "0.500", "0.75", "–", "12.0"]
+    assert cells(table[4])[3:] == ["+0.000 ± 0.000", "", "1.00×", "0.500 (+0.000 ± 0.000)", "0.75", "–", "12.0"]
+    ahead = "**+0.100 ± 0.000**"
+    assert cells(table[5])[2:7] == ["0.400", ahead, ahead, "0.50×", "0.500 (+0.000 ± 0.000)"]
+    assert cells(table[5])[7:] == ["–", "0.12", "12.0"]
+    brief = report.language_table(runs[(runs["method"] != "GRPO n=8") | (runs["seed"] < 3)], "mixture", brief=True)
+    assert [cells(row)[0] for row in brief.splitlines()[2:]] == ["before training", "GRPO n=4", "Posterior n=1"]
+    assert cells(brief.splitlines()[-1])[1:3] == ["0.400", ahead] and len(cells(brief.splitlines()[-1])) == 6
     families = report.family_table(runs, "mixture").splitlines()
-    assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.500"]
-    assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.300"]
+    assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.400", "0.500"]
+    assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300"]
     said = report.language_verdict(runs, "mixture").splitlines()
     assert said[0] == "- Before training, 20% of GRPO n=4's groups have no contrast (exact)."
-    assert said[1].startswith(
-        "- **Posterior n=1**: ahead of GRPO n=4 (+0.100 ± 0.000; pass@16 +0.000 ± 0.000), whose final accuracy it reaches after 0.50× of its"
-    )  # 0.3 is half of the way from 0.2 to 0.4
+    assert said[1:] == ["- **Posterior n=1**: ahead of GRPO n=4, GRPO n=8."]
     assert len(report.language_verdict(runs[runs["seed"] < 3], "mixture").splitlines()) == 1, "Two seeds say nothing."
 
 
@@ -262,7 +256,9 @@ def test_report_is_filled_from_what_is_stored(tmp_path):
 def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monkeypatch):
     readme = tmp_path / "README.md"
     published = overview.README.read_text()
-    readme.write_text(re.sub(r"(<!-- [\w-]*verdict[\w-]* -->\n).*?(<!-- end -->)", r"\1\2", published, flags=re.S))
+    readme.write_text(
+        re.sub(r"(<!-- (?:overview|language-mixture|verdict) -->\n).*?(<!-- end -->)", r"\1\2", published, flags=re.S)
+    )
     monkeypatch.setattr(overview, "README", readme)
     monkeypatch.setattr(overview, "FIGURES", tmp_path)
     overview.main()
