@@ -175,8 +175,8 @@ def first_table(equal: pd.DataFrame) -> str:
 def verdict(equal: pd.DataFrame, single: pd.DataFrame) -> str:
     """What a token buys on the small models, whoever wins."""
     lines = {
-        "The mean of all other rollouts (`batch`), one rollout per prompt": differences(single, BATCH),
-        "The posterior beside it": differences(single, POSTERIOR, BATCH, "that mean"),
+        "`batch`, one rollout per prompt": differences(single, BATCH),
+        "`posterior` beside it": differences(single, POSTERIOR, BATCH, "`batch`"),
         "Seq-balance, the paper's mode and our default": differences(equal, DEFAULT),
     }
     return "\n".join(f"- **{name}**: {text}." for name, text in lines.items() if text)
