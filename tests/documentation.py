@@ -2,7 +2,7 @@
 What the pages say, read by the tests; and the tables that the code writes.
 
 `python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md from the help texts of the parsers.
+docs/commands.md from the help texts of the parsers, the metrics of docs/metrics.md from the docstring of `trainer/logs.py`.
 """
 
 import inspect
@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.cli.parser import CommandParser
+from ada_trl.trainer import logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
@@ -134,6 +135,19 @@ def option_tables() -> str:
     )
 
 
+def metric_tables() -> str:
+    """docs/metrics.md's tables: a heading, a line on when it applies, and a row per metric."""
+    sections = []
+    for section in inspect.cleandoc(logs.__doc__).split("\n## ")[1:]:
+        heading, _, text = section.partition("\n")
+        intro, _, items = text.partition("\n- ")
+        rows = [" ".join(item.split()).partition(": ")[::2] for item in items.split("\n- ")]
+        table = markdown_table(["Metric", "Read it as"], rows)
+        sections.append("\n\n".join(filter(None, (f"## {heading}", intro.strip(), table))))
+    return "\n\n".join(sections)
+
+
 if __name__ == "__main__":
+    fill("metrics", metric_tables(), DOCS / "metrics.md")
     fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")

@@ -1,4 +1,104 @@
-"""What a run says about itself: what it will do, one line per logging step, and the metrics that can vary in its mode."""
+"""
+What a run says about itself: what it will do, one line per logging step, and the metrics that can vary in its mode.
+
+These are all that it logs beside GRPO's. Shares are of prompts, from 0 to 1.
+
+## Zero signal
+
+- `ada/zero_signal/first_round`: prompts without gradient, had it been GRPO
+- `ada/zero_signal/final`: prompts without gradient that are left
+- `ada/recovered`: prompts that GRPO would have wasted and that teach now
+- `ada/samples_per_prompt/mean`: what that costs, in rollouts
+
+## Signal
+
+- `ada/resolved`: prompts that met the exit condition
+- `ada/unresolved/all_positive`: prompts that did not, with positives only: too easy
+- `ada/unresolved/all_negative`: prompts that did not, with negatives only: too hard
+- `ada/unresolved/unscored`: prompts without any reward
+- `ada/short_of_positives/round_<k>`, `ada/short_of_negatives/round_<k>`: prompts that still lack positives, or
+  negatives, after k rounds
+- `ada/signal/mean`, `ada/signal/min`, `ada/signal/max`: what is compared with `positive_threshold`, in the first round
+
+## Rollouts
+
+- `ada/samples_per_prompt/min`, `ada/samples_per_prompt/max`: fewest and most rollouts of a prompt
+- `ada/rounds/mean`: rounds per prompt
+- `ada/active_prompts/round_<k>`: prompts that were sampled in round k
+- `ada/tokens/generated`: completion tokens drawn
+- `ada/tokens/discarded`: of those, not trained on
+
+## Difficulty, weight and reward
+
+- `ada/pass_rate/mean`, `ada/pass_rate/p10`, `ada/pass_rate/p90`: difficulty of the batch, from the first round: early
+  stopping biases the pool's pass rate
+- `ada/prompt_weight/mean`, `ada/prompt_weight/max`: the weight as applied, 1/√p̂ by default
+- `ada/reward/selected`: mean reward of the groups trained on
+- `ada/reward/prompt_level`: mean reward, every prompt counted once
+- `ada/reward/batch_level`: mean reward, every rollout counted once
+- `ada/reward/samples_covariance`: Cov(N_x, r̄_x) = (batch level − prompt level) × mean N_x: how far the batch mean
+  misleads
+
+## Time
+
+- `ada/time/generate`, `ada/time/reward`: seconds per generation batch
+- `ada/time/estimate`: seconds spent on estimating pass rates
+
+## Estimates
+
+With Est, `prompt_candidates`, a weight on `baseline="posterior"`, or `pass_rate_estimator` given:
+
+- `ada/estimator/brier`: squared error of the estimates made before sampling
+- `ada/estimator/brier_batch_mean`: the same of the best constant, known in hindsight only: an estimator that knows
+  something is below
+- `ada/estimator/brier_ema`, `ada/estimator/brier_value`, `ada/estimator/brier_joint`: the same of the estimators that
+  are not in use, where there is a value head or model: counts, head, both
+- `ada/estimator/prior_mean`: what an unseen prompt is expected to pass
+- `ada/estimator/samples_at_<p>`: mean rollouts of the prompts that were expected to pass about p, in bins of 0.1; not
+  in uniform mode
+
+## Baseline
+
+With `baseline="posterior"` and `"batch"`:
+
+- `ada/baseline/explained_variance`: share of the variance of the rewards that the baseline explains. 0 is one constant
+  for the whole batch; a warning comes when it stays below −0.3
+- `ada/baseline/explained_variance_leave_one_out`: the same of the mean of the prompt's other rollouts, where there are
+  any: what a group would have known
+- `ada/baseline/strength`: what the baseline is worth, in rollouts
+- `ada/baseline/guess_share`, `ada/baseline/guess_strength`, `ada/baseline/discount`: of the posterior: how far the head
+  is believed, what a guess is worth in rollouts, the weight of a prompt's earlier rollouts
+
+## Which prompts
+
+With [rounds across steps, dynamic sampling or selection](which_prompts.md):
+
+- `ada/stream/asked`: prompts that the step asked
+- `ada/stream/new`, `ada/stream/returned`: shares of them that were asked for the first time, and that had not passed
+  before
+- `ada/stream/replaced`: prompts that were replaced for lack of contrast
+- `ada/stream/cut_off`: prompts that had not passed and will not return, for lack of room
+- `ada/stream/queue`: prompts that wait: those that return, and those taken but not needed
+- `ada/stream/epoch`: how often the data set has been gone through
+- `ada/stream/pass_rate`: what all candidates were expected to pass, with `prompt_candidates`
+- `ada/stream/passed_over`, `ada/stream/most_passed_over`: candidates not asked in this step, and how often the longest
+  waiting prompt was passed over
+
+## vLLM server
+
+- `ada/time/reward_hidden`: seconds of reward functions while requests were under way
+- `ada/time/idle`: seconds without any request under way
+- `ada/server/retries`: requests that were repeated
+- `ada/server/timeouts`: deadlines that were missed
+- `ada/server/gave_up`: prompts whose later round failed, and that kept what they had
+- `ada/server/weight_difference`: of the server's log-probabilities of a known prompt from the trainer's, in nats per
+  token: rounding, if all is well
+- `ada/staleness`: with `max_staleness`: optimizer steps between the weights that sampled the rollouts and those that
+  train on them
+- `ada/effective_sample_share`: with `max_staleness`: of how many rollouts of the new weights the batch is worth, as a
+  share: (Σw)²/(NΣw²), w being the ratio of a rollout's probabilities
+- `ada/server/unneeded`: rounds asked for ahead of time and not needed
+"""
 
 import logging
 import math
