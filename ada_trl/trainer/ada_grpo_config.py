@@ -358,11 +358,6 @@ class AdaGRPOConfig(GRPOConfig):
         return self.way.exit_condition(self)
 
     @property
-    def max_samples_per_prompt(self) -> int:
-        """Hard cap on the rollouts of a prompt."""
-        return self.way.max_samples(self)
-
-    @property
     def prompts_per_step(self) -> int:
         """Places for prompts in the batch that is generated at once, of all processes."""
         return self.generation_batch_size // self.num_generations
@@ -393,15 +388,19 @@ class AdaGRPOConfig(GRPOConfig):
         return self.way.by_estimates or self.baseline == "posterior" or self.prompt_candidates > 1
 
     @property
+    def recomputes_logprobs(self) -> bool:
+        """Whether [`~trl.GRPOTrainer`] makes a forward pass over what was generated before it is trained on."""
+        misaligned = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) != 0
+        return misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
+
+    @property
     def finds_features(self) -> bool:
         """
         Whether the policy's hidden states of the prompts come from forward passes that are made anyway: the prefill of
         a generation, or the pass over completions that gives their log-probabilities. Budgets must be known earlier.
         """
-        misaligned = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) != 0
-        passed_again = misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
         prefilled = not self.use_vllm and not self.use_transformers_continuous_batching
-        return (prefilled or passed_again) and not self.way.by_estimates and self.prompt_candidates == 1
+        return (prefilled or self.recomputes_logprobs) and not self.way.by_estimates and self.prompt_candidates == 1
 
     @property
     def needs_pass_rates(self) -> bool:

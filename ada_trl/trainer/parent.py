@@ -170,19 +170,12 @@ class ThroughParent(GRPOTrainer):
         given = (model, input_ids, attention_mask, logits_to_keep, *args)
         match self._phase:
             # The first of these passes, of the policy: the next ones may be of its reference.
-            case Replaying(states=None) as phase if self._catches_states and self._recomputes_logprobs:
+            case Replaying(states=None) as phase if self._catches_states and self.args.recomputes_logprobs:
                 with caught_states(model, -logits_to_keep - 1) as caught:
                     result = super()._get_per_token_logps_and_entropies(*given, **kwargs)
                 phase.states = torch.cat(caught)
                 return result
         return super()._get_per_token_logps_and_entropies(*given, **kwargs)
-
-    @property
-    def _recomputes_logprobs(self) -> bool:
-        """Whether the parent makes a forward pass over what was generated before it is trained on."""
-        args = self.args
-        misaligned = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations) != 0
-        return misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
         results = super()._tool_call_loop(*args, **kwargs)

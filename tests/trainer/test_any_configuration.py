@@ -72,7 +72,7 @@ def largest_advantage(args: AdaGRPOConfig, reach: float) -> float:
     Divided by a deviation: of n rewards of a group, (n − 1)/√n at most, and so of a batch or a pool of 128; otherwise cut off
     at 32. The weight is at most that of a pass rate of one in a pool.
     """
-    pool = max(args.max_samples_per_prompt, 32)
+    pool = max(args.way.max_samples(args), 32)
     weight = 1.0 if args.prompt_weighting == "none" else float(pool)
     correction = args.num_generations if args.selection_correction else 1
     if args.multi_objective_aggregation == "normalize_then_sum" or args.scale_rewards != "none":

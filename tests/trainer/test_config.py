@@ -24,7 +24,7 @@ def test_defaults_follow_the_paper():
     )
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert args.max_samples_per_prompt == 32
+    assert args.way.max_samples(args) == 32
 
 
 @pytest.mark.parametrize(
