@@ -273,8 +273,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
         groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
         completion_ids, logprobs = [], []
-        what = f"{len(groups)} prompts were not answered"
-        with nullcontext() if is_local() else shared(self.words(what)), self.requests() as start:
+        words = self.words("prompts were not answered")
+        with nullcontext() if is_local() else shared(words), self.requests() as start:
             for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
                 ids, logps = answer.result()
                 completion_ids += ids

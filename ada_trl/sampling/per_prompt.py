@@ -95,8 +95,8 @@ class PerPromptSource(RolloutSource):
 
     def sample(self, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
-        what = f"rollouts of {len(self.prompt_ids)} prompts are missing"
-        received = gather_results(lambda: self._sample_own(loop), self.vllm.words(what))
+        # The same words on every process, whatever its share of the prompts.
+        received = gather_results(lambda: self._sample_own(loop), self.vllm.words("rollouts of this step are missing"))
         if self.lanes is None:
             return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
         for i, (lane, rollouts) in enumerate(

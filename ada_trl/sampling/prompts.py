@@ -9,9 +9,13 @@ from datasets import Dataset, IterableDataset
 
 from ..core import Pool
 from ..estimation.tracker import PassRateTracker
+from ..utils.notices import get_logger
 from .lanes import Candidate, Lane
 from .queue import Beliefs, PromptQueue, Schedule
 from .stream import PromptStream
+
+
+logger = get_logger(__name__)
 
 
 class Question(NamedTuple):
@@ -206,3 +210,8 @@ class FromStream(FromLoader):
         if "queue" in state:
             self._start()
             self.queue.load_state_dict(state["queue"])
+        elif state:
+            logger.warning(
+                "The checkpoint is of a run that took its prompts from the loader (max_staleness=0, say), so the data set is "
+                "asked from its start again."
+            )

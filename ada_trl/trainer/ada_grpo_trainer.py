@@ -184,12 +184,11 @@ class AdaGRPOTrainer(WithEngine):
         with self.replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
             self._judge(replay, phase.states)
+            if self.args.max_staleness:  # before rows are masked
+                replay.metrics["staleness"] = float(self._staleness)
+                replay.metrics["effective_sample_share"] = effective_sample_share(output, self.accelerator)
             self._apply_replay(replay, output)
         self._look_at_sampled(output)
-        if self.args.max_staleness:
-            metrics = self._metrics["train"]
-            metrics["ada/staleness"].append(float(self._staleness))
-            metrics["ada/effective_sample_share"].append(effective_sample_share(output, self.accelerator))
         return output
 
     def _build_prompts(self) -> FromLoader:

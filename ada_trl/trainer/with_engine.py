@@ -68,8 +68,14 @@ class WithEngine(ThroughParent):
     _ahead: Asking | None = None  # the next step's rollouts, if they are asked for before this one is trained on
 
     def train(self, *args, **kwargs):
+        if not self.args.is_plain_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
+            self._step, self._buffered_inputs = 0, None
         with self.using_server():
             return super().train(*args, **kwargs)
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        self._last_loaded_step = -1  # an engine has other weights, of the same step
 
     def evaluation_loop(self, *args, **kwargs):
         with self.using_server():
@@ -163,11 +169,11 @@ class WithEngine(ThroughParent):
         if not self._weights_confirmed:
             self.vllm_generation.check_sampled(sampled_differences(output) if same else None)
         if same:
-            self._warn_of_other_weights()
+            self._warn_of_other_weights(self._metrics["train" if self.model.training else "eval"])
 
-    def _warn_of_other_weights(self) -> None:
+    def _warn_of_other_weights(self, metrics: dict[str, list[float]]) -> None:
         """A server that was started from other weights answers as readily as the right one."""
-        differences = self._metrics["train"].get("sampling/sampling_logp_difference/mean")
+        differences = metrics.get("sampling/sampling_logp_difference/mean")
         if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
             self._warned_of_other_weights = True
             logger.warning(

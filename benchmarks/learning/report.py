@@ -24,7 +24,7 @@ DOCUMENT, PAPER, RECIPES = ROOT / "docs" / "report.md", ROOT / "docs" / "paper.m
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR, BATCH = "Seq-balance, 1/√p, corrected", "Posterior n=1", "Batch n=1"
 TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
-CHOOSING = "Posterior n=1, 1 of 3"
+CHOOSING, ROUNDS = "Posterior n=1, 1 of 3", "Rounds across steps"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED, NOT_REACHED = "–", "not reached"
 LANGUAGE = (  # methods on the language model, in the order of the table
@@ -36,7 +36,7 @@ LANGUAGE = (  # methods on the language model, in the order of the table
     POSTERIOR,
     TWICE,
     CHOOSING,
-    "Rounds across steps",
+    ROUNDS,
 )
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
@@ -48,7 +48,7 @@ FIRST_SCREEN = {  # method: its name on the first screen
     CHEAP_TWICE: "GRPO n=4, 2 iterations",
     TWICE: "**Posterior, n=1, 2 iterations**",
 }
-SHOWN = (*FIRST_SCREEN, "Rounds across steps", CHOOSING)  # the others are in the tables of parts
+SHOWN = (*FIRST_SCREEN, ROUNDS, CHOOSING)  # the others are in the tables of parts
 ABLATION = {  # method: what it has beside the one above it, or (indented) beside the posterior with one rollout
     "GRPO n=4": "GRPO n=4",
     CHEAP_TWICE: "2 optimizer iterations",
@@ -60,12 +60,12 @@ ABLATION = {  # method: what it has beside the one above it, or (indented) besid
     equal_tokens.KNOWN: "… if the pass rates were known",
     "Posterior n=1, 1/√p": "… with weight 1/√p",
     TWICE: "… with 2 optimizer iterations",
-    "Rounds across steps": "… with rounds across steps",
+    ROUNDS: "… with rounds across steps",
     CHOOSING: "… with the best of 3 prompts",
 }
 WHICH_PROMPTS = {  # the posterior that asks in the data's order: what differs from it in the prompts that are asked
     POSTERIOR: (
-        "Rounds across steps",
+        ROUNDS,
         "Rounds across steps, at most 4",
         "Rounds across steps, at most 2",
         "Posterior n=1, 1 of 2",
@@ -84,7 +84,7 @@ ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison th
     "est-ema": "Est-EMA n=4",
     "est-value": "Est-value n=4",
     "posterior": POSTERIOR,
-    "rounds": "Rounds across steps",
+    "rounds": ROUNDS,
 }
 SORTING_RECIPES = {  # of recipes/sorting: set and method
     "grpo-n4": ("sorting", CHEAP),
@@ -403,17 +403,22 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
         f"Before training, {without_contrast(runs, prompt_set):.0%} of GRPO n=4's groups have no contrast (exact)."
     ]
     references = [CHEAP, STRONG]
-    for method in (BATCH, POSTERIOR, CHOOSING):
+    for method in (BATCH, POSTERIOR, CHOOSING, ROUNDS):
         said: dict[str, list[str]] = {}
+        tails: dict[str, list[str]] = {}
         for reference in references:
-            ours, theirs = final(found[method]), final(found[reference])
+            ours, theirs = found[method], found[reference]
             if len(ours.keys() & theirs.keys()) > 2:
-                difference = paired_difference(ours, theirs)
+                difference = paired_difference(final(ours), final(theirs))
                 shown = "" if reference in (CHEAP, STRONG) else f" ({show(difference, sign=True)})"  # the table has it
                 said.setdefault(standing(*difference), []).append(reference + shown)
+                tail = paired_difference(final(ours, "pass@16"), final(theirs, "pass@16"))
+                if standing(*tail) != "level with":
+                    tails.setdefault(f"pass@16 {standing(*tail)}", []).append(f"{reference} ({show(tail, sign=True)})")
         references.append(method)
         if said:
-            lines.append(f"**{method}**: {'; '.join(f'{how} ' + ', '.join(named) for how, named in said.items())}.")
+            parts = [f"{how} {', '.join(named)}" for how, named in (said | tails).items()]
+            lines.append(f"**{method}**: {'; '.join(parts)}.")
     return "\n".join(f"- {line}" for line in lines)
 
 

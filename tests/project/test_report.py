@@ -208,7 +208,7 @@ def test_tables_of_equal_prompts_by_hand(runs):
 def test_language_model_tables():
     """Three seeds; the posterior is 0.1 ahead at the end. What the other method logs is not shown as a number."""
     rows = []
-    for method, gain in (("GRPO n=4", 0.1), ("GRPO n=8", 0.1), ("Posterior n=1", 0.2)):
+    for method, gain in (("GRPO n=4", 0.1), ("GRPO n=8", 0.1), ("Posterior n=1", 0.2), ("Rounds across steps", 0.1)):
         for seed in (1, 2, 3):
             for step in (0, 1, 2, 3):
                 for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
@@ -216,6 +216,7 @@ def test_language_model_tables():
                     row |= {"accuracy": level + gain * step / 3, "pass@16": 0.5, "alike": level if step == 0 else None}
                     row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": 12.0 * step}
                     row |= {"generated_tokens": 1000 * step}
+                    row["pass@16"] += 0.1 * (method == "Rounds across steps")
                     rows.append(row)
     runs = pd.DataFrame(rows).astype({"alike": float})
     table = report.language_table(runs, "mixture").splitlines()
@@ -225,15 +226,22 @@ def test_language_model_tables():
     ahead = "**+0.100 ± 0.000**"
     assert cells(table[5])[2:7] == ["0.400", ahead, ahead, "0.50×", "0.500 (+0.000 ± 0.000)"]
     assert cells(table[5])[7:] == ["–", "0.12", "12.0"]
+    assert cells(table[6])[2] == "0.300" and cells(table[6])[6:8] == ["0.600 (**+0.100 ± 0.000**)", "–"]
+    names = ["Posterior n=1", "Rounds across steps"]
     brief = report.language_table(runs[(runs["method"] != "GRPO n=8") | (runs["seed"] < 3)], "mixture", brief=True)
-    assert [cells(row)[0] for row in brief.splitlines()[2:]] == ["before training", "GRPO n=4", "Posterior n=1"]
-    assert cells(brief.splitlines()[-1])[1:3] == ["0.400", ahead] and len(cells(brief.splitlines()[-1])) == 6
+    assert [cells(row)[0] for row in brief.splitlines()[2:]] == ["before training", "GRPO n=4", *names]
+    assert cells(brief.splitlines()[-2])[1:3] == ["0.400", ahead] and len(cells(brief.splitlines()[-1])) == 6
     families = report.family_table(runs, "mixture").splitlines()
-    assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.400", "0.500"]
-    assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300"]
+    assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.400", "0.500", "0.400"]
+    assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300", "0.200"]
     said = report.language_verdict(runs, "mixture").splitlines()
     assert said[0] == "- Before training, 20% of GRPO n=4's groups have no contrast (exact)."
-    assert said[1:] == ["- **Posterior n=1**: ahead of GRPO n=4, GRPO n=8."]
+    assert said[1] == "- **Posterior n=1**: ahead of GRPO n=4, GRPO n=8."
+    both = "GRPO n=4 (+0.100 ± 0.000), GRPO n=8 (+0.100 ± 0.000)"
+    assert said[2] == (
+        f"- **Rounds across steps**: level with GRPO n=4, GRPO n=8; behind Posterior n=1 (-0.100 ± 0.000); pass@16 ahead of "
+        f"{both}, Posterior n=1 (+0.100 ± 0.000)."
+    )
     assert len(report.language_verdict(runs[runs["seed"] < 3], "mixture").splitlines()) == 1, "Two seeds say nothing."
 
 

@@ -192,7 +192,7 @@ def test_a_request_that_fails_stops_the_step_that_needs_it(tmp_path):
 
     with FakeServer(failing) as server:
         trainer = witness(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
-        with pytest.raises(VLLMServerError, match="rollouts of 8 prompts are missing"):
+        with pytest.raises(VLLMServerError, match="rollouts of this step are missing"):
             trainer.train()
         assert becomes_idle(server)
     assert trainer.state.global_step == 2 and our_threads() == []
@@ -219,3 +219,29 @@ def test_what_was_drawn_is_remembered_of_the_prompts_that_were_asked(mode, tmp_p
         asked[call.prompt] += call.n
     record = pq.read_table(tmp_path / "checkpoint-4" / PASS_RATES_FILE).to_pylist()
     assert {row["prompt"]: row["draws"] for row in record} == asked
+
+
+def test_a_checkpoint_of_a_run_that_took_its_prompts_from_the_loader_is_said_to_start_the_data_anew(tmp_path, caplog):
+    options = MODES["batch"] | {"save_strategy": "steps", "save_steps": 2}
+    with FakeServer(half) as server:
+        witness(tmp_path / "without", server, **options | {"max_staleness": 0}).train()
+        caplog.clear()
+        witness(tmp_path / "ahead", server, **options).train(str(tmp_path / "without" / "checkpoint-2"))
+    assert sum("asked from its start again" in record.message for record in caplog.records) == 1
+
+
+def test_the_share_of_effective_samples_is_that_of_all_rows(tmp_path, monkeypatch):
+    rows = []
+
+    def share(output, accelerator):
+        rows.extend(output["completion_mask"].sum(dim=1).tolist())
+        return 1.0
+
+    def nothing(completions, **kwargs):
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.effective_sample_share", share)
+    with FakeServer(half) as server:
+        options = MODES["GRPO"] | {"unresolved": "mask", "reward_funcs": nothing}
+        witness(tmp_path, server, **options).train()
+    assert len(rows) == 4 * 16 and all(rows), "Also of those that are masked."

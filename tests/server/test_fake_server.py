@@ -9,6 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 from peft import LoraConfig
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
@@ -17,8 +18,8 @@ from benchmarks.speed.server import BarrierTrainer
 
 from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
-from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
-from .helpers import IN_TIME, UNIFORM, becomes_idle, build, fail, fails, our_threads, refuse, stall
+from .fake import RIGHT, WRONG, FakeServer, answer, fingerprint, half_right, random_texts, reward
+from .helpers import IN_TIME, ONE_ROUND, UNIFORM, becomes_idle, build, fail, fails, our_threads, refuse, stall
 
 
 def scripted(**texts):
@@ -334,6 +335,53 @@ def test_other_weights_on_the_server_are_warned_of(mode, tmp_path, caplog):
     with FakeServer() as server:  # its log-probabilities are all −1
         build(tmp_path, server, max_steps=2, **mode).train()
     assert sum("differ from the trainer's" in record.message for record in caplog.records) == 1
+
+
+def test_an_evaluation_is_judged_by_its_own_log_probabilities(tmp_path, caplog):
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, **UNIFORM)
+        name = "sampling/sampling_logp_difference/mean"
+        trainer._metrics["train"][name] = [1.0]  # of weights that were an update older
+        trainer.model.eval()
+        for own in ([0.01], [1.0]):
+            assert "differ from the trainer's" not in caplog.text
+            trainer._metrics["eval"][name] = own
+            trainer._look_at_sampled({})
+        assert "differ from the trainer's" in caplog.text
+
+
+class EvaluateTheBest(TrainerCallback):
+    """The first checkpoint is the best one; it is evaluated at the end of the training."""
+
+    def __init__(self):
+        self.ended = False
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics["eval_reward"] = -float(state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not self.ended:
+            self.ended = True
+            self.trainer.evaluate()
+
+
+def test_the_best_model_is_evaluated_by_its_own_weights(tmp_path):
+    options = {"max_steps": 3, "learning_rate": 0.05, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "reward",
+    }
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, eval_dataset=prompt_dataset(1), **UNIFORM | ONE_ROUND | options)
+        callback = EvaluateTheBest()
+        callback.trainer = trainer
+        trainer.add_callback(callback)
+        trainer.train()
+        assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+        assert len({call.weights for call in server.completions}) > 1
+        assert server.completions[-1].weights == pytest.approx(fingerprint(trainer.model.parameters()), rel=1e-9)
 
 
 def test_selection_does_not_depend_on_the_order_of_arrival(tmp_path):

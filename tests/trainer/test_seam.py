@@ -326,3 +326,12 @@ def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch
     args = AdaGRPOConfig(str(tmp_path), **QUICK | {"adaptive_sampling": "est-value"})
     with pytest.raises(ValueError, match="a vision-language model is not supported"):
         AdaGRPOTrainer(model, even_reward, args, prompt_dataset())
+
+
+def test_a_second_call_of_train_makes_its_own_rollouts(tmp_path):
+    trainer = build(tmp_path, num_iterations=2, max_steps=3)
+    steps, collect = [], trainer._collect
+    trainer._collect = lambda inputs: (steps.append(trainer.state.global_step), collect(inputs))[1]
+    trainer.train()
+    trainer.train()
+    assert steps == [0, 2, 0, 2]

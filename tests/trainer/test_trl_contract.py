@@ -68,6 +68,7 @@ METHODS = {  # overridden or called, with their parameters
         "_save_checkpoint": ["model", "trial"],
         "_get_output_dir": ["trial"],
         "_load_optimizer_and_scheduler": ["checkpoint"],
+        "_load_best_model": [],
         "create_accelerator_and_postprocess": [],
     },
     VLLMGeneration: {
@@ -87,6 +88,7 @@ METHODS = {  # overridden or called, with their parameters
     },
 }
 TRAINER_STATE = [
+    "_buffered_inputs",
     "_is_vlm",
     "_logs",
     "_metrics",
