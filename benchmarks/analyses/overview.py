@@ -19,6 +19,7 @@ from ..learning.report import (
     CHOOSING,
     DEFAULT,
     POSTERIOR,
+    ROUNDS,
     STRONG,
     language_table,
     stored,
@@ -37,7 +38,7 @@ OUTCOMES = {  # the settings of the learning benchmark and the paper
     BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
 STYLES = figures.FIRST | figures.OTHERS
-LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR, CHOOSING)}
+LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR, CHOOSING, ROUNDS)}
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1
 TITLE = {"fontweight": "bold", "fontsize": 10.5, "loc": "left"}

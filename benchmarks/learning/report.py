@@ -366,8 +366,8 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
     runs = runs[runs["family"] == "all"]
     found = {method: by_seed(runs, prompt_set, method) for method in LANGUAGE}
     found = {method: own for method, own in found.items() if len(own) > (2 if brief else 0)}
-    cheap, strong = found[CHEAP], found.get(STRONG, {})
-    before = next(iter(cheap.values())).iloc[0]
+    cheap, strong = found.get(CHEAP, {}), found.get(STRONG, {})
+    before = runs[(runs["prompt_set"] == prompt_set) & (runs["step"] == 0)].iloc[0]
     rows = [
         {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
     ]
@@ -376,7 +376,7 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
         for other, reference in ((CHEAP, cheap), (STRONG, strong)):
             row[f"against {other}"] = against(final(own), final(reference)) if method != other and reference else ""
         row[f"{STRONG}'s accuracy after"] = share_to_reach(own, strong)
-        row["pass@16"] = with_difference(final(own, "pass@16"), final(cheap, "pass@16"), method != CHEAP)
+        row["pass@16"] = with_difference(final(own, "pass@16"), final(cheap, "pass@16"), method != CHEAP and bool(cheap))
         for column, label in (("zero_variance", "Zero-variance groups"), ("explained_variance", "Variance explained")):
             mean = mean_of(final(own, column))[0]
             own_kind = (column == "zero_variance") == ("n=1" not in method and "Rounds" not in method)
