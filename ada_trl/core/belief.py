@@ -32,9 +32,14 @@ class RewardScale:
         self.generations = 0
 
     @property
+    def divisor(self) -> float:
+        """σ², at least a hundredth of its largest value, since steps without any contrast would let it vanish."""
+        return max(self.variance, SMALLEST_SHARE**2 * self.largest)
+
+    @property
     def deviation(self) -> float:
-        """σ; 0 until rewards have differed."""
-        return math.sqrt(self.variance)
+        """σ, bounded below like its square; 0 until rewards have differed."""
+        return math.sqrt(self.divisor)
 
     def observe(self, rewards: Sequence[float] | np.ndarray) -> None:
         """Take in all rewards of one generation."""
@@ -47,12 +52,11 @@ class RewardScale:
 
     def known_deviations(self, pools: Sequence[Pool]) -> list[float]:
         """
-        What the rewards of each pool may be divided by, without a bias: σ of earlier generations, at least a tenth of its
-        largest value, since steps without any contrast would let it vanish. Until rewards have differed, that of the other
-        prompts in this generation, 0 if theirs are all equal.
+        What the rewards of each pool may be divided by, without a bias: σ of earlier generations. Until rewards have differed,
+        that of the other prompts in this generation, 0 if theirs are all equal.
         """
         if self.largest:
-            return [max(self.deviation, SMALLEST_SHARE * math.sqrt(self.largest))] * len(pools)
+            return [self.deviation] * len(pools)
         owners = np.repeat(np.arange(len(pools)), [len(pool.rewards) for pool in pools])
         everything = np.concatenate([pool.rewards for pool in pools])
         others = [everything[owners != i] for i in range(len(pools))]
@@ -174,12 +178,12 @@ class Belief:
         others, drawn = sums_of_others(sums - n * means, n)
         corrections = [self._correction(others, drawn, 0.0 if first else c) for c in self.shrinkages]
         share, discount, strength, shrinkage = best = self._best
-        if not first and self.scale.variance > 0:
+        if not first and self.scale.divisor > 0:
             errors = [
                 _squared_error(means + correction, strengths, n, sums, squares) / len(everything)
                 for correction in corrections
             ]
-            self.errors = ERROR_MEMORY * self.errors + np.stack(errors, axis=-1) / self.scale.variance
+            self.errors = ERROR_MEMORY * self.errors + np.stack(errors, axis=-1) / self.scale.divisor
         correction = corrections[shrinkage][share, discount, strength]
         for key, count, residual in zip(expectation.keys, n, sums - n * correction, strict=True):
             if count and self.remembers:

@@ -45,7 +45,7 @@ class WithBatch(WithPool):
         return batch_priors(pools, rates), stds
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale.state_dict()}
+        return {"scale": self.scale.state_dict()} if self.scaled else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "scale" in state:

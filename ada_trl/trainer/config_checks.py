@@ -184,6 +184,11 @@ def _check_baseline(args: GRPOConfig) -> None:
             "rollouts, which a baseline of "
             f"{args.baseline!r} does without. Use 'sum_then_normalize', or baseline='pool'."
         )
+    if args.generation_batch_size == 1 and "batch" in (args.baseline, args.scale_rewards):
+        raise ValueError(
+            "generation_batch_size (1) leaves no other rollout to compare with, or to know the rewards' deviation from, as "
+            f"baseline={args.baseline!r} with scale_rewards={args.scale_rewards!r} needs it. Raise per_device_train_batch_size."
+        )
     if args.baseline == "batch" and not args.uses_estimates and args.prompt_weighting != "none":
         raise ValueError(
             f"prompt_weighting ({args.prompt_weighting!r}) weighs a prompt by the pass rate that is expected of it, which "

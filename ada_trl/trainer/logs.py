@@ -46,7 +46,7 @@ These are all that it logs beside GRPO's. Shares are of prompts, from 0 to 1.
 
 ## Estimates
 
-With Est, `prompt_candidates`, a weight on `baseline="posterior"`, or `pass_rate_estimator` given:
+With Est, `prompt_candidates`, a weight on `baseline="posterior"`, or `pass_rate_estimator` given with the pool:
 
 - `ada/estimator/brier`: squared error of the estimates made before sampling
 - `ada/estimator/brier_batch_mean`: the same of the best constant, known in hindsight only: an estimator that knows
@@ -59,7 +59,7 @@ With Est, `prompt_candidates`, a weight on `baseline="posterior"`, or `pass_rate
 
 ## Baseline
 
-With `baseline="posterior"` and `"batch"`:
+With `baseline="posterior"`:
 
 - `ada/baseline/explained_variance`: share of the variance of the rewards that the baseline explains. 0 is one constant
   for the whole batch; a warning comes when it stays below −0.3
@@ -175,8 +175,10 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
             names += _ALONE
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
-    if args.baseline == "batch":
-        names.append("ada/baseline/strength")
+    if args.baseline == "batch":  # functions of the number of rollouts
+        names += [
+            f"ada/baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")
+        ]
     return set(names)
 
 
@@ -188,7 +190,9 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     shown = {"reward": ("reward", ".3f"), "length": ("completions/mean_length", "length")}
     if not evaluated:
         signal = {"zero signal": ("ada/zero_signal/final", ".2f")}
-        if args.baseline != "pool":
+        if args.baseline == "batch":
+            signal = {}
+        elif args.baseline == "posterior":
             signal = {"explained": ("ada/baseline/explained_variance", ".2f")}
         if args.way.in_rounds or args.asks_other_prompts:
             signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")

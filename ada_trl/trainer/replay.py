@@ -18,8 +18,10 @@ from ..core import (
     normalize_rewards,
     posterior_advantages,
     posterior_baselines,
+    prompt_weight,
     sampling_metrics,
 )
+from ..core.baselines import LARGEST_POOL
 from ..core.pool import sample_std
 from ..sampling.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
@@ -115,17 +117,18 @@ class Replay:
         else:
             self.advantages, metrics = self._compared_with(priors, stds or [None] * len(priors), args)
             self.metrics |= metrics
-        self.metrics |= sampling_metrics(
+        sampled = sampling_metrics(
             self.pools,
             self.groups,
             self.advantages,
             args.exit_condition,
             samples_per_round=self.samples_per_round,
-            max_rounds=args.way.max_rounds(args),
+            max_rounds=args.way.rounds(args),
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
             representative=self.representative,
         )
+        self.metrics = sampled | self.metrics  # what was known from before the draw, or of earlier steps, counts
 
     def _compared_with(
         self, priors: Sequence[Prior], stds: Sequence[float | None], args: AdaGRPOConfig
@@ -142,7 +145,10 @@ class Replay:
             baselines.append(posterior_baselines(pool, prior))
             nothing = Prior(math.nan, 0.0, prior.pass_rate)
             leave_one_out.append(posterior_baselines(pool, nothing))
+        weights = [prompt_weight(prior.pass_rate, LARGEST_POOL, args.prompt_weighting) for prior in priors]
         metrics = {
+            "prompt_weight/mean": math.fsum(weights) / len(weights),
+            "prompt_weight/max": max(weights),
             "baseline/explained_variance": explained_variance(ordered, baselines),
             "baseline/explained_variance_leave_one_out": explained_variance(ordered, leave_one_out),
             "baseline/strength": math.fsum(prior.strength for prior in priors) / len(priors),

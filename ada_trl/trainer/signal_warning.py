@@ -62,6 +62,8 @@ class SignalWarning:
         self._signal = "the reward" if args.exit_reward is None else f"the reward of {args.exit_reward}"
         if self._choice:
             self._signal = f"the weighted total of {' and '.join(self._choice)}"
+        rows = max(args.generation_batch_size, 2)
+        self._of_others = (rows / (rows - 1)) ** 2
         # Every rollout teaches where it is not compared with its own pool, whatever its neighbours earned.
         self._causes = list(FOUND) if args.baseline == "pool" else ["unscored"]
         self._matters = args.way.in_rounds or args.uses_pass_rates
@@ -107,7 +109,8 @@ class SignalWarning:
                 )
 
     def _look_at_baseline(self, explained: float, step: int) -> None:
-        if not explained < WORSE_THAN_NOTHING:  # nor is NaN
+        # Against the mean of all *other* rollouts, which explains less than their own mean does.
+        if not 1 - (1 - explained) / self._of_others < WORSE_THAN_NOTHING:  # nor is NaN
             self._last_good["baseline"] = step
         since = step - self._last_good.setdefault("baseline", step - 1)
         if since >= self.steps and "baseline" not in self._warned:

@@ -27,6 +27,7 @@ TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 CHOOSING, ROUNDS = "Posterior n=1, 1 of 3", "Rounds across steps"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED, NOT_REACHED = "–", "not reached"
+MAIN_SET = "mixture"  # of the language model's, which leads
 LANGUAGE = (  # methods on the language model, in the order of the table
     "GRPO n=4",
     "GRPO n=8",
@@ -376,10 +377,13 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
         for other, reference in ((CHEAP, cheap), (STRONG, strong)):
             row[f"against {other}"] = against(final(own), final(reference)) if method != other and reference else ""
         row[f"{STRONG}'s accuracy after"] = share_to_reach(own, strong)
-        row["pass@16"] = with_difference(final(own, "pass@16"), final(cheap, "pass@16"), method != CHEAP and bool(cheap))
+        row["pass@16"] = with_difference(
+            final(own, "pass@16"), final(cheap, "pass@16"), method != CHEAP and bool(cheap)
+        )
         for column, label in (("zero_variance", "Zero-variance groups"), ("explained_variance", "Variance explained")):
             mean = mean_of(final(own, column))[0]
             own_kind = (column == "zero_variance") == ("n=1" not in method and "Rounds" not in method)
+            own_kind &= method != BATCH  # whose share is a function of the number of rollouts
             row[label] = f"{mean:.2f}" if own_kind and not math.isnan(mean) else NO_SEED
         spent = {seed: float((run["cpu_seconds"] / run["step"]).iloc[-1]) for seed, run in own.items()}
         row["CPU s per step"] = f"{mean_of(spent)[0]:.1f}"
@@ -440,7 +444,6 @@ def tables(
 ) -> dict[str, str]:
     """Every table by the name of its place in the document."""
     filled = {"first": first_table(equal), "ablation": ablation_table(equal), "one-rollout": one_rollout_table(single)}
-    filled["verdict"] = verdict(equal, single)
     filled |= {"more-tokens": more_tokens_table(equal), "which-prompts": which_prompts_table(equal)}
     for name in equal["prompt_set"].unique():
         filled[f"tokens-{name}"] = tokens_table(equal, name)
@@ -479,7 +482,8 @@ def build(
     language = stored_language()
     for name in language["prompt_set"].unique():
         fill(f"language-{name}", language_table(language, name), document)
-        fill(f"language-verdict-{name}", language_verdict(language, name), document)
+        if name == MAIN_SET:
+            fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
         drawn[f"language_{name}"] = figures.language(language, name)
     for name, figure in drawn.items():

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from ada_trl.core.baselines import LARGEST_DEVIATION
 from ada_trl.core.belief import DISCOUNTS, SHARES, SHRINKAGES, STRENGTHS
 from ada_trl.core.counts import PromptCounts
 from ada_trl.core.priors import GuessStrength
+from ada_trl.estimation.head import RewardHead
 from ada_trl.trainer.compared import informed
 
 
@@ -376,6 +378,23 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
         total, largest = total + (values**2).sum(), max(largest, np.abs(values).max())
         silent += (values**2).sum() * (not any(pool.positives for pool in pools))
     assert silent < share * total and largest == LARGEST_DEVIATION
+
+
+def test_a_long_time_without_contrast_breaks_neither_level_nor_head():
+    """The deviation that guesses and errors are measured in would vanish with it, were it not for its bound."""
+    rng, features = np.random.default_rng(0), torch.randn(100_000, 32, generator=torch.Generator().manual_seed(0))
+    belief, head, largest = Belief(guesses=True), RewardHead(32), 0.0
+    for step in range(460):
+        rows = rng.choice(len(features), 32, replace=False)
+        mean = 0.5 if step < 100 else 1.0 if step < 400 else 0.9
+        rewards = (rng.random(32) < mean).astype(float)
+        guesses = head.predict(features[rows])
+        baselines = compared(belief, [str(row) for row in rows], rewards[:, None], guesses)[:, 0]
+        deviations = (rewards - belief.level) / belief.scale.deviation
+        head.observe(features[rows], deviations.tolist(), [1] * 32)
+        if step >= 400:
+            largest = max(largest, np.abs(rewards - baselines).max())
+    assert 0.8 < belief.level < 1 and largest < 1.5  # it was 21 for both
 
 
 def test_what_lies_far_outside_of_everything_seen_is_cut_off():

@@ -116,6 +116,22 @@ def test_what_has_not_passed_returns_in_the_next_step(tmp_path):
     assert all(len(pool) == 1 for step in pools for pool in step)
 
 
+def test_a_prompt_is_resolved_by_what_earlier_steps_have_drawn_too(tmp_path):
+    """Right and wrong in turns: of one rollout per step nobody is resolved, of two in a row everybody."""
+    steps = []
+
+    def in_turns(prompts, **kwargs):
+        steps.append(len(steps) % 2)
+        return [float(steps[-1])] * len(prompts)
+
+    options = ACROSS | {"adaptive_sampling": "seq-balance", "max_rounds": 2}
+    trainer = build(tmp_path, in_turns, prompts(), max_steps=4, **options)
+    trainer.train()
+    logs = logs_of(trainer)
+    assert [step["ada/resolved"] for step in logs] == [1 - step["ada/stream/new"] for step in logs]
+    assert logs[1]["ada/resolved"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
+
+
 def test_an_empirical_prior_is_fitted_to_what_stands_for_the_data(tmp_path):
     """Prompts return because they fail; taking them for a sample of the data would predict too little."""
     trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **ACROSS | {"pass_rate_estimator": "counts"})

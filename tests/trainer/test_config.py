@@ -51,6 +51,7 @@ POSTERIOR, BATCH = (UNIFORM | {"baseline": baseline} for baseline in ("posterior
 REPLACE = UNIFORM | {"unresolved": "replace"}
 ACROSS = SEQ_POS | {"baseline": "posterior", "num_generations": 1}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
+BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 REFUSED = [
     # choices and numbers
     (
@@ -133,6 +134,14 @@ REFUSED = [
     (REPLACE | {"max_rounds": 1}, r"max_rounds \(1\) leaves unresolved='replace' no other prompt to ask"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
     (EST | {"unresolved": "replace"}, r"unresolved='replace' .*'est-ema' gives every prompt"),
+    (
+        BATCH_OF_ONE | {"baseline": "batch"},
+        r"generation_batch_size \(1\) leaves no other rollout to compare with.*per_device",
+    ),
+    (
+        BATCH_OF_ONE | {"baseline": "posterior", "scale_rewards": "batch"},
+        r"generation_batch_size \(1\).*scale_rewards='batch'",
+    ),
     ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
     # the vLLM server
     ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),

@@ -91,6 +91,8 @@ def test_a_step_line_by_line(tmp_path):
     second = 0.0 + (3 - 1 - 2 * 0.5) / (2 + 16)
     assert found["1+2="] == pytest.approx([2 * (3 - (4 * first - 1) / 5), 2 * (-1 - (4 * first + 3) / 5)])
     assert found["31+4="] == pytest.approx([1 - (2 * second + 1) / 3] * 2)
+    (logs,) = logs_of(trainer)
+    assert (logs["ada/prompt_weight/mean"], logs["ada/prompt_weight/max"]) == pytest.approx((1.5, 2.0)), "As applied."
 
 
 def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
@@ -243,3 +245,12 @@ def test_the_prior_learns_what_prompts_earn(tmp_path):
     explained = [logs["ada/baseline/explained_variance"] for logs in logs_of(trainer)]
     assert explained[0] < 0.5 and explained[-1] > 0.8
     assert {len(pool) for step in pools for pool in step} == {1}
+
+
+def test_a_run_without_estimates_goes_on_where_grpo_stopped(tmp_path, caplog):
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    build(tmp_path / "grpo", by_token, adaptive_sampling="uniform", num_generations=2, **saving).train()
+    trainer = build(tmp_path / "batch", by_token, num_generations=1, baseline="batch", **saving)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
+    assert trainer.state.global_step == 2 and "does not exist" not in caplog.text
+    assert not list(tmp_path.rglob("ada_state.json")), "There is nothing to remember."

@@ -109,6 +109,16 @@ def test_a_baseline_that_stays_worse_than_the_mean_is_said(tmp_path, caplog):
     assert "For 20 steps, the baseline has been a worse guess" in warning and "baseline='batch'" in warning
 
 
+def test_the_mean_of_few_others_is_not_said_to_be_worse(tmp_path, caplog):
+    """Of 8 rollouts the mean of the others explains 1 - (8/7)², whatever they earn."""
+    trainer = build(tmp_path, half_reward, baseline="batch", max_steps=25, learning_rate=0.0)
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+        trainer.train()
+    assert trainer.args.generation_batch_size == 8
+    assert not any("the baseline has been" in record.getMessage() for record in caplog.records)
+    assert not any(name.startswith("ada/baseline/") for logs in logs_of(trainer) for name in logs)
+
+
 @pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema"])
 def test_rewards_below_the_threshold_are_said_within_two_steps(mode, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
