@@ -87,6 +87,13 @@ ARITHMETIC_RECIPES = {  # of recipes/arithmetic: the method of the comparison th
     "posterior": POSTERIOR,
     "rounds": ROUNDS,
 }
+REASONING_RECIPES = {  # and what else is on the command line: method
+    "reasoning/grpo-n4.yaml": CHEAP,
+    "reasoning/batch.yaml": BATCH,
+    "reasoning/posterior.yaml": POSTERIOR,
+    "reasoning/posterior.yaml --prompt_candidates 3": CHOOSING,
+    "reasoning/posterior.yaml --adaptive_sampling seq-pos --num_generations 1 --max_rounds 8": ROUNDS,
+}
 SORTING_RECIPES = {  # of recipes/sorting: set and method
     "grpo-n4": ("sorting", CHEAP),
     "posterior": ("sorting", POSTERIOR),
@@ -362,6 +369,15 @@ def expect_sorting(single: pd.DataFrame) -> str:
     return as_table(rows)
 
 
+def expect_reasoning(language: pd.DataFrame) -> str:
+    whole, rows = language[language["family"] == "all"], []
+    for recipe, method in REASONING_RECIPES.items():
+        runs = by_seed(whole, MAIN_SET, method)
+        row = {"Recipe": f"`{recipe}`", "Accuracy": f"{mean_of(final(runs))[0]:.3f}"}
+        rows.append(row | {"pass@16": f"{mean_of(final(runs, 'pass@16'))[0]:.3f}"})
+    return as_table(rows)
+
+
 def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> str:
     """The language model after training. `brief`: without the steps' own numbers, and methods from three seeds on."""
     runs = runs[runs["family"] == "all"]
@@ -480,6 +496,7 @@ def build(
     fill("expect-sorting", expect_sorting(single), recipes)
     drawn = figures.draw_all(equal, evaluations, ABLATION)
     language = stored_language()
+    fill("expect-reasoning", expect_reasoning(language), recipes)
     for name in language["prompt_set"].unique():
         fill(f"language-{name}", language_table(language, name), document)
         if name == MAIN_SET:
