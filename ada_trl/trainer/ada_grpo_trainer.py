@@ -32,7 +32,7 @@ from .argument_checks import check_arguments, check_exit_reward, check_support
 from .batch import effective_sample_share, mask_rows
 from .compared import compared_with
 from .logs import constant_metrics, show_one_line
-from .parent import Observing, finite
+from .phases import Observing, finite
 from .replay import Replay, plan_update, uniform_pools
 from .signal_warning import SignalWarning
 from .state import load_state, save_state

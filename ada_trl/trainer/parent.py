@@ -3,10 +3,9 @@
 import copy
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import gather
@@ -18,6 +17,19 @@ from ..estimation.reader import caught_states
 from ..sampling.source import Completion, Completions
 from ..utils.notices import get_logger
 from ..utils.processes import gather_unless_local, local, shared
+from .phases import (
+    Answers,
+    EpisodeOver,
+    Idle,
+    Observing,
+    Prepared,
+    Preparing,
+    Replaying,
+    Sampling,
+    columns_of,
+    finite,
+    rows_of,
+)
 from .replay import Replay
 
 
@@ -26,88 +38,6 @@ logger = get_logger(__name__)
 # What TRL looks up in its module, once for all trainers; both do as TRL unless one of ours asks for something else.
 grpo_trainer.gather = gather_unless_local(grpo_trainer.gather)
 grpo_trainer.VLLMGeneration = build_vllm_generation
-
-# What the columns of `GRPOTrainer._generate` are where they have no values: prompt_ids, completion_ids, tool_mask,
-# completions, logprobs, extra_fields, images, tool_images. All others have one value per row.
-_NO_VALUES: tuple = ([], [], None, [], None, {}, None, [])
-
-
-class Answers(NamedTuple):
-    """Completions that a server has generated, to be decoded and scored by the parent as if it had generated them."""
-
-    prompt_ids: list[list[int]]
-    images: list[list | None] | None
-    completion_ids: list[list[int]]
-    logprobs: list[list[float]]
-
-
-# The phases of a step. In each, what the parent calls means something else.
-
-
-@dataclass
-class Idle:
-    """Everything is as in [`~trl.GRPOTrainer`]: evaluation, and all that happens outside of a step."""
-
-
-@dataclass
-class Observing:
-    """A step of plain GRPO, in which the rewards of all processes and this one's completions are looked at."""
-
-    rewards: torch.Tensor | None = None
-    completion_ids: list[list[int]] = field(default_factory=list)
-
-
-@dataclass
-class Preparing:
-    """The parent turns data set rows into prompts, and is left before it generates."""
-
-
-@dataclass
-class Sampling:
-    """Completions are generated, or those of a server decoded, and scored, on this process alone."""
-
-    answers: Answers | None = None
-    tool_calls: tuple[int, int] = (0, 0)  # and how many of them failed
-    states: torch.Tensor | None = None  # (rows, H), the policy's hidden states of the prompts, where they are caught
-
-
-@dataclass
-class Replaying:
-    """The parent makes the update batch of what was selected."""
-
-    replay: Replay
-    states: torch.Tensor | None = None  # as above, of this process's rows
-
-
-class Prepared(Exception):
-    """Leaves the parent with the prompts that it has prepared."""
-
-    def __init__(self, prompts: list):
-        super().__init__("GRPOTrainer was left in the middle of a batch")
-        self.prompts = prompts
-
-
-class _EpisodeOver:
-    """Stands in for an environment whose episode is over, while the parent prepares its rollout again."""
-
-    def reset(self, **row) -> None:
-        return None
-
-
-def finite(rewards: torch.Tensor) -> torch.Tensor:
-    """The rewards with NaN in place of infinities, which no baseline survives."""
-    return rewards.masked_fill(rewards.isinf(), torch.nan)
-
-
-def _rows_of(columns: tuple, number: int) -> list[tuple]:
-    return list(zip(*(column or [None] * number for column in columns), strict=True))
-
-
-def _columns_of(rows: Sequence[tuple]) -> tuple:
-    return tuple(
-        empty if all(value is None for value in values) else list(values)
-        for empty, values in zip(_NO_VALUES, zip(*rows, strict=True), strict=True)
-    )
 
 
 class ThroughParent(GRPOTrainer):
@@ -146,7 +76,7 @@ class ThroughParent(GRPOTrainer):
             case Preparing():
                 raise Prepared(prompts)
             case Replaying(replay):
-                return _columns_of([row.columns for row in replay.rows])
+                return columns_of([row.columns for row in replay.rows])
         return super()._generate(prompts)
 
     def _tokenize_prompts(self, prompts: list) -> tuple:
@@ -297,7 +227,7 @@ class ThroughParent(GRPOTrainer):
                 truncated=completion_ids[i][-1] not in final_ids,
                 environment=self.environments and self.environments[i],
             )
-            for i, values in enumerate(_rows_of(columns, len(prompts)))
+            for i, values in enumerate(rows_of(columns, len(prompts)))
         ]
 
     def _separate_logs(self, keep_pending: bool):
@@ -336,6 +266,6 @@ class ThroughParent(GRPOTrainer):
                 yield phase
                 return
             names = self.environment_factories
-            with self.having(_environment_pool={name: [_EpisodeOver() for _ in replay.rows] for name in names}):
+            with self.having(_environment_pool={name: [EpisodeOver() for _ in replay.rows] for name in names}):
                 yield phase
             self.environments = [row.environment for row in replay.rows]

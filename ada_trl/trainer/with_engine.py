@@ -14,7 +14,8 @@ from ..sampling.prompts import FromLoader
 from ..sampling.source import RolloutSource
 from ..utils.notices import get_logger
 from .batch import sampled_differences
-from .parent import Preparing, Replaying, Sampling, ThroughParent
+from .parent import ThroughParent
+from .phases import Preparing, Replaying, Sampling
 
 
 logger = get_logger(__name__)

@@ -29,7 +29,7 @@ from trl.trainer import base_trainer, grpo_trainer
 from trl.trainer.utils import nanstd
 
 from ada_trl.engine.vllm import build_vllm_generation
-from ada_trl.trainer.parent import _NO_VALUES
+from ada_trl.trainer.phases import _NO_VALUES
 
 from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
