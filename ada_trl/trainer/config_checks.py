@@ -189,7 +189,7 @@ def _check_baseline(args: GRPOConfig) -> None:
             "generation_batch_size (1) leaves no other rollout to compare with, or to know the rewards' deviation from, as "
             f"baseline={args.baseline!r} with scale_rewards={args.scale_rewards!r} needs it. Raise per_device_train_batch_size."
         )
-    if args.baseline == "batch" and not args.uses_estimates and args.prompt_weighting != "none":
+    if args.baseline == "batch" and not args.uses_estimates and args.prompt_weighting not in ("none", 1.0):
         raise ValueError(
             f"prompt_weighting ({args.prompt_weighting!r}) weighs a prompt by the pass rate that is expected of it, which "
             "baseline='batch' does not estimate. Use prompt_weighting='none', or baseline='posterior'."

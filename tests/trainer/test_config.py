@@ -170,6 +170,8 @@ def test_one_step_ahead_is_for_any_baseline():
 )
 def test_weights_are_names_or_powers(given, kept):
     assert config(prompt_weighting=given).prompt_weighting == kept
+    if kept == 1:  # is no weight
+        assert config(**BATCH, prompt_weighting=given).prompt_weighting == kept
 
 
 def test_uniform_refuses_nothing_that_grpo_accepts():
