@@ -31,6 +31,10 @@ class Prior(NamedTuple):
     strength: float
     pass_rate: float
 
+    def weight(self, weighting: PromptWeighting) -> float:
+        """The prompt's weight, known before the draw: see [`prompt_weight`], for a pool of the paper's largest size, 32."""
+        return prompt_weight(self.pass_rate, LARGEST_POOL, weighting)
+
     def updated(self, rewards: Sequence[float]) -> "Prior":
         """The prior of somebody who has seen `rewards` too. Its pass rate, and so the prompt's weight, stays."""
         strength = self.strength + len(rewards)
@@ -150,7 +154,7 @@ def posterior_advantages(
         pool (`Pool`), prior ([`Prior`]):
             As in [`posterior_baselines`].
         weighting (`str` or `float`, *optional*, defaults to `"none"`):
-            See [`prompt_weight`], for a pool of the paper's largest size, 32.
+            See [`Prior.weight`].
         std (`float`, *optional*):
             σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
             cut off at ±[`LARGEST_DEVIATION`], and 0 where σ is 0: nothing is known about the scale.
@@ -158,7 +162,7 @@ def posterior_advantages(
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
     """
-    weight = prompt_weight(prior.pass_rate, LARGEST_POOL, weighting)
+    weight = prior.weight(weighting)
     baselines = posterior_baselines(pool, prior)
     differences = [
         0.0 if math.isnan(baseline) else rollout.reward - baseline

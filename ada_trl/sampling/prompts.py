@@ -210,8 +210,8 @@ class FromStream(FromLoader):
         if "queue" in state:
             self._start()
             self.queue.load_state_dict(state["queue"])
-        elif state:
+        else:
             logger.warning(
-                "The checkpoint is of a run that took its prompts from the loader (max_staleness=0, say), so the data set is "
-                "asked from its start again."
+                "The checkpoint has no queue of prompts (in ada_state.json), so the data set is asked from its start again. "
+                "That is right for a checkpoint of a run that took its prompts from the loader; otherwise restore the file."
             )

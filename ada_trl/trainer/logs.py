@@ -189,11 +189,11 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     evaluated = any(name.startswith("eval_") for name in logs)
     shown = {"reward": ("reward", ".3f"), "length": ("completions/mean_length", "length")}
     if not evaluated:
-        signal = {"zero signal": ("ada/zero_signal/final", ".2f")}
-        if args.baseline == "batch":
-            signal = {}
-        elif args.baseline == "posterior":
-            signal = {"explained": ("ada/baseline/explained_variance", ".2f")}
+        signal = {
+            "pool": {"zero signal": ("ada/zero_signal/final", ".2f")},
+            "posterior": {"explained": ("ada/baseline/explained_variance", ".2f")},
+            "batch": {},
+        }[args.baseline]
         if args.way.in_rounds or args.asks_other_prompts:
             signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
         shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}

@@ -18,10 +18,8 @@ from ..core import (
     normalize_rewards,
     posterior_advantages,
     posterior_baselines,
-    prompt_weight,
     sampling_metrics,
 )
-from ..core.baselines import LARGEST_POOL
 from ..core.pool import sample_std
 from ..sampling.source import Completion
 from .ada_grpo_config import AdaGRPOConfig
@@ -145,7 +143,7 @@ class Replay:
             baselines.append(posterior_baselines(pool, prior))
             nothing = Prior(math.nan, 0.0, prior.pass_rate)
             leave_one_out.append(posterior_baselines(pool, nothing))
-        weights = [prompt_weight(prior.pass_rate, LARGEST_POOL, args.prompt_weighting) for prior in priors]
+        weights = [prior.weight(args.prompt_weighting) for prior in priors]
         metrics = {
             "prompt_weight/mean": math.fsum(weights) / len(weights),
             "prompt_weight/max": max(weights),

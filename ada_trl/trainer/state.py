@@ -5,10 +5,7 @@ import os
 from typing import Any
 
 from ..utils.files import atomic_write
-from ..utils.notices import get_logger
 
-
-logger = get_logger(__name__)
 
 STATE_FILE = "ada_state.json"
 
@@ -21,7 +18,7 @@ def save_state(checkpoint: str, state: dict[str, Any]) -> None:
 
 def load_state(checkpoint: str) -> dict[str, Any]:
     """
-    What [`save_state`] wrote; nothing, with a warning, if that is missing.
+    What [`save_state`] wrote; nothing if that is missing.
 
     Raises:
         `ValueError`: if the file is there but corrupt, naming it and the remedy.
@@ -31,10 +28,6 @@ def load_state(checkpoint: str) -> dict[str, Any]:
         with open(path) as file:
             return json.load(file)
     except FileNotFoundError:
-        logger.warning(
-            f"{path} does not exist, so the data set is asked from its start again. That is right for a checkpoint of a "
-            "run that took its prompts from the loader; otherwise restore the file."
-        )
         return {}
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON ({error}). Restore it, or delete it to start anew.") from error

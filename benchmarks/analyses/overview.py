@@ -18,6 +18,7 @@ from ..learning.report import (
     BATCH,
     CHOOSING,
     DEFAULT,
+    MAIN_SET,
     POSTERIOR,
     ROUNDS,
     STRONG,
@@ -70,12 +71,12 @@ def figure(language: pd.DataFrame) -> Figure:
     draw_signal(axes[0][0], axes[1][0])
     above, below = axes[:, 1]
     whole = language[language["family"] == "all"]
-    shown = {method: style for method, style in LEARNT.items() if len(by_seed(whole, "mixture", method)) > 2}
-    draw_tokens(above, whole, "mixture", scale=100, styles=shown)
+    shown = {method: style for method, style in LEARNT.items() if len(by_seed(whole, MAIN_SET, method)) > 2}
+    draw_tokens(above, whole, MAIN_SET, scale=100, styles=shown)
     above.set_title("Accuracy of a language model", **TITLE)
     above.set_ylabel("%")
     above.set_xlabel("Generated tokens")
-    draw_contrast(below, language, "mixture", scale=100)
+    draw_contrast(below, language, MAIN_SET, scale=100)
     below.set_title(f"Its groups of {CHEAP} that teach nothing", **TITLE)
     below.set_xlabel("% of each family's, before training")
     lines = {}
@@ -122,8 +123,8 @@ def main() -> None:
     equal, *_, single = stored()
     language = stored_language()
     figure(language).savefig(FIGURES / "overview.png", dpi=200)
-    fill("overview", caption(without_contrast(language, "mixture")), README)
-    fill("language-mixture", language_table(language, "mixture", brief=True), README)
+    fill("overview", caption(without_contrast(language, MAIN_SET)), README)
+    fill("language-mixture", language_table(language, MAIN_SET, brief=True), README)
     fill("verdict", verdict(equal, single), README)
 
 

@@ -497,10 +497,9 @@ def build(
     drawn = figures.draw_all(equal, evaluations, ABLATION)
     language = stored_language()
     fill("expect-reasoning", expect_reasoning(language), recipes)
+    fill(f"language-verdict-{MAIN_SET}", language_verdict(language, MAIN_SET), document)
     for name in language["prompt_set"].unique():
         fill(f"language-{name}", language_table(language, name), document)
-        if name == MAIN_SET:
-            fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
         drawn[f"language_{name}"] = figures.language(language, name)
     for name, figure in drawn.items():

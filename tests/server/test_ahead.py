@@ -221,8 +221,11 @@ def test_what_was_drawn_is_remembered_of_the_prompts_that_were_asked(mode, tmp_p
     assert {row["prompt"]: row["draws"] for row in record} == asked
 
 
-def test_a_checkpoint_of_a_run_that_took_its_prompts_from_the_loader_is_said_to_start_the_data_anew(tmp_path, caplog):
-    options = MODES["batch"] | {"save_strategy": "steps", "save_steps": 2}
+@pytest.mark.parametrize("scale", ["none", "batch"])  # the second has a state without a queue
+def test_a_checkpoint_of_a_run_that_took_its_prompts_from_the_loader_is_said_to_start_the_data_anew(
+    scale, tmp_path, caplog
+):
+    options = MODES["batch"] | {"save_strategy": "steps", "save_steps": 2, "scale_rewards": scale}
     with FakeServer(half) as server:
         witness(tmp_path / "without", server, **options | {"max_staleness": 0}).train()
         caplog.clear()
