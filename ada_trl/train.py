@@ -27,6 +27,7 @@ from .utils.files import last_checkpoint
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from datasets import Dataset
+    from transformers import PreTrainedModel
     from trl import ModelConfig
 
     from .trainer.ada_grpo_config import AdaGRPOConfig
@@ -147,7 +148,7 @@ def build_trainer(
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     } | (training_args.model_init_kwargs or {})
-    return AdaGRPOTrainer(
+    trainer = AdaGRPOTrainer(
         model=model_args.model_name_or_path,
         reward_funcs=reward_funcs,
         args=training_args,
@@ -156,6 +157,19 @@ def build_trainer(
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
     )
+    if trainer.accelerator.device.type == "cpu":
+        spare_copies_of_head(trainer.model)
+    return trainer
+
+
+def spare_copies_of_head(model: "PreTrainedModel") -> None:
+    """
+    Of the prompts' last positions, which are no contiguous tensor, torch multiplies with a copy of the head per row on a CPU:
+    half of a step's time with 64 rows and 49,000 tokens.
+    """
+    head = model.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(lambda head, inputs: tuple(part.contiguous() for part in inputs))
 
 
 def _check_reward_model(name: str) -> None:

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parent
 
 
-def execute(path: Path, timeout: float = 600) -> nbformat.NotebookNode:
+def execute(path: Path, timeout: float | None = 600) -> nbformat.NotebookNode:
     """The notebook with fresh outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars as text will do
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", type=Path, nargs="*", default=sorted(FOLDER.glob("*.ipynb")))
     for path in parser.parse_args().notebooks:
-        nbformat.write(execute(path), path)
+        nbformat.write(execute(path, timeout=None), path)
 
 
 if __name__ == "__main__":

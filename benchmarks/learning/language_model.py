@@ -22,6 +22,7 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ada_trl.train import spare_copies_of_head
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
@@ -66,9 +67,7 @@ def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset, None]:
 
 def load(base: Path):
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    # Of the last position of each prompt, which is no contiguous tensor, torch multiplies with a copy of the head per row on a
-    # CPU: half of a step's time.
-    model.get_output_embeddings().register_forward_pre_hook(lambda head, inputs: (inputs[0].contiguous(),))
+    spare_copies_of_head(model)
     return model, AutoTokenizer.from_pretrained(base)
 
 

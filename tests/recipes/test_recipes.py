@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ada_trl.cli.reward_funcs import load_reward_funcs
-from ada_trl.train import main, parse_args
+from ada_trl.train import build_trainer, main, parse_args
 from recipes.arithmetic.demo import LABELS, summarise, table
 from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
@@ -71,6 +71,17 @@ def test_documented_server_commands_have_the_flags_of_the_one_that_is_tested():
     started = " ".join(server_command(Path("model"), 8000))
     for flag in ("--enable-lora", "--max-lora-rank 8", "--logprobs-mode processed_logprobs", "--max-logprobs -1"):
         assert flag in started
+
+
+def test_the_head_never_multiplies_what_it_would_be_copied_for(task_dir, tmp_path):
+    """On a CPU torch multiplies a tensor of three dimensions that is not contiguous with a copy of the head per row."""
+    arguments = command_line(task_dir, ROOT / "recipes/arithmetic/batch.yaml", tmp_path)
+    trainer = build_trainer(*parse_args([*arguments, "--max_steps=1", "--eval_strategy=no", "--eval_on_start=false"]))
+    seen = []
+    head = trainer.model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0].is_contiguous()))
+    trainer.train()
+    assert len(seen) > 2 and all(seen)
 
 
 @pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "posterior", "rounds"])

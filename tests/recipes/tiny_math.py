@@ -42,18 +42,18 @@ def build_tokenizer(architecture: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_model(architecture: str, directory: Path) -> None:
+def save_model(architecture: str, directory: Path, hidden_size: int = 16, head_dim: int = 8) -> None:
     """Random weights, but a head that prefers "5", "7" and the end, so that some completions are right."""
     tokenizer = build_tokenizer(architecture)
     set_seed(0)
     config = ARCHITECTURES[architecture][0](
         vocab_size=len(tokenizer),
-        hidden_size=16,
+        hidden_size=hidden_size,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=512,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

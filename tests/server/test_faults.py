@@ -355,7 +355,8 @@ def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, tmp_path):
             wait_until(lambda: server.completions, process)
             assert len(server.served) == 2
             process.send_signal(number)
-            assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+            # Of Ctrl-C Python tells 1 instead of the signal if code is compiled while it exits, as torch and tabulate do.
+            assert process.wait(60) in ({128 + number} if number == signal.SIGTERM else {-number, 1})
         assert list(server.served) == ["base"]
     assert not list((tmp_path / "run").rglob("vllm_weight_sync"))
 
