@@ -140,9 +140,9 @@ def test_same_updates_on_one_process_and_on_several(name, processes, alone, requ
     assert asked[0] == asked[1]
     for step, batch in enumerate(one["batches"]):
         assert len(batch) == RUNS[name][1] and [row for rank in ranks for row in rank["batches"][step]] == batch
-    computed = "est" in name or "ahead" in name  # by the model, in float32
+    computed = "est" in name or "ahead" in name  # by the model, in float32, whose rounding every optimizer step multiplies
     for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
-        assert figures(found) == (pytest.approx(figures(expected), rel=1e-5) if computed else figures(expected))
+        assert figures(found) == (pytest.approx(figures(expected), rel=1e-4) if computed else figures(expected))
         for key in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
             assert found[key] == pytest.approx(expected[key])
     if "ahead" in name:
@@ -162,7 +162,7 @@ def same_record(*files):
     assert first["fitted"].keys() == second["fitted"].keys()
     for name, values in first["fitted"].items():
         if not isinstance(values, dict):
-            np.testing.assert_allclose(second["fitted"][name], values, rtol=1e-5, atol=1e-7)  # float32
+            np.testing.assert_allclose(second["fitted"][name], values, rtol=1e-4, atol=1e-6)  # float32
 
 
 @pytest.mark.parametrize("name", ["stall", "fail", "no weights"])
