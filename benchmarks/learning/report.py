@@ -114,6 +114,7 @@ def show(mean_and_half: tuple[float, float], digits: int = 3, sign: bool = False
     mean, half = mean_and_half
     if math.isnan(mean):
         return NO_SEED
+    mean = round(mean, digits) + 0.0  # no "-0.000"
     text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
     return text if math.isnan(half) else f"{text} ± {half:.{digits}f}"
 
