@@ -140,7 +140,7 @@ def test_same_updates_on_one_process_and_on_several(name, processes, alone, requ
     assert asked[0] == asked[1]
     for step, batch in enumerate(one["batches"]):
         assert len(batch) == RUNS[name][1] and [row for rank in ranks for row in rank["batches"][step]] == batch
-    computed = "est" in name or "ahead" in name  # by the model, in float32, whose rounding every optimizer step multiplies
+    computed = "est" in name or "ahead" in name  # in float32, whose rounding grows with every step
     for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
         assert figures(found) == (pytest.approx(figures(expected), rel=1e-4) if computed else figures(expected))
         for key in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
