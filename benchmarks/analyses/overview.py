@@ -23,6 +23,7 @@ from ..learning.report import (
     POSTERIOR,
     ROUNDS,
     STRONG,
+    before_training,
     final,
     language_table,
     show,
@@ -76,7 +77,7 @@ def hard_families(language: pd.DataFrame) -> str:
     for other in (CHEAP, STRONG, POSTERIOR):
         difference = paired_difference(ours, final(by_seed(whole, HARD_SET, other)))
         said.append(f"{standing(*difference)} {other} ({show(difference, sign=True)})")
-    before = whole[whole["step"] == 0].groupby("seed")["accuracy"].mean().mean()
+    before = before_training(whole, HARD_SET)["accuracy"]
     return (
         f"On seven [hard families](docs/report.md#a-language-model) ({before:.3f} before training, "
         f"{without_contrast(language, HARD_SET):.0%} of GRPO's groups without contrast) `batch` ends {', '.join(said)}."

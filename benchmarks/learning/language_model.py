@@ -38,6 +38,7 @@ MEANS = {  # over all steps until an evaluation
     "zero_signal/final": "zero_variance",
     "baseline/explained_variance": "explained_variance",
     "entropy": "entropy",
+    "time/generate": "generating_seconds",
 }
 PROMPTS_PER_STEP = {"GRPO n=4": 16, "GRPO n=8": 8, "DAPO n=4": 4, "Seq-balance": 3}  # the last two draw about 64, too
 METHODS = {

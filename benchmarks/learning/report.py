@@ -27,6 +27,7 @@ TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
 CHOOSING, ROUNDS = "Posterior n=1, 1 of 3", "Rounds across steps"
 STRONG = "GRPO n=8"  # beside CHEAP what methods are compared with
 NO_SEED, NOT_REACHED = "–", "not reached"
+SPENT = "CPU s per step, fastest seed"  # the others tell what else ran on the machine
 PILOT_SEED = 0  # of the language model's short runs
 MAIN_SET, HARD_SET = "mixture", "hard"  # of the language model's; the first leads
 LANGUAGE = (  # methods on the language model, in the order of the table
@@ -40,6 +41,7 @@ LANGUAGE = (  # methods on the language model, in the order of the table
     CHOOSING,
     ROUNDS,
 )
+LANGUAGE_KS = (4, 16, 64)
 DIVERSITY = ("hard", "large")
 FIRST_SCREEN = {  # method: its name on the first screen
     "GRPO n=4": "GRPO n=4",
@@ -267,12 +269,18 @@ def more_tokens_table(equal: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def pass_table(equal: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256)) -> str:
+def before_training(evaluations: pd.DataFrame, prompt_set: str) -> pd.Series:
+    """Means over the seeds, since those of the language model do not all start from the same weights."""
+    start = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["step"] == 0)]
+    return start.groupby("seed").mean(numeric_only=True).mean()
+
+
+def pass_table(runs: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256), methods=SHOWN) -> str:
     """pass@k and entropy before and after training."""
-    found = of_set(equal, prompt_set, SHOWN)
+    found = of_set(runs, prompt_set, methods)
     columns = [f"pass@{k}" for k in ks] + ["entropy"]
-    before = next(iter(next(iter(found.values())).values())).iloc[0]
-    rows = [{"Method": "before training"} | {name: f"{before[name]:.3f}" for name in columns}]
+    before = before_training(runs, prompt_set)
+    rows = [{"Method": "before training"} | {name: show((before[name], math.nan)) for name in columns}]
     for method, runs in found.items():
         if len(runs) > 2:
             rows.append({"Method": method} | {name: show(mean_of(final(runs, name))) for name in columns})
@@ -391,9 +399,7 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
     found = {method: by_seed(runs, prompt_set, method) for method in LANGUAGE}
     found = {method: own for method, own in found.items() if len(own) > (2 if brief else 0)}
     cheap, strong = found.get(CHEAP, {}), found.get(STRONG, {})
-    before = (
-        runs[(runs["prompt_set"] == prompt_set) & (runs["step"] == 0)].groupby("seed").mean(numeric_only=True).mean()
-    )
+    before = before_training(runs, prompt_set)
     rows = [
         {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
     ]
@@ -410,17 +416,17 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
             own_kind = (column == "zero_variance") == ("n=1" not in method and "Rounds" not in method)
             own_kind &= method != BATCH  # whose share is a function of the number of rollouts
             row[label] = f"{mean:.2f}" if own_kind and not math.isnan(mean) else NO_SEED
-        spent = {seed: float((run["cpu_seconds"] / run["step"]).iloc[-1]) for seed, run in own.items()}
-        row["CPU s per step"] = f"{mean_of(spent)[0]:.1f}"
+        row[SPENT] = f"{min(float((run['cpu_seconds'] / run['step']).iloc[-1]) for run in own.values()):.1f}"
         rows.append(row)
-    left_out = ("Seeds", "Zero-variance groups", "Variance explained", "CPU s per step") if brief else ()
+    left_out = ("Seeds", "Zero-variance groups", "Variance explained", SPENT) if brief else ()
     columns = [name for name in rows[-1] if name not in left_out]
     return as_table([{name: row.get(name, "") for name in columns} for row in rows])
 
 
 def pilot_table(pilots: pd.DataFrame) -> str:
     """The language model's short runs on a seed of their own, by which the rate was chosen and methods were left out."""
-    ends = pilots[(pilots["family"] == "all") & (pilots["step"] == pilots["step"].max())].to_dict("records")
+    ends = pilots[(pilots["family"] == "all") & (pilots["step"] == pilots["step"].max())]
+    ends = ends.assign(generating=ends["generating_seconds"] * ends["step"] / ends["cpu_seconds"]).to_dict("records")
     return as_table(
         [
             {
@@ -428,6 +434,7 @@ def pilot_table(pilots: pd.DataFrame) -> str:
                 "Rate": f"{run['rate']:.0e}".replace("e-0", "e-"),
                 "Accuracy": f"{run['accuracy']:.3f}",
                 "pass@16": f"{run['pass@16']:.3f}",
+                "Time generating": NO_SEED if math.isnan(run["generating"]) else f"{run['generating']:.0%}",
             }
             for run in sorted(ends, key=lambda run: (run["rate"], LANGUAGE.index(run["method"])))
         ]
@@ -507,7 +514,8 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
 
 def stored_language(pilots: bool = False) -> pd.DataFrame:
     """The language model's evaluations; `pilots`: those of the seed that is not reported."""
-    rows = pd.DataFrame(load_rows("language_model")).astype({"explained_variance": float, "alike": float})
+    rows = pd.DataFrame(load_rows("language_model"))
+    rows = rows.astype(dict.fromkeys(("explained_variance", "alike", "generating_seconds"), float))
     return rows[(rows["seed"] == PILOT_SEED) == pilots]
 
 
@@ -532,6 +540,8 @@ def build(
         fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"language-{name}", language_table(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
+        whole = language[language["family"] == "all"]
+        fill(f"passes-{name}", pass_table(whole, name, LANGUAGE_KS, LANGUAGE), document)
         drawn[f"language_{name}"] = figures.language(language, name)
     for name, figure in drawn.items():
         figure.savefig(pictures / f"{name}.png", dpi=110)

@@ -214,7 +214,7 @@ def test_language_model_tables():
                 for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
                     row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
                     row |= {"accuracy": level + gain * step / 3, "pass@16": 0.5, "alike": level if step == 0 else None}
-                    row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": 12.0 * step}
+                    row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": (11.0 + seed) * step}
                     row |= {"generated_tokens": 1000 * step}
                     row["pass@16"] += 0.1 * (method == "Rounds across steps" and step > 0)
                     rows.append(row)
@@ -252,13 +252,22 @@ def test_short_runs_of_the_language_model():
     for method, rate, gain in (("GRPO n=8", 3e-4, 0.2), ("GRPO n=4", 3e-4, 0.1), ("GRPO n=8", 1e-4, 0.0)):
         for step in (0, 50):
             row = {"method": method, "rate": rate, "step": step, "accuracy": 0.1 + gain * (step > 0), "pass@16": 0.5}
+            row |= {"cpu_seconds": 450.0 * (step > 0), "generating_seconds": math.nan if rate > 2e-4 else 2.0}
             rows += [row | {"family": family} for family in ("all", "clock")]
     table = report.pilot_table(pd.DataFrame(rows)).splitlines()
-    assert [cells(row)[:3] for row in table[2:]] == [
-        ["GRPO n=8", "1e-4", "0.100"],
-        ["GRPO n=4", "3e-4", "0.200"],
-        ["GRPO n=8", "3e-4", "0.300"],
+    assert [cells(row) for row in table[2:]] == [
+        ["GRPO n=8", "1e-4", "0.100", "0.500", "22%"],
+        ["GRPO n=4", "3e-4", "0.200", "0.500", "–"],
+        ["GRPO n=8", "3e-4", "0.300", "0.500", "–"],
     ]
+
+
+def test_before_training_is_the_mean_of_seeds_whose_weights_differ():
+    rows = [
+        {"prompt_set": "mixture", "seed": seed, "step": step, "accuracy": accuracy, "entropy": None}
+        for seed, step, accuracy in ((1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9))
+    ]
+    assert report.before_training(pd.DataFrame(rows), "mixture")["accuracy"] == pytest.approx(0.25)
 
 
 def test_report_is_filled_from_what_is_stored(tmp_path):
