@@ -425,20 +425,24 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
 
 def pilot_table(pilots: pd.DataFrame) -> str:
     """The language model's short runs on a seed of their own, by which the rate was chosen and methods were left out."""
-    ends = pilots[(pilots["family"] == "all") & (pilots["step"] == pilots["step"].max())]
+    whole = pilots[pilots["family"] == "all"]
+    before = whole[whole["step"] == 0].iloc[0]
+    ends = whole[whole["step"] == whole["step"].max()]
     ends = ends.assign(generating=ends["generating_seconds"] * ends["step"] / ends["cpu_seconds"]).to_dict("records")
-    return as_table(
-        [
-            {
-                "Method": run["method"],
-                "Rate": f"{run['rate']:.0e}".replace("e-0", "e-"),
-                "Accuracy": f"{run['accuracy']:.3f}",
-                "pass@16": f"{run['pass@16']:.3f}",
-                "Time generating": NO_SEED if math.isnan(run["generating"]) else f"{run['generating']:.0%}",
-            }
-            for run in sorted(ends, key=lambda run: (run["rate"], LANGUAGE.index(run["method"])))
-        ]
-    )
+    rows = [
+        {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
+    ]
+    rows += [
+        {
+            "Method": run["method"],
+            "Rate": f"{run['rate']:.0e}".replace("e-0", "e-"),
+            "Accuracy": f"{run['accuracy']:.3f}",
+            "pass@16": f"{run['pass@16']:.3f}",
+            "Time generating": NO_SEED if math.isnan(run["generating"]) else f"{run['generating']:.0%}",
+        }
+        for run in sorted(ends, key=lambda run: (run["rate"], LANGUAGE.index(run["method"])))
+    ]
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
 
 
 def without_contrast(runs: pd.DataFrame, prompt_set: str) -> float:

@@ -256,6 +256,7 @@ def test_short_runs_of_the_language_model():
             rows += [row | {"family": family} for family in ("all", "clock")]
     table = report.pilot_table(pd.DataFrame(rows)).splitlines()
     assert [cells(row) for row in table[2:]] == [
+        ["before training", "", "0.100", "0.500", ""],
         ["GRPO n=8", "1e-4", "0.100", "0.500", "22%"],
         ["GRPO n=4", "3e-4", "0.200", "0.500", "–"],
         ["GRPO n=8", "3e-4", "0.300", "0.500", "–"],
