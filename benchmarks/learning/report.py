@@ -275,12 +275,17 @@ def before_training(evaluations: pd.DataFrame, prompt_set: str) -> pd.Series:
     return start.groupby("seed").mean(numeric_only=True).mean()
 
 
+def start_row(evaluations: pd.DataFrame, prompt_set: str, columns: dict[str, str]) -> dict[str, str]:
+    """A table's first row: `columns` maps a header to the column before training."""
+    before = before_training(evaluations, prompt_set)
+    return {"Method": "before training"} | {label: show((before[name], math.nan)) for label, name in columns.items()}
+
+
 def pass_table(runs: pd.DataFrame, prompt_set: str, ks=(1, 8, 64, 256), methods=SHOWN) -> str:
     """pass@k and entropy before and after training."""
     found = of_set(runs, prompt_set, methods)
     columns = [f"pass@{k}" for k in ks] + ["entropy"]
-    before = before_training(runs, prompt_set)
-    rows = [{"Method": "before training"} | {name: show((before[name], math.nan)) for name in columns}]
+    rows = [start_row(runs, prompt_set, {name: name for name in columns})]
     for method, runs in found.items():
         if len(runs) > 2:
             rows.append({"Method": method} | {name: show(mean_of(final(runs, name))) for name in columns})
@@ -399,10 +404,7 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
     found = {method: by_seed(runs, prompt_set, method) for method in LANGUAGE}
     found = {method: own for method, own in found.items() if len(own) > (2 if brief else 0)}
     cheap, strong = found.get(CHEAP, {}), found.get(STRONG, {})
-    before = before_training(runs, prompt_set)
-    rows = [
-        {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
-    ]
+    rows = [start_row(runs, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     for method, own in found.items():
         row = {"Method": method, "Seeds": str(len(own)), "Accuracy": f"{mean_of(final(own))[0]:.3f}"}
         for other, reference in ((CHEAP, cheap), (STRONG, strong)):
@@ -426,12 +428,9 @@ def language_table(runs: pd.DataFrame, prompt_set: str, brief: bool = False) -> 
 def pilot_table(pilots: pd.DataFrame) -> str:
     """The language model's short runs on a seed of their own, by which the rate was chosen and methods were left out."""
     whole = pilots[pilots["family"] == "all"]
-    before = whole[whole["step"] == 0].iloc[0]
     ends = whole[whole["step"] == whole["step"].max()]
     ends = ends.assign(generating=ends["generating_seconds"] * ends["step"] / ends["cpu_seconds"]).to_dict("records")
-    rows = [
-        {"Method": "before training", "Accuracy": f"{before['accuracy']:.3f}", "pass@16": f"{before['pass@16']:.3f}"}
-    ]
+    rows = [start_row(whole, MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     rows += [
         {
             "Method": run["method"],
@@ -538,13 +537,13 @@ def build(
     fill("expect-sorting", expect_sorting(single), recipes)
     drawn = figures.draw_all(equal, evaluations, ABLATION)
     language = stored_language()
+    whole = language[language["family"] == "all"]
     fill("expect-reasoning", expect_reasoning(language), recipes)
     fill("language-pilots", pilot_table(stored_language(pilots=True)), document)
     for name in language["prompt_set"].unique():
         fill(f"language-verdict-{name}", language_verdict(language, name), document)
         fill(f"language-{name}", language_table(language, name), document)
         fill(f"families-{name}", family_table(language, name), document)
-        whole = language[language["family"] == "all"]
         fill(f"passes-{name}", pass_table(whole, name, LANGUAGE_KS, LANGUAGE), document)
         drawn[f"language_{name}"] = figures.language(language, name)
     for name, figure in drawn.items():

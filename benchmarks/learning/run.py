@@ -169,7 +169,7 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
     names += [f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")]
     names += ["stream/new", "stream/cut_off", "stream/replaced", "stream/passed_over", "stream/pass_rate"]
-    names += ["time/generate", "time/estimate", *(f"active_prompts/round_{k}" for k in range(1, 5))]
+    names += ["time/generate", *(f"active_prompts/round_{k}" for k in range(1, 5))]
     return {
         "step": logs["step"],
         "reward": logs["reward"],

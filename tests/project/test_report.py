@@ -252,7 +252,12 @@ def test_short_runs_of_the_language_model():
     for method, rate, gain in (("GRPO n=8", 3e-4, 0.2), ("GRPO n=4", 3e-4, 0.1), ("GRPO n=8", 1e-4, 0.0)):
         for step in (0, 50):
             row = {"method": method, "rate": rate, "step": step, "accuracy": 0.1 + gain * (step > 0), "pass@16": 0.5}
-            row |= {"cpu_seconds": 450.0 * (step > 0), "generating_seconds": math.nan if rate > 2e-4 else 2.0}
+            row |= {
+                "prompt_set": "mixture",
+                "seed": 0,
+                "cpu_seconds": 450.0 * (step > 0),
+                "generating_seconds": math.nan if rate > 2e-4 else 2.0,
+            }
             rows += [row | {"family": family} for family in ("all", "clock")]
     table = report.pilot_table(pd.DataFrame(rows)).splitlines()
     assert [cells(row) for row in table[2:]] == [
@@ -269,6 +274,11 @@ def test_before_training_is_the_mean_of_seeds_whose_weights_differ():
         for seed, step, accuracy in ((1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9))
     ]
     assert report.before_training(pd.DataFrame(rows), "mixture")["accuracy"] == pytest.approx(0.25)
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus():
+    assert report.show((-0.0001, 0.01), sign=True) == "+0.000 ± 0.010"
+    assert report.show((-0.0006, math.nan), sign=True) == "-0.001"
 
 
 def test_report_is_filled_from_what_is_stored(tmp_path):

@@ -132,6 +132,11 @@ def figures(logs):
     return {name: value for name, value in logs.items() if "ada/" in name and "time" not in name}
 
 
+def close(name, value):
+    """Up to rounding in float32: 1e-5 of the value, and of the value head's error, where every fit multiplies it, 1e-4."""
+    return pytest.approx(value, rel=1e-4 if name.startswith("ada/estimator/brier") else 1e-5)
+
+
 @pytest.mark.parametrize(("name", "processes"), [*((name, "together") for name in SAME), ("straddling", "on_three")])
 def test_same_updates_on_one_process_and_on_several(name, processes, alone, request):
     (one, server, directory), (ranks, shared, shared_directory) = alone(name), request.getfixturevalue(processes)[name]
@@ -140,9 +145,10 @@ def test_same_updates_on_one_process_and_on_several(name, processes, alone, requ
     assert asked[0] == asked[1]
     for step, batch in enumerate(one["batches"]):
         assert len(batch) == RUNS[name][1] and [row for rank in ranks for row in rank["batches"][step]] == batch
-    computed = "est" in name or "ahead" in name  # in float32, whose rounding grows with every step
+    computed = "est" in name or "ahead" in name  # by the model, in float32
     for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
-        assert figures(found) == (pytest.approx(figures(expected), rel=1e-4) if computed else figures(expected))
+        figure = {key: close(key, value) if computed else value for key, value in figures(expected).items()}
+        assert figures(found) == figure
         for key in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
             assert found[key] == pytest.approx(expected[key])
     if "ahead" in name:
@@ -162,7 +168,7 @@ def same_record(*files):
     assert first["fitted"].keys() == second["fitted"].keys()
     for name, values in first["fitted"].items():
         if not isinstance(values, dict):
-            np.testing.assert_allclose(second["fitted"][name], values, rtol=1e-4, atol=1e-6)  # float32
+            np.testing.assert_allclose(second["fitted"][name], values, rtol=1e-5, atol=1e-7)  # float32
 
 
 @pytest.mark.parametrize("name", ["stall", "fail", "no weights"])
