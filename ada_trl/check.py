@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .checking.findings import Finding
+from .checking.findings import CheckResult
 from .checking.preflight import Preflight
 from .cli import start
 from .cli.errors import explained
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 
 @contextmanager
-def throwaway(args: "AdaGRPOConfig") -> Iterator[None]:
+def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     """Let a configuration be for one step that leaves nothing: a directory of its own, no reports, no checkpoints."""
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
@@ -45,7 +45,7 @@ def throwaway(args: "AdaGRPOConfig") -> Iterator[None]:
                 path.rmdir()
 
 
-def report(findings: list[Finding]) -> str:
+def report(findings: list[CheckResult]) -> str:
     """The findings as a table."""
     rows = [[cell.replace("|", "/") for cell in finding[:3]] for finding in findings]
     return markdown_table(["Checked", "Found", "Recommended"], rows)
@@ -53,23 +53,23 @@ def report(findings: list[Finding]) -> str:
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), check, print what was found."""
-    from .train import build_trainer, parse_args, without_noise
+    from .train import build_trainer, parse_args, silence_library_warnings
 
-    without_noise()
+    silence_library_warnings()
     script_args, training_args, model_args = parse_args(args, command="check")
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
-    with throwaway(training_args):
+    with temporary_run(training_args):
         with explained():
             trainer = build_trainer(script_args, training_args, model_args)
-        _be_quiet(trainer)
+        _disable_side_effects(trainer)
         check = Preflight(trainer)
         sizes = f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.3g} M parameters"
         data = f"{len(trainer.train_dataset)} rows" if hasattr(trainer.train_dataset, "__len__") else "a stream"
-        check.findings.append(Finding("model and data", f"{sizes}, {data}, {evaluates}"))
+        check.findings.append(CheckResult("model and data", f"{sizes}, {data}, {evaluates}"))
         try:
             check.run()
         except BaseException:
-            check.findings.append(Finding(f"**failed** in {check.doing}", "see the error below"))
+            check.findings.append(CheckResult(f"**failed** in {check.doing}", "see the error below"))
             raise
         finally:
             if trainer.accelerator.is_main_process:
@@ -78,7 +78,7 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def _be_quiet(trainer: "AdaGRPOTrainer") -> None:
+def _disable_side_effects(trainer: "AdaGRPOTrainer") -> None:
     """No evaluation and no checkpoint within the one step, and no log of it."""
     from transformers import PrinterCallback
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy

@@ -28,7 +28,7 @@ from .drawing.runs import (
     sampling_figure,
     signal_figure,
 )
-from .estimation.record import PASS_RATES_FILE
+from .pass_rates.store import PASS_RATES_FILE
 from .utils.files import last_checkpoint
 
 

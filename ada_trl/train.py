@@ -158,11 +158,11 @@ def build_trainer(
         peft_config=get_peft_config(model_args),
     )
     if trainer.accelerator.device.type == "cpu":
-        spare_copies_of_head(trainer.model)
+        make_lm_head_inputs_contiguous(trainer.model)
     return trainer
 
 
-def spare_copies_of_head(model: "PreTrainedModel") -> None:
+def make_lm_head_inputs_contiguous(model: "PreTrainedModel") -> None:
     """
     Of the prompts' last positions, which are no contiguous tensor, torch multiplies with a copy of the head per row on a CPU:
     half of a step's time with 64 rows and 49,000 tokens.
@@ -248,7 +248,7 @@ def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
     return asked
 
 
-def without_noise() -> None:
+def silence_library_warnings() -> None:
     """Leave out warnings of libraries that say nothing about this run."""
     for text in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(text))
@@ -257,7 +257,7 @@ def without_noise() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), train, save to `output_dir`."""
-    without_noise()
+    silence_library_warnings()
     with explained():
         script_args, training_args, model_args = parse_args(args)
         checkpoint = checkpoint_to_resume(training_args)

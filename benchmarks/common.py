@@ -17,7 +17,7 @@ from ada_trl.utils.tables import markdown_table
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENT = ROOT / "docs" / "paper.md"
+DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
 README = ROOT / "README.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
 # 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.

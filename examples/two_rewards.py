@@ -1,7 +1,7 @@
 r"""
 Full fine-tuning with two rewards: one for the format, which every completion may earn, and one for the answer.
 
-`accelerate launch examples/two_rewards.py` on GSM8K. `exit_reward` names the function that decides what counts as right, and with
+`accelerate launch examples/two_rewards.py` on GSM8K. `success_reward` names the function that decides what counts as right, and with
 `--baseline pool`, which is the paper's mode, which prompts are sampled again: with the total, the format alone would count as success.
 """
 
@@ -46,7 +46,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None) ->
     parser.set_defaults(
         output_dir="outputs/two-rewards",
         baseline="batch",  # "pool" is the paper's mode
-        exit_reward="accuracy_reward",
+        success_reward="accuracy_reward",
         reward_weights=[1.0, 0.2],
         per_device_train_batch_size=32,  # as many prompts, with one rollout each
         gradient_accumulation_steps=4,

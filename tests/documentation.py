@@ -2,7 +2,7 @@
 What the pages say, read by the tests; and the tables that the code writes.
 
 `python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md from the help texts of the parsers, the metrics of docs/metrics.md from the docstring of `trainer/logs.py`.
+docs/commands.md from the help texts of the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.cli.parser import CommandParser
-from ada_trl.trainer import logs
+from ada_trl.trainer import callbacks as logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 

@@ -154,7 +154,7 @@ def run_module(module, *arguments, seconds=600, environment=ON_CPU, **launch) ->
     return subprocess.run(words, env=os.environ | environment, timeout=seconds, **options)
 
 
-def what_ranks_wrote(directory: Path, processes: int, result: subprocess.CompletedProcess) -> list:
+def read_rank_outputs(directory: Path, processes: int, result: subprocess.CompletedProcess) -> list:
     """Of workers that write what they have seen to `rank<i>.json`."""
     ranks = [directory / f"rank{i}.json" for i in range(processes)]
     assert all(rank.exists() for rank in ranks), result.stderr[-3000:]
@@ -294,7 +294,7 @@ def moved(trainer) -> dict[str, bool]:
     return {name: not torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters()}
 
 
-def whole_and_resumed(build, tmp_path, *args, at: int, **options):
+def train_with_and_without_resume(build, tmp_path, *args, at: int, **options):
     """A run, and one that starts with other weights from its checkpoint `at`: they must end the same."""
     whole = build(tmp_path / "whole", *args, **options)
     whole.train()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..core.metrics import misses_contrast
+from ..core.metrics import threshold_outside_reward_range
 from ..planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
 from ..planning.outcomes import sequential_outcome, single_round_outcome
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it imports torch
 MANY_TRUNCATED = 0.1
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """
     A line of the report: what was checked, what was found, what to do about it, if anything, and whether nothing could be
     learnt that way.
@@ -51,9 +51,9 @@ class Sample(NamedTuple):
     reward_seconds: float
 
 
-def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
+def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
     per_token = sample.seconds / max(sample.lengths.sum(), 1)
-    yield Finding(
+    yield CheckResult(
         "generation",
         f"{sample.lengths.size} completions of {sample.lengths.mean():.0f} tokens (longest {sample.lengths.max()}) in "
         f"{sample.seconds:.1f} s, {1 / max(per_token, 1e-9):.0f} tokens/s; reward functions {sample.reward_seconds:.1f} s",
@@ -63,23 +63,23 @@ def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
     )
     share = sample.truncated.mean()
     advice = f"Raise max_completion_length ({args.max_completion_length}): what has no end has no answer."
-    yield Finding("cut off", f"{share:.0%} of the completions", advice if share > MANY_TRUNCATED else "")
+    yield CheckResult("cut off", f"{share:.0%} of the completions", advice if share > MANY_TRUNCATED else "")
 
 
-def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator[Finding]:
+def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator[CheckResult]:
     for name, values in zip(names, np.moveaxis(sample.rewards, -1, 0), strict=True):
         scored = values[~np.isnan(values)]
         if not scored.size:
-            yield Finding(f"reward {name}", "no completion scored", "It returns None or NaN; look at its columns.")
+            yield CheckResult(f"reward {name}", "no completion scored", "It returns None or NaN; look at its columns.")
             continue
         advice = "It is the same for all: nothing to learn from it here." if np.ptp(scored) == 0 else ""
         missing = f"; {1 - scored.size / values.size:.0%} not scored" if scored.size < values.size else ""
-        yield Finding(
+        yield CheckResult(
             f"reward {name}", f"{scored.min():.3g} to {scored.max():.3g}, mean {scored.mean():.3g}{missing}", advice
         )
-    if len(names) > 1 and args.exit_reward is None and not args.is_plain_grpo:
-        yield Finding(
-            "signal", f"the weighted total of {' and '.join(names)}", "Name the one that decides: exit_reward."
+    if len(names) > 1 and args.success_reward is None and not args.is_vanilla_grpo:
+        yield CheckResult(
+            "signal", f"the weighted total of {' and '.join(names)}", "Name the one that decides: success_reward."
         )
 
 
@@ -89,10 +89,10 @@ def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarra
     return (np.where(scored, sample.signals, -np.inf) > args.positive_threshold).sum(axis=1), scored.sum(axis=1)
 
 
-def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
+def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
     positives, draws = counts(args, sample)
     if not draws.any():
-        yield Finding("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
+        yield CheckResult("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
         return
     signals = sample.signals[~np.isnan(sample.signals)]
     low, high, mean = signals.min(), signals.max(), signals.mean()
@@ -102,7 +102,7 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
             f"The signal ranges from {low:.3g} to {high:.3g} and never crosses positive_threshold "
             f"({args.positive_threshold:g}): set it between, or see whether the prompts are of the right difficulty."
         )
-    elif misses_contrast(low, high, mean, positives.sum() / draws.sum()):
+    elif threshold_outside_reward_range(low, high, mean, positives.sum() / draws.sum()):
         advice = (
             f"The signal ranges from {low:.3g} to {high:.3g} with a mean of {mean:.3g}, and positive_threshold "
             f"({args.positive_threshold:g}) hardly tells any of it apart: set it to what counts as a success."
@@ -111,13 +111,13 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[Finding]:
         advice = f"All of them {'pass: harder' if positives.any() else 'fail: easier'} prompts, or other rewards."
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], draws[:16], strict=True))
     found = f"{positives.sum() / draws.sum():.2f} of {draws.sum()} rollouts; by prompt {per_prompt}"
-    yield Finding("pass rate", found, advice)
+    yield CheckResult("pass rate", found, advice)
 
 
 def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple[float, float]:
     """Share of the places in a batch without a gradient and rollouts per place, of the run's own settings."""
     rates, weights = distribution
-    if args.way.in_rounds and not args.way.across_steps:
+    if args.sampling_strategy.in_rounds and not args.sampling_strategy.across_steps:
         outcome = sequential_outcome(
             rates,
             args.exit_condition,
@@ -128,13 +128,13 @@ def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple
         outcome = single_round_outcome(rates, args.num_generations)
     lost = 0.0 if args.baseline != "pool" else float(weights @ outcome.zero_signal)
     rollouts = float(weights @ outcome.rollouts)
-    if args.unresolved == "replace":
+    if args.zero_variance_groups == "resample":
         rollouts *= sum(lost**again for again in range(args.max_rounds))
         lost **= args.max_rounds
     return lost, rollouts
 
 
-def forecast(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> Finding:
+def forecast(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:
     """Of one generation and the update on it. The sample is smaller than a step, so generation is at most that slow."""
     positives, draws = counts(args, sample)
     rollouts = float(args.num_generations)
@@ -142,7 +142,7 @@ def forecast(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> Fi
         _, rollouts = expected(args, fit_pass_rate_distribution(positives, draws))
     prompts = args.prompts_per_step
     drawn = prompts * rollouts
-    return Finding(
+    return CheckResult(
         "forecast",
         f"a step of {prompts} prompts: {drawn:.0f} rollouts, {drawn * sample.lengths.mean():.0f} tokens, at most "
         f"{sample.seconds * drawn / sample.lengths.size:.1f} s of sampling and {update_seconds:.1f} s of update",

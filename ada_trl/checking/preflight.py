@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cli.errors import UserError, one_line
-from .findings import Finding, Sample, counts, difficulty, expected, forecast, generation, rewards
+from .findings import CheckResult, Sample, counts, difficulty, expected, forecast, generation, rewards
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -35,7 +35,7 @@ class Preflight:
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
-        self.findings: list[Finding] = []
+        self.findings: list[CheckResult] = []
         self.doing = "setting up"
         self._own: list[dict] = []  # rows of this process
         self._updating_since = math.nan
@@ -55,7 +55,7 @@ class Preflight:
             self._updating_since = time.perf_counter()
             return batch
 
-        with trainer.having(_generate_and_score_completions=first_batch), trainer.using_server():
+        with trainer.having(_generate_and_score_completions=first_batch), trainer.server_session():
             try:
                 trainer.train()
             except _out_of_memory() as error:
@@ -88,7 +88,7 @@ class Preflight:
     def _rows_of(self, inputs: list[dict]) -> list[dict]:
         """Rows of the data set, this process's share of what a step asks; of a stream the first ones, at least one."""
         trainer, args = self.trainer, self.trainer.args
-        if not args.uses_stream:
+        if not args.uses_prompt_queue:
             return trainer.prompt_source.ask(inputs).own or inputs[:1]
         number = max(args.prompts_per_step // trainer.accelerator.num_processes, 1)
         start = trainer.accelerator.process_index * number
@@ -97,15 +97,15 @@ class Preflight:
 
     def _draw(self, rows: list[dict]) -> Sample:
         """A few rollouts of each prompt, by the way of generating that the run has. Collective."""
-        from ..utils.processes import gather_results, shared
+        from ..utils.distributed import gather_results, shared
 
         trainer, copies = self.trainer, [row for row in rows for _ in range(DRAWS)]
-        with trainer.environments_kept(), trainer.engine_ready():
+        with trainer.hold_environments(), trainer.vllm_session():
             started = time.perf_counter()
             with shared():
                 found = trainer.complete(copies, True)
             seconds = time.perf_counter() - started
-        _, signals = trainer.total_and_signal(found.rewards)
+        _, signals = trainer.split_rewards(found.rewards)
         own = (
             found.rewards.reshape(len(rows), DRAWS, -1).tolist(),
             np.reshape(signals, (len(rows), DRAWS)).tolist(),
@@ -117,9 +117,9 @@ class Preflight:
         arrays = [np.array([value for process in values for value in process]) for values in lists]
         return Sample._make([*arrays, max(all_seconds), max(reward_seconds)])
 
-    def _weights(self, what: str) -> Finding:
+    def _weights(self, what: str) -> CheckResult:
         vllm, args = self.trainer.vllm_generation, self.trainer.args
-        return Finding(
+        return CheckResult(
             what,
             f"sent by {args.vllm_weight_sync!r}; log-probabilities of a known prompt differ by {vllm.weight_difference:.4f} nats "
             "per token from the trainer's",
@@ -149,7 +149,7 @@ class Preflight:
         rewards = torch.arange(total, device=trainer.accelerator.device)[:, None] % 2.0
         rewards = rewards.expand(-1, len(trainer.reward_funcs))
         as_drawn = SimpleNamespace(rows=rows, rewards=rewards)
-        with trainer.replaying(as_drawn):  # type: ignore[arg-type] # what the parent reads of a Replay
+        with trainer.replaying(as_drawn):  # type: ignore[arg-type] # what the parent reads of a RolloutBatch
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * len(inputs))
         for name in {"advantages", "importance_sampling_ratio"} & set(batch):
             batch[name] = torch.ones_like(batch[name])  # else equal rows would cancel, or made-up ones count nothing
@@ -177,7 +177,7 @@ class Preflight:
         finite = math.isfinite(norm)
         advice = "" if finite else "Gradients are not finite: train in bf16 or float32 (--dtype float32)."
         found = f"{self._shape}: {seconds:.1f} s, gradient norm {float(norm):.3g}"
-        self.findings.append(Finding("optimizer step", found, advice, not finite))
+        self.findings.append(CheckResult("optimizer step", found, advice, not finite))
         self.findings.append(_peak_memory(trainer))
         self.findings.append(forecast(trainer.args, self.sample, seconds))
 
@@ -190,7 +190,7 @@ class Preflight:
         )
 
 
-def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) -> Finding:
+def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) -> CheckResult:
     """What `ada-trl plan` makes of so few prompts: the share with a gradient and the rollouts, now and at its best."""
     from ..planning.observed import prompts_from_counts
     from ..planning.settings import describe, recommend, settings
@@ -204,7 +204,7 @@ def _planned(args: "AdaGRPOConfig", positives: np.ndarray, draws: np.ndarray) ->
     fields = {"num_generations": 1} | best.fields
     runs_best = all(getattr(args, name) == value for name, value in fields.items())
     advice = "" if runs_best else f"The least noise for a rollout has {best.method} ({describe(best)})."
-    return Finding(
+    return CheckResult(
         "plan",
         f"{1 - lost:.0%} of the prompts would have a gradient, for {rollouts:.1f} rollouts each",
         advice and f"{advice} From {len(draws)} prompts only: `ada-trl plan` takes a record.",
@@ -224,13 +224,13 @@ def _reset_peak_memory(trainer: "AdaGRPOTrainer") -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_memory(trainer: "AdaGRPOTrainer") -> Finding:
+def _peak_memory(trainer: "AdaGRPOTrainer") -> CheckResult:
     import torch
 
     device: torch.device = trainer.accelerator.device
     if device.type == "cuda":
         peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(device).total_memory
         advice = "Little is left: halve per_device_train_batch_size." if peak > 0.95 * total else ""
-        return Finding("peak memory", f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU", advice)
+        return CheckResult("peak memory", f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU", advice)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Finding("peak memory", f"{peak / 2**30:.1f} GiB of this process, without a GPU")
+    return CheckResult("peak memory", f"{peak / 2**30:.1f} GiB of this process, without a GPU")

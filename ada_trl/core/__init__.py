@@ -3,40 +3,46 @@
 from .advantages import expected_rounds, group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
 from .baselines import (
-    Prior,
-    batch_priors,
+    BaselineEstimate,
+    batch_leave_one_out_baseline,
     explained_variance,
     posterior_advantages,
     posterior_baselines,
-    recentred,
+    shift_by_batch_residual,
 )
-from .belief import Belief, Expectation, RewardScale
-from .counts import EMAPassRate, brier_metrics
-from .elimination import Draw, eliminate, eliminate_per_prompt
+from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
 from .exit_conditions import ExitCondition
-from .identity import prompt_identity, prompt_key, prompt_text
-from .metrics import completion_metrics, mean_and_std, samples_by_estimate, sampling_metrics, zero_signal_probability
+from .metrics import (
+    completion_metrics,
+    mean_and_std,
+    rollouts_by_estimate,
+    sampling_metrics,
+    zero_gradient_probability,
+)
+from .pass_rate_ema import EMAPassRate, brier_metrics
 from .pool import Pool, Rollout
+from .prompt_id import prompt_identity, prompt_key, prompt_text
 from .selection import select_group
+from .sequential_sampling import Draw, eliminate, eliminate_async
 
 
 __all__ = [
-    "Belief",
+    "RewardEstimator",
     "Draw",
     "EMAPassRate",
     "ExitCondition",
-    "Expectation",
+    "PromptFeatures",
     "Pool",
-    "Prior",
-    "RewardScale",
+    "BaselineEstimate",
+    "RunningRewardStd",
     "Rollout",
     "allocate",
-    "batch_priors",
+    "batch_leave_one_out_baseline",
     "brier_metrics",
     "check_budget",
     "completion_metrics",
     "eliminate",
-    "eliminate_per_prompt",
+    "eliminate_async",
     "expected_rounds",
     "explained_variance",
     "group_advantages",
@@ -48,9 +54,9 @@ __all__ = [
     "prompt_key",
     "prompt_text",
     "prompt_weight",
-    "samples_by_estimate",
+    "rollouts_by_estimate",
     "sampling_metrics",
-    "recentred",
+    "shift_by_batch_residual",
     "select_group",
-    "zero_signal_probability",
+    "zero_gradient_probability",
 ]

@@ -81,7 +81,7 @@ def group_advantages(
         `list[float]`: one advantage per selected rollout; exactly 0 for unscored rollouts and for a pool whose scored
         rewards are all equal.
     """
-    if pool.is_uniform:
+    if pool.has_zero_variance:
         return [0.0] * len(group)
     baseline = pool.mean
     scale = prompt_weight(pool.pass_rate, pool.scored, weighting)

@@ -14,7 +14,7 @@ LARGEST_POOL = 32  # rollouts, M · N of the paper
 LARGEST_DEVIATION = 1.5  # where advantages are scaled: farther away than this counts as this far
 
 
-class Prior(NamedTuple):
+class BaselineEstimate(NamedTuple):
     """
     What is expected of a prompt before it is sampled.
 
@@ -35,7 +35,7 @@ class Prior(NamedTuple):
         """The prompt's weight, known before the draw: see [`prompt_weight`], for a pool of the paper's largest size, 32."""
         return prompt_weight(self.pass_rate, LARGEST_POOL, weighting)
 
-    def updated(self, rewards: Sequence[float]) -> "Prior":
+    def updated(self, rewards: Sequence[float]) -> "BaselineEstimate":
         """The prior of somebody who has seen `rewards` too. Its pass rate, and so the prompt's weight, stays."""
         strength = self.strength + len(rewards)
         if not strength or math.isinf(strength):
@@ -45,7 +45,7 @@ class Prior(NamedTuple):
         return self._replace(mean=mean, strength=strength)
 
 
-def posterior_baselines(pool: Pool, prior: Prior) -> list[float]:
+def posterior_baselines(pool: Pool, prior: BaselineEstimate) -> list[float]:
     """
     b_i = (s·m + Σ_{j ≠ i} r_j) / (s + number of these j),
 
@@ -66,7 +66,7 @@ def posterior_baselines(pool: Pool, prior: Prior) -> list[float]:
     Args:
         pool (`Pool`):
             Everything the prompt drew. Rollouts without a reward are left out of all sums.
-        prior ([`Prior`]):
+        prior ([`BaselineEstimate`]):
             From before the draw.
 
     Returns:
@@ -85,12 +85,14 @@ def posterior_baselines(pool: Pool, prior: Prior) -> list[float]:
     return baselines
 
 
-def sums_of_others(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def leave_one_out_sums(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each prompt the sum of the other prompts' values, `(…, P)`, and of their counts, `(P,)`."""
     return values.sum(axis=-1, keepdims=True) - values, counts.sum() - counts
 
 
-def recentred(priors: Sequence[Prior], pools: Sequence[Pool], *, shrinkage: float) -> list[Prior]:
+def shift_by_batch_residual(
+    priors: Sequence[BaselineEstimate], pools: Sequence[Pool], *, shrinkage: float
+) -> list[BaselineEstimate]:
     """
     Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
     first steps, because the policy has just improved, or because a penalty grows) costs next to nothing:
@@ -110,7 +112,7 @@ def recentred(priors: Sequence[Prior], pools: Sequence[Pool], *, shrinkage: floa
         [math.fsum(r - prior.mean for r in pool.rewards) for pool, prior in zip(pools, priors, strict=True)]
     )
     moved = []
-    for prior, others, drawn in zip(priors, *sums_of_others(residuals, counts), strict=True):
+    for prior, others, drawn in zip(priors, *leave_one_out_sums(residuals, counts), strict=True):
         if drawn + shrinkage > 0:
             moved.append(prior._replace(mean=prior.mean + float(others) / (float(drawn) + shrinkage)))
         else:
@@ -118,7 +120,7 @@ def recentred(priors: Sequence[Prior], pools: Sequence[Pool], *, shrinkage: floa
     return moved
 
 
-def batch_priors(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[Prior]:
+def batch_leave_one_out_baseline(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[BaselineEstimate]:
     """
     Priors that know nothing but the other prompts of the step: their mean reward, worth as many rollouts as they have drawn.
     With them [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
@@ -127,18 +129,18 @@ def batch_priors(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[Pri
         pass_rates (`Sequence[float]`):
             What the prompts' weights are made of, from before the draw.
     """
-    blank = [Prior(0.0, 0.0, rate) for rate in pass_rates]
+    blank = [BaselineEstimate(0.0, 0.0, rate) for rate in pass_rates]
     counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    _, drawn = sums_of_others(counts, counts)
+    _, drawn = leave_one_out_sums(counts, counts)
     return [
         prior._replace(strength=float(number))
-        for prior, number in zip(recentred(blank, pools, shrinkage=0.0), drawn, strict=True)
+        for prior, number in zip(shift_by_batch_residual(blank, pools, shrinkage=0.0), drawn, strict=True)
     ]
 
 
 def posterior_advantages(
     pool: Pool,
-    prior: Prior,
+    prior: BaselineEstimate,
     *,
     weighting: PromptWeighting = "none",
     std: float | None = None,
@@ -151,10 +153,10 @@ def posterior_advantages(
     *all* rollouts of the pool: training on a selection of them brings a bias back.
 
     Args:
-        pool (`Pool`), prior ([`Prior`]):
+        pool (`Pool`), prior ([`BaselineEstimate`]):
             As in [`posterior_baselines`].
         weighting (`str` or `float`, *optional*, defaults to `"none"`):
-            See [`Prior.weight`].
+            See [`BaselineEstimate.weight`].
         std (`float`, *optional*):
             σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
             cut off at ±[`LARGEST_DEVIATION`], and 0 where σ is 0: nothing is known about the scale.

@@ -10,12 +10,12 @@ class Rollout(NamedTuple):
     A completion and its reward. The completion itself stays with whoever generated it.
 
     Args:
-        draw (`int`):
+        draw_index (`int`):
             Position in the prompt's sampling schedule, from 0: round × samples per round + index within the round. It
             identifies the rollout inside its pool, whatever order rollouts arrived in.
         reward (`float`):
             Weighted total reward; NaN if no reward function scored the completion.
-        signal (`float`):
+        success_reward (`float`):
             What decides between positive and negative: the total reward, or one named reward function.
         rewards (`tuple[float, ...]`):
             One reward per reward function, unweighted; NaN where a function returned `None`.
@@ -23,9 +23,9 @@ class Rollout(NamedTuple):
             Where the completion can be fetched from; opaque here.
     """
 
-    draw: int
+    draw_index: int
     reward: float
-    signal: float
+    success_reward: float
     rewards: tuple[float, ...] = ()
     source: Any = None
 
@@ -62,10 +62,10 @@ class Pool:
             self.negatives += 1
 
     def is_scored(self, rollout: Rollout) -> bool:
-        return not (math.isnan(rollout.signal) or math.isnan(rollout.reward))
+        return not (math.isnan(rollout.success_reward) or math.isnan(rollout.reward))
 
     def is_positive(self, rollout: Rollout) -> bool:
-        return self.is_scored(rollout) and rollout.signal > self.positive_threshold
+        return self.is_scored(rollout) and rollout.success_reward > self.positive_threshold
 
     @property
     def scored(self) -> int:
@@ -99,7 +99,7 @@ class Pool:
         return sample_std(rewards)
 
     @property
-    def is_uniform(self) -> bool:
+    def has_zero_variance(self) -> bool:
         """Whether all scored rewards are equal, so that no rollout can carry an advantage (signal collapse)."""
         rewards = self.scored_rewards
         return not rewards or min(rewards) == max(rewards)

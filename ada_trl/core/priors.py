@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .counts import PromptCounts
+from .pass_rate_ema import PromptCounts
 
 
-STRENGTHS = (
+PSEUDO_COUNTS = (
     4.0,
     1.0,
     2.0,
@@ -18,19 +18,19 @@ STRENGTHS = (
 ERROR_MEMORY = 0.95  # weight of the errors of earlier steps
 
 
-class GuessStrength:
+class PseudoCountSelector:
     """
     s of p̂ = (s h + k) / (s + n), which joins a guess h (of a value network) and a prompt's own discounted counts, k positives
     in n: the candidate whose p̂ has had the least squared error on what was drawn next.
     """
 
     def __init__(self) -> None:
-        self.errors = np.zeros(len(STRENGTHS))
+        self.errors = np.zeros(len(PSEUDO_COUNTS))
 
     @property
     def best(self) -> float:
         """s."""
-        return STRENGTHS[int(np.argmin(self.errors))]
+        return PSEUDO_COUNTS[int(np.argmin(self.errors))]
 
     def observe(
         self,
@@ -52,7 +52,7 @@ class GuessStrength:
         """
         h, k, n = (np.asarray(values, dtype=np.float64)[:, None] for values in (guesses, positives, draws))  # (P, 1)
         known = np.array([(c.discounted_positives, c.discounted_draws) for c in counts]).reshape(-1, 2)
-        s = np.array(STRENGTHS)
+        s = np.array(PSEUDO_COUNTS)
         p = (s * h + known[:, :1]) / (s + known[:, 1:])  # (P, S)
         self.errors = ERROR_MEMORY * self.errors + (k * (1 - p) ** 2 + (n - k) * p**2).sum(axis=0)
 

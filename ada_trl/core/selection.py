@@ -34,7 +34,7 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
             f"A pool of {len(pool)} rollouts cannot fill a group of num_generations ({num_generations}). Draw at least "
             "num_generations rollouts per prompt."
         )
-    rollouts = sorted(pool.rollouts, key=lambda rollout: rollout.draw)
+    rollouts = sorted(pool.rollouts, key=lambda rollout: rollout.draw_index)
     order = np.random.default_rng(seed).permutation(len(rollouts))
     shuffled = [rollouts[i] for i in order]
     positives = [rollout for rollout in shuffled if pool.is_positive(rollout)]
@@ -46,4 +46,4 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
     num_negatives = min(len(negatives), num_generations - num_positives)
     group = positives[:num_positives] + negatives[:num_negatives]
     group += unscored[: num_generations - len(group)]
-    return sorted(group, key=lambda rollout: rollout.draw)
+    return sorted(group, key=lambda rollout: rollout.draw_index)

@@ -84,7 +84,7 @@ def signal_figure(runs: Mapping[str, Log]) -> "Figure":
     """Share of prompts without gradient, before (dotted) and after sampling further rounds, and the policy's entropy."""
     figure, ((signal, entropy),) = make_panels(1, 2)
     for i, (run, log) in enumerate(runs.items()):
-        before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/zero_signal/final")
+        before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/frac_zero_advantage_groups")
         if len(after.steps):
             draw(signal, before, color=f"C{i}", linestyle=":")
         draw(signal, after if len(after.steps) else before, color=f"C{i}", label=run)
@@ -120,8 +120,8 @@ def _draw_sampling(row: Sequence["Axes"], log: Log) -> None:
     for name, style in (("max", ":"), ("mean", "-"), ("min", ":")):
         draw(row[1], curve(log, f"ada/samples_per_prompt/{name}"), color="C0", linestyle=style)
     row[1].set_ylabel("Rollouts per prompt\n(dotted: least, most)")
-    steps, resolved = curve(log, "ada/resolved")
-    positive, negative = (curve(log, f"ada/unresolved/all_{name}").values for name in ("positive", "negative"))
+    steps, resolved = curve(log, "ada/frac_exit_condition_met")
+    positive, negative = (curve(log, f"ada/frac_all_{name}").values for name in ("correct", "wrong"))
     other = np.clip(1 - resolved - positive - negative, 0, None)  # both kinds, but too few of one; or unscored
     row[2].stackplot(
         steps, negative, positive, other, labels=["all negative", "all positive", "too few of one"], alpha=0.8
@@ -145,7 +145,7 @@ def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
         others = curve(log, "ada/baseline/explained_variance_leave_one_out")
         if len(others.steps):
             draw(explained, others, color=f"C{i}", linestyle=":")
-        draw(strength, curve(log, "ada/baseline/strength"), color=f"C{i}")
+        draw(strength, curve(log, "ada/baseline/pseudo_counts"), color=f"C{i}")
     explained.set(ylabel="Variance explained", ylim=(-0.5, 1), xlabel=STEPS)
     explained.axhline(0, color="black", linewidth=0.8)
     strength.set(ylabel="Baseline, in rollouts", xlabel=STEPS)
@@ -159,15 +159,15 @@ def prompts_figure(runs: Mapping[str, Log]) -> "Figure | None":
     Which prompts were asked: how many in a step, the share that was asked for the first time, and how often the data set was
     gone through. `None` if no run took its prompts from the stream.
     """
-    using = {run: log for run, log in runs.items() if len(curve(log, "ada/stream/asked").steps)}
+    using = {run: log for run, log in runs.items() if len(curve(log, "ada/prompts/sampled").steps)}
     if not using:
         return None
     figure, (panels,) = make_panels(1, 3)
     for i, (run, log) in enumerate(using.items()):
-        for panel, name in zip(panels, ("asked", "new", "epoch"), strict=True):
-            draw(panel, curve(log, f"ada/stream/{name}"), color=f"C{i}", label=run)
+        for panel, name in zip(panels, ("sampled", "frac_new", "epoch"), strict=True):
+            draw(panel, curve(log, f"ada/prompts/{name}"), color=f"C{i}", label=run)
     for panel, label in zip(
-        panels, ("Prompts asked", "Asked for the first time", "Times through the data"), strict=True
+        panels, ("Prompts sampled", "Sampled for the first time", "Times through the data"), strict=True
     ):
         panel.set(ylabel=label, xlabel=STEPS)
         panel.set_ylim(bottom=0)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..utils.fields import set_later
+from ..utils.fields import optional_field
 from .accuracy import difficulty_bins
 
 
@@ -77,7 +77,7 @@ class SamplingArguments:
     positive_threshold: float = field(
         default=0.7, metadata={"help": "A completion is right where reward_func gives more."}
     )
-    prompt_format: str = set_later(
+    prompt_format: str = optional_field(
         help="'chat': the paper's system prompt and instruction in the model's chat template; 'plain': the "
         "problem as it is. Default: 'chat', with a reward_func 'plain'. A conversation stays as it is.",
         choices=["chat", "plain"],
@@ -255,7 +255,7 @@ class EvaluationArguments(SamplingArguments):
     models: list[str] = field(
         metadata={"help": "Names or paths of models and LoRA adapters. The others are compared with the first."}
     )
-    labels: list[str] = set_later(help="What to call the models in the report.")
+    labels: list[str] = optional_field(help="What to call the models in the report.")
     output_dir: str = field(metadata={"help": "Where samples and reports go."})
     datasets: list[str] = field(
         default_factory=lambda: list(DATASETS),
@@ -266,7 +266,7 @@ class EvaluationArguments(SamplingArguments):
     answer_column: str | None = field(default=None, metadata={"help": "Default: found by name, and logged."})
     max_problems: int | None = field(default=None, metadata={"help": "Only the first of each data set, for a trial."})
     num_samples: int = field(default=32, metadata={"help": "Completions per problem."})
-    pass_at: list[int] = set_later(help="The k of pass@k; default: powers of two up to num_samples.")
+    pass_at: list[int] = optional_field(help="The k of pass@k; default: powers of two up to num_samples.")
     difficulty_edges: list[float] = field(
         default_factory=lambda: [0.0, 0.2, 0.5, 1.0], metadata={"help": "Edges of the difficulty bins."}
     )

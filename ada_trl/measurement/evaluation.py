@@ -46,7 +46,7 @@ def run(
     make: Callable[[str, PreTrainedTokenizerBase, SamplingArguments], Sampler] = make_sampler,
 ) -> dict:
     """
-    Evaluate every model on every data set and write `results.json`, `report.md` and `results.png`.
+    Evaluate every model on every data set and write `results.json`, `benchmarks.md` and `results.png`.
 
     Args:
         args ([`EvaluationArguments`]):
@@ -85,6 +85,6 @@ def run(
     )
     results["settings"] = vars(args) | {"scored_by": args.scored_by}
     (output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    (output_dir / "report.md").write_text(markdown(results), encoding="utf-8")
+    (output_dir / "benchmarks.md").write_text(markdown(results), encoding="utf-8")
     plot(results, output_dir / "results.png")
     return results

@@ -31,7 +31,7 @@ VERIFY_TOGETHER = 4096  # completions; what an interruption of the verification 
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvalResult:
     """
     What a model did on some problems.
 
@@ -97,7 +97,7 @@ def measure(
     data: str,
     args: SamplingArguments,
     make_sampler: Callable[[], Sampler],
-) -> Measurement:
+) -> EvalResult:
     """
     Sample and verify what is not on disk yet.
 
@@ -124,7 +124,7 @@ def measure(
             unparsable += 1
         else:
             rewards[row["index"]] = np.array(row["rewards"]) > args.positive_threshold
-    return Measurement(rewards, lengths, unparsable)
+    return EvalResult(rewards, lengths, unparsable)
 
 
 def _sample(
@@ -167,7 +167,7 @@ def _score(
         settings = {"samples": samples.id, "answers": _digest([problem.answer for problem in problems])}
         settings["math_verify"] = importlib.metadata.version("math-verify")
     else:
-        score = own = OwnReward(args.reward_func, args.prompt_format)
+        score = own = CustomReward(args.reward_func, args.prompt_format)
         settings = {"samples": samples.id, "answers": _digest([problem.extra for problem in problems])}
         settings |= {"reward_func": args.reward_func, "source": own.source}
     with SampleStore(path, settings).open() as store, _counted(store, len(problems), f"{data} verified"):
@@ -198,7 +198,7 @@ def _compare_answers(completions: list[str], problems: list[Problem]) -> list[fl
     return verify_answers(completions, [problem.answer for problem in problems])
 
 
-class OwnReward:
+class CustomReward:
     """
     A reward function by its import path, called as TRL calls it: with `prompts`, `completions` and the data set's columns.
 

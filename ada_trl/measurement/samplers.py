@@ -124,11 +124,11 @@ class ServerSampler:
     """
 
     def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: SamplingArguments):
-        from ..engine.client import DeadlineClient
+        from ..vllm.client import TimeoutVLLMClient
 
         self.args = args
         self.stop = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.client = DeadlineClient(
+        self.client = TimeoutVLLMClient(
             args.vllm_server_base_url,
             connection_timeout=args.vllm_server_timeout,
             request_timeout=args.vllm_request_timeout,

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..utils.tables import markdown_table
 from .accuracy import NUM_RESAMPLES, bootstrap_interval, difficulty_bins, pass_at_k
-from .measure import Measurement
+from .measure import EvalResult
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ AVERAGE = "weighted average"
 
 
 def summarise(
-    measured: Mapping[str, Mapping[str, Measurement]],
+    measured: Mapping[str, Mapping[str, EvalResult]],
     *,
     pass_at: Sequence[int],
     max_new_tokens: int,
@@ -34,7 +34,7 @@ def summarise(
     mean over all problems. Intervals are those of [`~measurement.accuracy.bootstrap_interval`].
 
     Args:
-        measured (`Mapping[str, Mapping[str, Measurement]]`):
+        measured (`Mapping[str, Mapping[str, EvalResult]]`):
             By model and data set; the first model is what the others are compared with, problem by problem.
         pass_at (`Sequence[int]`):
             The k of pass@k.
@@ -74,7 +74,7 @@ def summarise(
 
 
 def _figures(
-    ours: list[Measurement], base: list[Measurement] | None, pass_at: Sequence[int], max_new_tokens: int
+    ours: list[EvalResult], base: list[EvalResult] | None, pass_at: Sequence[int], max_new_tokens: int
 ) -> dict[str, Any]:
     rates = [m.pass_rates for m in ours]
     lengths = np.concatenate([m.lengths.ravel() for m in ours])
@@ -93,7 +93,7 @@ def _figures(
 
 
 def _difficulty(
-    measured: Mapping[str, Mapping[str, Measurement]], edges: Sequence[float], pass_rates: Sequence[float] | None
+    measured: Mapping[str, Mapping[str, EvalResult]], edges: Sequence[float], pass_rates: Sequence[float] | None
 ) -> list[dict[str, Any]]:
     rewards = {label: np.concatenate([m.rewards for m in by_data.values()]) for label, by_data in measured.items()}
     if pass_rates is None:

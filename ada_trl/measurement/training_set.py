@@ -14,7 +14,7 @@ from ..mathematics.problems import Problem, load_problems
 from ..utils.files import atomic_write
 from ..utils.tables import markdown_table
 from .arguments import SamplingArguments, SelectionArguments
-from .measure import Measurement, measure, to_model_prompt
+from .measure import EvalResult, measure, to_model_prompt
 from .samplers import Sampler, make_sampler, once
 
 
@@ -39,7 +39,7 @@ def select(pass_rates: np.ndarray, min_pass_rate: float, max_pass_rate: float) -
 
 
 def build_dataset(
-    problems: list[Problem], measured: Measurement, kept: np.ndarray, prompt_format: str, own_reward: bool = False
+    problems: list[Problem], measured: EvalResult, kept: np.ndarray, prompt_format: str, own_reward: bool = False
 ) -> Dataset:
     """
     The selected problems with columns `id`, `prompt`, `problem`, `answer`, `pass_rate` and `draws`; for a reward of one's own
@@ -116,7 +116,7 @@ def run(
 def write(
     output_dir: Path,
     dataset: Dataset,
-    measured: Measurement,
+    measured: EvalResult,
     counts: dict[str, int],
     columns: list[str | None],
     args: SelectionArguments,
@@ -161,7 +161,7 @@ when they are sampled again.
 
 def card(
     dataset: Dataset,
-    measured: Measurement,
+    measured: EvalResult,
     counts: dict[str, int],
     columns: list[str | None],
     args: SelectionArguments,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core.counts import fit_beta_prior, tally_counts
+from ..core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 
 
 GRID_SIZE = 129
@@ -88,7 +88,7 @@ def _beta_weights(grid: np.ndarray, k: np.ndarray, n: np.ndarray, repeats: np.nd
     """Where EM starts: the beta distribution fitted to the counts, as integers of a moderate size."""
     size = np.rint(np.clip(n, 1, START_DRAWS))
     whole = np.stack([np.rint(k / n * size), size], axis=1).astype(int)
-    alpha, beta = fit_beta_prior(tally_counts(np.repeat(whole, repeats, axis=0)), 1.0, 1.0)
+    alpha, beta = fit_beta_prior(beta_binomial_sufficient_stats(np.repeat(whole, repeats, axis=0)), 1.0, 1.0)
     p = np.clip(grid, grid[1] / 4, 1 - grid[1] / 4)  # the end points stand for half a step
     log = (alpha - 0.5) * np.log(p) + (beta - 0.5) * np.log1p(-p)
     weights = np.exp(log - log.max())

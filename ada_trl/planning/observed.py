@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ..estimation.record import PASS_RATES_FILE
+from ..pass_rates.store import PASS_RATES_FILE
 from ..utils.files import last_checkpoint
 from .difficulty import PassRateDistribution, fit_pass_rate_distribution
 

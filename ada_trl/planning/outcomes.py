@@ -33,7 +33,7 @@ class PoolDistribution(NamedTuple):
     probability: np.ndarray
 
     @property
-    def is_uniform(self) -> np.ndarray:
+    def has_zero_variance(self) -> np.ndarray:
         """Whether all rewards of the pool are equal, `(num_states,)`: exactly then all advantages are 0."""
         return (self.positives == 0) | (self.positives == self.draws)
 
@@ -120,7 +120,7 @@ def sequential_outcome(
     """
     pools = pool_distribution(pass_rates, exit_condition, samples_per_round=samples_per_round, max_rounds=max_rounds)
     rollouts = pools.probability @ pools.draws
-    return Outcome(pools.probability @ pools.is_uniform, rollouts, rollouts / samples_per_round)
+    return Outcome(pools.probability @ pools.has_zero_variance, rollouts, rollouts / samples_per_round)
 
 
 def single_round_outcome(pass_rates: ArrayLike, sizes: ArrayLike) -> Outcome:

@@ -91,7 +91,7 @@ def settings(prompts: Prompts, *, num_generations: int, budget: float, max_sampl
     refill = refill_outcome(rates, weights, n, max_rounds=REFILL_ROUNDS)
     groups = refill.rollouts / n  # drawn for a place in the batch; those without a gradient add nothing
     fields = {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n}
-    fields |= {"unresolved": "replace", "max_rounds": REFILL_ROUNDS}
+    fields |= {"zero_variance_groups": "resample", "max_rounds": REFILL_ROUNDS}
     add("DAPO", fields, refill, np.ones(1), n, Moments(*(groups * (weights @ values) for values in reference)))
     for method, quotas in (("Seq-pos", (1, 0)), ("Seq-balance", (1, 1)), ("Seq-balance", (n // 2, n - n // 2))):
         for m in (n, 2 * n, 4 * n):

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
-from ..utils.fields import set_later
+from ..utils.fields import optional_field
 from .config_checks import CHOICES, check_config, check_types, resolve_defaults, resolve_sampling
-from .ways import Uniform, way_to_sample
+from .sampling_strategies import Uniform, get_sampling_strategy
 
 
-RECOMMENDED = "batch"  # the baseline that we advise (docs/report.md); the default is the paper's
+RECOMMENDED = "batch"  # the baseline that we advise (docs/benchmarks.md); the default is the paper's
 
 
 @dataclass
@@ -35,9 +35,9 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-pos"`: rounds until a prompt has `min_positives` positives.
                 - `"est"`: one round, of more rollouts for prompts with a lower estimated pass rate, at GRPO's cost
                   exactly; `pass_rate_estimator` says where the estimate comes from. `"est-ema"` and `"est-value"` are
-                  the paper's names for it with `"counts"` and with `"value"`.
+                  the paper's names for it with `"ema"` and with `"value"`.
                 - `"uniform"`: exactly `num_generations` per prompt. With `baseline="pool"` it has GRPO's advantages: the
-                  same weights as [`~trl.GRPOTrainer`], bit for bit. `positive_threshold` and `exit_reward` are used for
+                  same weights as [`~trl.GRPOTrainer`], bit for bit. `positive_threshold` and `success_reward` are used for
                   the `ada/` metrics only then, and what is for other modes is refused.
 
         samples_per_round (`int`, *optional*):
@@ -45,7 +45,7 @@ class AdaGRPOConfig(GRPOConfig):
             `None`, twice `num_generations`, the paper's ratio. With `baseline="posterior"` it is `num_generations`.
         max_rounds (`int`, *optional*, defaults to `4`):
             N, the number of rounds after which a prompt is unresolved. A prompt never draws more than
-            `samples_per_round * max_rounds` rollouts. With `unresolved="replace"` also how many prompts are asked, one after
+            `samples_per_round * max_rounds` rollouts. With `zero_variance_groups="resample"` also how many prompts are asked, one after
             another, for one place in the batch. With `baseline="posterior"` or `"batch"`, which train on everything and
             draw exactly the rows of the update batch, a prompt has one round per step: what has not passed returns in
             the next one.
@@ -57,14 +57,14 @@ class AdaGRPOConfig(GRPOConfig):
             `num_generations // 2`.
         positive_threshold (`float`, *optional*, defaults to `0.7`):
             A rollout is positive when its signal is strictly greater. For continuous rewards set it to what counts as a
-            success, or to about the mean that the run logs as `ada/signal/mean`.
-        exit_reward (`str`, *optional*):
+            success, or to about the mean that the run logs as `ada/success_reward/mean`.
+        success_reward (`str`, *optional*):
             Name of the reward function whose unweighted value is the signal, so that shaping terms cannot fake
             diversity. If `None`, the signal is the weighted total reward.
 
         > Parameters that control which prompts are asked
 
-        prompt_candidates (`int`, *optional*, defaults to `1`):
+        prompt_oversampling (`int`, *optional*, defaults to `1`):
             Of how many prompts of the data set one is asked: those that are expected to teach most, w(p̂) · p̂(1 − p̂); a
             quarter is taken in the data's order, and who was passed over 8 times comes first. 1 asks all, in the data's
             order; so does the trainer while its estimates (see `pass_rate_estimator`) predict nothing.
@@ -84,17 +84,17 @@ class AdaGRPOConfig(GRPOConfig):
         > Parameters that control the estimates of pass rates
 
         pass_rate_estimator (`str`, *optional*):
-            What a prompt is expected to pass, for `"est"`, `baseline="posterior"` and `prompt_candidates`. Possible values
+            What a prompt is expected to pass, for `"est"`, `baseline="posterior"` and `prompt_oversampling`. Possible values
             are:
 
-                - `"counts"`: what the prompt has shown before, discounted, on top of a Beta prior.
+                - `"ema"`: what the prompt has shown before, discounted, on top of a Beta prior.
                 - `"value"`: a small value head on the policy's hidden state at the last prompt token, trained as it
                   goes, or a `value_model`. It knows something about prompts never seen.
-                - `"value+counts"`: the value network as the prior mean of the counts, its worth in rollouts fitted to the
+                - `"ema+value"`: the value network as the prior mean of the counts, its worth in rollouts fitted to the
                   run.
 
-            If `None`, `"value+counts"` (`"counts"` and `"value"` in `"est-ema"` and `"est-value"`). Where nothing depends on it,
-            `"counts"` keeps a record of every prompt's pass rate. The record is saved beside each checkpoint, as
+            If `None`, `"ema+value"` (`"ema"` and `"value"` in `"est-ema"` and `"est-value"`). Where nothing depends on it,
+            `"ema"` keeps a record of every prompt's pass rate. The record is saved beside each checkpoint, as
             `ada_pass_rates.parquet`.
         ema_decay (`float`, *optional*, defaults to `0.9`):
             λ, the weight of earlier counts at each new visit of a prompt; 1 never forgets.
@@ -133,7 +133,7 @@ class AdaGRPOConfig(GRPOConfig):
             `baseline="pool"`). The paper's form (`False`) follows [(1−p)² + p²] / (2p(1−p)) · ∇p times the weight. The
             correction is exact for the selection; early stopping and the cap leave a factor between 0.9 and 1.2
             (Seq-balance with weight 1).
-        unresolved (`str`, *optional*, defaults to `"keep"`):
+        zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
             condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
             `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
@@ -172,7 +172,7 @@ class AdaGRPOConfig(GRPOConfig):
     """
 
     # Parameters whose default values are overridden from GRPOConfig
-    num_generations: int = set_later(
+    num_generations: int = optional_field(
         help="Number of rollouts per prompt that are trained on (n). If `None`, 4; 1 where `baseline` is `'posterior'` "
         "or `'batch'` and the sampling uniform."
     )
@@ -189,21 +189,21 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the sampling
-    adaptive_sampling: str = set_later(
+    adaptive_sampling: str = optional_field(
         help="Which rollouts to draw (if `None`, `'seq-balance'`; with `baseline='posterior'` or `'batch'`, "
         "`'uniform'`): `'seq-balance'` (rounds until a prompt has both positives and negatives), "
         "`'seq-pos'` (rounds until it has positives), `'est'` (one round with budgets from estimated pass rates; "
         "`'est-ema'` and `'est-value'` name the estimator too) or `'uniform'` (plain GRPO, bit for bit).",
         choices=list(CHOICES["adaptive_sampling"]),
     )
-    samples_per_round: int = set_later(
+    samples_per_round: int = optional_field(
         help="Rollouts drawn per round for every prompt still active (M), at least `num_generations`. If "
         "`None`, twice `num_generations`."
     )
     max_rounds: int = field(
         default=4,
         metadata={
-            "help": "Rounds after which a prompt is unresolved (N); with `unresolved='replace'` also prompts for one place."
+            "help": "Rounds after which a prompt is unresolved (N); with `zero_variance_groups='resample'` also prompts for one place."
         },
     )
     min_positives: int | None = field(
@@ -224,7 +224,7 @@ class AdaGRPOConfig(GRPOConfig):
         default=0.7,
         metadata={"help": "A rollout is positive when its signal is strictly greater."},
     )
-    exit_reward: str | None = field(
+    success_reward: str | None = field(
         default=None,
         metadata={
             "help": "Name of the reward function whose unweighted value is the signal. If `None`, the weighted total "
@@ -233,7 +233,7 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control which prompts are asked
-    prompt_candidates: int = field(
+    prompt_oversampling: int = field(
         default=1,
         metadata={
             "help": "Of how many prompts the one is asked that is expected to teach most; 1 asks all, in the data's order."
@@ -255,8 +255,8 @@ class AdaGRPOConfig(GRPOConfig):
     pass_rate_estimator: str | None = field(
         default=None,
         metadata={
-            "help": "What a prompt is expected to pass: `'counts'` (what it has shown), `'value'` (a value head on the "
-            "policy, or a `value_model`) or `'value+counts'` (the one as prior of the other; the default). `'counts'` where "
+            "help": "What a prompt is expected to pass: `'ema'` (what it has shown), `'value'` (a value head on the "
+            "policy, or a `value_model`) or `'ema+value'` (the one as prior of the other; the default). `'ema'` where "
             "nothing depends on it keeps a record.",
             "choices": list(CHOICES["pass_rate_estimator"]),
         },
@@ -288,7 +288,7 @@ class AdaGRPOConfig(GRPOConfig):
             "choices": list(CHOICES["baseline"]),
         },
     )
-    prompt_weighting: str = set_later(
+    prompt_weighting: str = optional_field(
         help="Factor on a prompt's advantages: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
         "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
         "with `adaptive_sampling='uniform'`."
@@ -300,12 +300,12 @@ class AdaGRPOConfig(GRPOConfig):
             "one is selected; `False` is the paper's form."
         },
     )
-    unresolved: str = field(
+    zero_variance_groups: str = field(
         default="keep",
         metadata={
             "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`), leave the loss and its "
             "token count (`'mask'`), or are replaced by other prompts (`'replace'`, DAPO's dynamic sampling).",
-            "choices": list(CHOICES["unresolved"]),
+            "choices": list(CHOICES["zero_variance_groups"]),
         },
     )
 
@@ -318,7 +318,7 @@ class AdaGRPOConfig(GRPOConfig):
             "choices": list(CHOICES["vllm_weight_sync"]),
         },
     )
-    vllm_weight_sync_dir: str = set_later(
+    vllm_weight_sync_dir: str = optional_field(
         help="Directory for `vllm_weight_sync='lora'` and `'disk'`, under the same path for trainer and server. "
         "If `None`, `vllm_weight_sync` in `output_dir`."
     )
@@ -345,17 +345,17 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_defaults(self)
         check_config(self)
 
-    estimator_was_given = True  # else it is what follows from the other fields
+    estimator_is_explicit = True  # else it is what follows from the other fields
 
     @property
-    def way(self) -> Uniform:
+    def sampling_strategy(self) -> Uniform:
         """How many rollouts a prompt draws, and which of them are trained on."""
-        return way_to_sample(self.adaptive_sampling, self.baseline)
+        return get_sampling_strategy(self.adaptive_sampling, self.baseline)
 
     @property
     def exit_condition(self) -> ExitCondition:
         """What resolves a prompt. Without rounds: one positive and one negative (for metrics only)."""
-        return self.way.exit_condition(self)
+        return self.sampling_strategy.exit_condition(self)
 
     @property
     def prompts_per_step(self) -> int:
@@ -363,29 +363,35 @@ class AdaGRPOConfig(GRPOConfig):
         return self.generation_batch_size // self.num_generations
 
     @property
-    def is_plain_grpo(self) -> bool:
+    def is_vanilla_grpo(self) -> bool:
         """Whether nothing is changed but what is logged."""
-        return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_stream
+        return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_prompt_queue
 
     @property
-    def asks_other_prompts(self) -> bool:
+    def resamples_prompts(self) -> bool:
         """Whether a step asks other prompts than the next ones of the data set."""
-        return self.way.across_steps or self.unresolved == "replace" or self.prompt_candidates > 1
+        return (
+            self.sampling_strategy.across_steps
+            or self.zero_variance_groups == "resample"
+            or self.prompt_oversampling > 1
+        )
 
     @property
-    def uses_stream(self) -> bool:
+    def uses_prompt_queue(self) -> bool:
         """Whether prompts come from a stream, because they are other ones, or asked before the loader hands them out."""
-        return self.asks_other_prompts or self.max_staleness > 0
+        return self.resamples_prompts or self.max_staleness > 0
 
     @property
-    def rounds_of_a_step(self) -> int:
+    def max_rounds_per_step(self) -> int:
         """The most rounds that a prompt, or a lane, draws in one step."""
-        return self.way.rounds(self) * (self.max_rounds if self.unresolved == "replace" else 1)
+        return self.sampling_strategy.rounds(self) * (
+            self.max_rounds if self.zero_variance_groups == "resample" else 1
+        )
 
     @property
-    def uses_estimates(self) -> bool:
+    def needs_pass_rate_estimates(self) -> bool:
         """Whether it matters what a prompt is expected to pass."""
-        return self.way.by_estimates or self.baseline == "posterior" or self.prompt_candidates > 1
+        return self.sampling_strategy.by_estimates or self.baseline == "posterior" or self.prompt_oversampling > 1
 
     @property
     def recomputes_logprobs(self) -> bool:
@@ -394,29 +400,33 @@ class AdaGRPOConfig(GRPOConfig):
         return misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     @property
-    def finds_features(self) -> bool:
+    def reuses_hidden_states(self) -> bool:
         """
         Whether the policy's hidden states of the prompts come from forward passes that are made anyway: the prefill of
         a generation, or the pass over completions that gives their log-probabilities. Budgets must be known earlier.
         """
         prefilled = not self.use_vllm and not self.use_transformers_continuous_batching
-        return (prefilled or self.recomputes_logprobs) and not self.way.by_estimates and self.prompt_candidates == 1
+        return (
+            (prefilled or self.recomputes_logprobs)
+            and not self.sampling_strategy.by_estimates
+            and self.prompt_oversampling == 1
+        )
 
     @property
-    def needs_pass_rates(self) -> bool:
+    def tracks_pass_rates(self) -> bool:
         """Whether a record of the prompts' pass rates is kept."""
         return self.pass_rate_estimator is not None
 
     @property
-    def uses_pass_rates(self) -> bool:
+    def depends_on_pass_rates(self) -> bool:
         """Whether anything depends on estimated pass rates: budgets, a choice of prompts, weights from before the draw."""
         weighted = self.baseline == "posterior" and self.prompt_weighting != "none"
-        return self.way.by_estimates or self.prompt_candidates > 1 or weighted
+        return self.sampling_strategy.by_estimates or self.prompt_oversampling > 1 or weighted
 
     @property
     def uses_value_network(self) -> bool:
         """Whether a value head or a `value_model` takes part in the estimates."""
-        return self.pass_rate_estimator in ("value", "value+counts")
+        return self.pass_rate_estimator in ("value", "ema+value")
 
 
 class _Alone(int):

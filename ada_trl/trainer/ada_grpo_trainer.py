@@ -15,28 +15,28 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from ..core import completion_metrics, prompt_weight
-from ..engine.vllm import vllm_generation_with
-from ..estimation.reader import PolicyReader
-from ..estimation.tracker import PassRateTracker
-from ..sampling.in_rounds import RoundSource
-from ..sampling.lanes import Lane, lane_done
-from ..sampling.per_prompt import PerPromptSource
+from ..pass_rates.hidden_states import HiddenStateExtractor
+from ..pass_rates.tracker import PassRateTracker
+from ..sampling.async_vllm_sampler import AsyncVLLMSampler
+from ..sampling.batch_slots import BatchSlot, lane_done
 from ..sampling.progress import StepProgress
-from ..sampling.prompts import FromLoader, FromStream, Question
-from ..sampling.queue import Schedule
-from ..sampling.source import Batch, RolloutSource
-from ..utils.notices import get_logger, said_once
-from ..utils.processes import shared
+from ..sampling.prompt_queue import SlotConfig
+from ..sampling.prompt_sources import DataLoaderPrompts, PromptBatch, QueuedPrompts
+from ..sampling.rollout_sampler import Batch, RolloutSampler
+from ..sampling.synchronous_sampler import SynchronousSampler
+from ..utils.distributed import shared
+from ..utils.logging import deduplicate_warnings, get_logger
+from ..vllm.generation import _vllm_options
 from .ada_grpo_config import AdaGRPOConfig
-from .argument_checks import check_arguments, check_exit_reward, check_support
-from .batch import effective_sample_share, mask_rows
-from .compared import compared_with
-from .logs import constant_metrics, show_one_line
-from .phases import Observing, finite
-from .replay import Replay, plan_update, uniform_pools
-from .signal_warning import SignalWarning
-from .state import load_state, save_state
-from .with_engine import Asking, WithEngine
+from .argument_checks import check_arguments, check_success_reward, check_support
+from .callbacks import constant_metrics, show_one_line
+from .checkpointing import load_state, save_state
+from .compared import build_baseline
+from .diagnostics import TrainingDiagnostics
+from .loss_masking import ess_ratio, mask_rows
+from .phases import RewardCapture, finite
+from .rollout_batch import RolloutBatch, build_rollout_batch, uniform_pools
+from .vllm_session import SamplingJob, VLLMMixin
 
 
 logger = get_logger(__name__)
@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
 
 
-class AdaGRPOTrainer(WithEngine):
+class AdaGRPOTrainer(VLLMMixin):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
@@ -66,12 +66,12 @@ class AdaGRPOTrainer(WithEngine):
         model, reward_funcs, args, ...:
             As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` needs
             `adaptive_sampling="uniform"`; `environment_factory` and vision-language models need
-            `pass_rate_estimator="counts"` where pass rates are estimated (not `"value"` or `"value+counts"`).
+            `pass_rate_estimator="ema"` where pass rates are estimated (not `"value"` or `"ema+value"`).
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
         `ValueError`: for an option that adaptive sampling cannot honour, a data set without a `prompt` column, or
-            an unknown `exit_reward`.
+            an unknown `success_reward`.
 
     Example:
 
@@ -91,7 +91,7 @@ class AdaGRPOTrainer(WithEngine):
     """
 
     pass_rates: PassRateTracker | None = None
-    _warned_of_unfinished_generation = False
+    _warned_mid_generation_checkpoint = False
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "reinforce-ada"]
@@ -122,34 +122,34 @@ class AdaGRPOTrainer(WithEngine):
             model, reward_funcs, args, train_dataset, *positional, **kwargs
         )
         check_arguments(args, given.arguments)
-        with vllm_generation_with(
+        with _vllm_options(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         ):
             super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         # Again, with what the parent has loaded.
-        check_exit_reward(args, self.reward_func_names)
+        check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
         self.adaptive_sampling = args.adaptive_sampling
-        if args.needs_pass_rates:
-            reader = PolicyReader(
+        if args.tracks_pass_rates:
+            reader = HiddenStateExtractor(
                 lambda: self.model,
                 self.accelerator,
                 lambda prompts: super(AdaGRPOTrainer, self)._tokenize_prompts(prompts)[0],
                 pad_token_id=self._tokenizer.pad_token_id,
                 batch_size=args.per_device_train_batch_size,
             )
-            self.pass_rates = PassRateTracker(args, reader, whole_row=self.environment_factories is not None)
-            self._catches_states = self.pass_rates.catches_states
-        self._compared = compared_with(args, self.pass_rates)
-        if args.max_staleness and not self._asks_server_per_prompt:
+            self.pass_rates = PassRateTracker(args, reader, hash_entire_row=self.environment_factories is not None)
+            self._capture_hidden_states = self.pass_rates.captures_hidden_states
+        self._compared = build_baseline(args, self.pass_rates)
+        if args.max_staleness and not self._uses_async_vllm:
             raise ValueError(
                 f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
                 "tools, environments, and reward models on sharded processes do not allow. Set max_staleness=0."
             )
         self.prompt_source = self._build_prompts()
-        self._signal_warning = SignalWarning(args, self.reward_func_names)
+        self._signal_warning = TrainingDiagnostics(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
         if args.adaptive_sampling == "uniform":  # for the model card
@@ -162,49 +162,49 @@ class AdaGRPOTrainer(WithEngine):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             output = super()._generate_and_score_completions(inputs)
-            self._look_at_sampled(output)
+            self._check_logprob_mismatch(output)
             return output
-        if self.args.is_plain_grpo:
-            observed = Observing()
+        if self.args.is_vanilla_grpo:
+            observed = RewardCapture()
             with self.having(_phase=observed):
                 output = super()._generate_and_score_completions(inputs)
             self._log_uniform_metrics(inputs, observed)
-            self._look_at_sampled(output)
-            if self.args.unresolved == "mask":
+            self._check_logprob_mismatch(output)
+            if self.args.zero_variance_groups == "mask":
                 groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
                 # Rewards were equal; rounding may leave a mean that is not.
                 zero_variance = (groups == groups[:, :1]).all(dim=1)
                 masked = zero_variance.repeat_interleave(self.num_generations).tolist()
                 mask_rows(output, masked, self.loss_type, self.accelerator)
             return output
-        with self.environments_kept(), said_once(TRL_LOGGER, "All reward functions returned None"):
+        with self.hold_environments(), deduplicate_warnings(TRL_LOGGER, "All reward functions returned None"):
             replay = self._collect(inputs)
             if self.args.max_staleness:
-                self._ask_ahead()
+                self._prefetch_next_generation()
         with self.replaying(replay) as phase:
             output = super()._generate_and_score_completions([row.row for row in replay.rows])
-            self._judge(replay, phase.states)
+            self._compute_advantages(replay, phase.states)
             if self.args.max_staleness:  # before rows are masked
                 replay.metrics["staleness"] = float(self._staleness)
-                replay.metrics["effective_sample_share"] = effective_sample_share(output, self.accelerator)
-            self._apply_replay(replay, output)
-        self._look_at_sampled(output)
+                replay.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
+            self._overwrite_advantages_and_metrics(replay, output)
+        self._check_logprob_mismatch(output)
         return output
 
-    def _build_prompts(self) -> FromLoader:
+    def _build_prompts(self) -> DataLoaderPrompts:
         args = self.args
-        if not args.uses_stream:
-            return FromLoader(self.accelerator, args.num_generations)
-        schedule = Schedule(
+        if not args.uses_prompt_queue:
+            return DataLoaderPrompts(self.accelerator, args.num_generations)
+        schedule = SlotConfig(
             lanes=args.prompts_per_step,
-            candidates_per_lane=args.max_rounds if args.unresolved == "replace" else 1,
+            candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
             exit_condition=args.exit_condition,
-            max_rounds=args.way.max_rounds(args),
-            fixed_budget=args.way.across_steps,
+            max_rounds=args.sampling_strategy.max_rounds(args),
+            fixed_budget=args.sampling_strategy.across_steps,
             positive_threshold=args.positive_threshold,
-            choices_per_prompt=args.prompt_candidates,
+            choices_per_prompt=args.prompt_oversampling,
         )
-        return FromStream(
+        return QueuedPrompts(
             self.train_dataset,
             schedule,
             self.accelerator,
@@ -214,18 +214,18 @@ class AdaGRPOTrainer(WithEngine):
             seed=args.seed,
         )
 
-    def _decide(self, inputs: list[dict[str, Any]]) -> Asking:
+    def _plan_sampling(self, inputs: list[dict[str, Any]]) -> SamplingJob:
         """Which prompts are asked next, and for how many rollouts. Collective."""
         args, tracker = self.args, self.pass_rates
         question = self.prompt_source.ask(inputs)
         if tracker is not None and not question.predicted:
             tracker.begin(question.own)
-        number, size = len(question.owners_of_places), args.way.round_size(args)
-        budgets = tracker.budgets() if tracker is not None and args.way.by_estimates else None
+        number, size = len(question.slot_ranks), args.sampling_strategy.round_size(args)
+        budgets = tracker.budgets() if tracker is not None and args.sampling_strategy.by_estimates else None
         lanes = self.prompt_source.lanes(question, budgets or [size] * number)
         source = self._build_source(question, lanes)
         sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
-        return Asking(
+        return SamplingJob(
             self.prompt_source,
             source,
             sizes,
@@ -234,7 +234,7 @@ class AdaGRPOTrainer(WithEngine):
             None if tracker is None else tracker.visit,
         )
 
-    def _ask_ahead(self) -> None:
+    def _prefetch_next_generation(self) -> None:
         """Send the next step's requests, to be answered with the newest weights while this step is trained on. Collective."""
         args = self.args
         done = (
@@ -244,19 +244,19 @@ class AdaGRPOTrainer(WithEngine):
             self.state.max_steps * args.gradient_accumulation_steps
         ):
             return  # this was the last generation
-        self._bring_weights()
+        self._sync_weights_if_needed()
         tracker = self.pass_rates
         visit = None if tracker is None else tracker.visit  # of the step that is yet to be trained on
-        self._ahead = self._decide([])
+        self._ahead = self._plan_sampling([])
         self._ahead.source.ask(self._ahead.sizes)
         self._ahead.sent = True
         if tracker is not None and visit is not None:
             tracker.visit = visit
 
-    def _collect(self, inputs: list[dict[str, Any]]) -> Replay:
+    def _collect(self, inputs: list[dict[str, Any]]) -> RolloutBatch:
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
         args = self.args
-        asking, self._ahead = self._ahead or self._decide(inputs), None
+        asking, self._ahead = self._ahead or self._plan_sampling(inputs), None
         source, lanes = asking.source, asking.lanes
         tracker = self.pass_rates
         if tracker is not None and asking.visit is not None:
@@ -264,13 +264,13 @@ class AdaGRPOTrainer(WithEngine):
         self._staleness = self.state.global_step - asking.step
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
-            self.engine_ready(asking),
+            self.vllm_session(asking),
             StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
         ):
             pools = source.sample(
                 exit_condition=args.exit_condition if lanes is None else lane_done,
                 samples_per_round=asking.sizes,
-                max_rounds=args.rounds_of_a_step,
+                max_rounds=args.max_rounds_per_step,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
@@ -280,19 +280,19 @@ class AdaGRPOTrainer(WithEngine):
         if tracker is not None:
             tracker.keep(asked.indices)
         groups = [
-            args.way.group(pool, args, (*seed, *number)) if trained else []
+            args.sampling_strategy.group(pool, args, (*seed, *number)) if trained else []
             for pool, number, trained in zip(asked.pools, asked.numbers, asked.trained, strict=True)
         ]
         batch = source.fetch([rollout for group in groups for rollout in group])
-        replay = plan_update(asked.pools, groups, args, self.accelerator.device, asked.representative)
+        replay = build_rollout_batch(asked.pools, groups, args, self.accelerator.device, asked.is_on_distribution)
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
-        if tracker is not None and self._catches_states:
+        if tracker is not None and self._capture_hidden_states:
             replay.states = tracker.reader.share([source.states.get(i) for i in asked.indices])
         replay.metrics |= self.prompt_source.close(pools)
         return replay
 
-    def _judge(self, replay: Replay, states: torch.Tensor | None) -> None:
+    def _compute_advantages(self, replay: RolloutBatch, states: torch.Tensor | None) -> None:
         """
         Put advantages and metrics into the replay, and learn from it.
 
@@ -301,17 +301,17 @@ class AdaGRPOTrainer(WithEngine):
                 The policy's hidden states of the prompts, `(rows of this process, H)`, if the parent has passed them.
         """
         tracker = self.pass_rates
-        if tracker is not None and not tracker.comes_first:
-            if self._catches_states and states is not None:
+        if tracker is not None and not tracker.predict_before_sampling:
+            if self._capture_hidden_states and states is not None:
                 replay.states = tracker.reader.share(replay.by_prompt(states))
             tracker.predict(replay.states)
         priors, stds = self._compared.expect(replay.pools)
         replay.judge(self.args, self.reward_weights.tolist(), priors, stds)
         if tracker is not None:
             step = self.state.global_step + 1
-            replay.metrics |= tracker.observe(replay.pools, step, replay.representative)
+            replay.metrics |= tracker.observe(replay.pools, step, replay.is_on_distribution)
 
-    def _log_sampling(self, replay: Replay, batch: Batch) -> None:
+    def _log_sampling(self, replay: RolloutBatch, batch: Batch) -> None:
         """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
         metrics, stats = self._metrics["train"], batch.stats
         self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
@@ -344,11 +344,11 @@ class AdaGRPOTrainer(WithEngine):
         if self.args.should_save:
             if self.pass_rates is not None:
                 self.pass_rates.save(directory)
-            if state := self._small_state():
+            if state := self._sampler_state_dict():
                 save_state(directory, state)
         super()._save_checkpoint(model, trial)
 
-    def _small_state(self) -> dict[str, Any]:
+    def _sampler_state_dict(self) -> dict[str, Any]:
         """What is saved beside the record of the prompts."""
         # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
@@ -358,8 +358,8 @@ class AdaGRPOTrainer(WithEngine):
         """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
         args, micro_steps = self.args, self.args.steps_per_generation * self.num_iterations
         unfinished = self._step % micro_steps and self.state.global_step < self.state.max_steps
-        if unfinished and not self._warned_of_unfinished_generation:
-            self._warned_of_unfinished_generation = True
+        if unfinished and not self._warned_mid_generation_checkpoint:
+            self._warned_mid_generation_checkpoint = True
             steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
             logger.warning(
                 f"The checkpoint at step {self.state.global_step} is in the middle of a generation, which is {steps} steps "
@@ -378,7 +378,7 @@ class AdaGRPOTrainer(WithEngine):
                 next(iter(self._train_sampler), None)
         if checkpoint is not None and self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
-        if checkpoint is not None and self._small_state():
+        if checkpoint is not None and self._sampler_state_dict():
             state = load_state(checkpoint)
             self.prompt_source.load_state_dict(state)
             self._compared.load_state_dict(state)
@@ -386,7 +386,7 @@ class AdaGRPOTrainer(WithEngine):
     def get_train_dataloader(self):
         """As the parent's; where the prompts come from a stream, one that only counts the steps."""
         args = self.args
-        if not args.uses_stream:
+        if not args.uses_prompt_queue:
             return super().get_train_dataloader()
         if isinstance(self.train_dataset, IterableDataset):
             generations = -(
@@ -398,18 +398,18 @@ class AdaGRPOTrainer(WithEngine):
         with self.having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
             return super().get_train_dataloader()
 
-    def _build_source(self, question: Question, lanes: Sequence[Lane] | None) -> RolloutSource:
+    def _build_source(self, question: PromptBatch, lanes: Sequence[BatchSlot] | None) -> RolloutSampler:
         own = question.own
-        common = {"to_signal": self.total_and_signal, "accelerator": self.accelerator, "lanes": lanes}
-        if not self._asks_server_per_prompt:
-            return RoundSource(rows=own, owners=question.owners, complete=self.complete, **common)
+        common = {"split_rewards": self.split_rewards, "accelerator": self.accelerator, "lanes": lanes}
+        if not self._uses_async_vllm:
+            return SynchronousSampler(rows=own, owners=question.owners, complete=self.complete, **common)
         prompts, prompt_ids, images = [], [], None
         with shared():
             if own:
                 prompts = self._prepare(own)
                 prompt_ids, images, _ = self._tokenize_prompts(prompts)
-        me, places = self.accelerator.process_index, question.owners_of_places
-        return PerPromptSource(
+        me, places = self.accelerator.process_index, question.slot_ranks
+        return AsyncVLLMSampler(
             prompts=range(sum(owner < me for owner in places), sum(owner <= me for owner in places)),
             vllm=self.vllm_generation,
             prompt_ids=prompt_ids,
@@ -418,12 +418,12 @@ class AdaGRPOTrainer(WithEngine):
             **common,
         )
 
-    def total_and_signal(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
+    def split_rewards(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
         """By row of `rewards` (rollouts, reward functions), its weighted sum, and what decides when sampling ends."""
         total = self._total_rewards(rewards).tolist()
-        if self.args.exit_reward is None:
+        if self.args.success_reward is None:
             return total, total
-        return total, rewards[:, self.reward_func_names.index(self.args.exit_reward)].tolist()
+        return total, rewards[:, self.reward_func_names.index(self.args.success_reward)].tolist()
 
     def _total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
         """
@@ -433,7 +433,7 @@ class AdaGRPOTrainer(WithEngine):
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         return finite(total.masked_fill(rewards.isnan().all(dim=1), torch.nan))
 
-    def _apply_replay(self, replay: Replay, output: dict[str, Any]) -> None:
+    def _overwrite_advantages_and_metrics(self, replay: RolloutBatch, output: dict[str, Any]) -> None:
         """Put the true advantages and the honest metrics where the parent left those of the selected group."""
         advantages = [value for values in replay.advantages for value in values]
         output["advantages"] = output["advantages"].new_tensor(advantages[replay.local])
@@ -441,19 +441,21 @@ class AdaGRPOTrainer(WithEngine):
         for _ in range(min(len(advantages), len(logged))):
             logged.pop()
         logged.extend(advantages)
-        if self.args.unresolved == "mask":
-            masked = replay.per_row(replay.without_contrast)
+        if self.args.zero_variance_groups == "mask":
+            masked = replay.per_row(replay.is_zero_variance)
             mask_rows(output, masked, self.loss_type, self.accelerator)
         replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         # The parent has just logged the rewards of the selected group: report those of the first round instead.
-        for name, value in replay.first_round_rewards(self.reward_func_names, self.args.way.by_estimates).items():
+        for name, value in replay.first_round_rewards(
+            self.reward_func_names, self.args.sampling_strategy.by_estimates
+        ).items():
             self._metrics["train"][name][-1] = value
         self._log_ada(replay.metrics)
 
-    def _log_uniform_metrics(self, inputs: list[dict], observed: Observing) -> None:
+    def _log_uniform_metrics(self, inputs: list[dict], observed: RewardCapture) -> None:
         """The same figures for plain GRPO, so that both kinds of run can be compared."""
         rewards = finite(observed.rewards)
-        pools, metrics = uniform_pools(rewards.tolist(), *self.total_and_signal(rewards), self.args)
+        pools, metrics = uniform_pools(rewards.tolist(), *self.split_rewards(rewards), self.args)
         if self.pass_rates is not None:
             self.pass_rates.identify(self.prompt_source.ask(inputs).own)
             self.pass_rates.predict()

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import ProcessorMixin
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
-from ..utils.notices import get_logger
+from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 from .config_checks import check_prompt_column, check_size
 
@@ -27,7 +27,7 @@ def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
 
     Raises:
         `ValueError`: for what the mode of sampling cannot honour, a data set without prompts, or an unknown
-            `exit_reward`.
+            `success_reward`.
     """
     check_support(args, given.get("rollout_func"), given.get("environment_factory"), given.get("processing_class"))
     if given.get("environment_factory") is None:  # which may bring the prompts and a reward
@@ -35,7 +35,7 @@ def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
         check_size(args, given.get("train_dataset"))
         names = _reward_names(given.get("reward_funcs"))
         if names is not None:
-            check_exit_reward(args, names)
+            check_success_reward(args, names)
 
 
 def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
@@ -43,7 +43,7 @@ def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: A
     Raises:
         `ValueError`: for an argument of [`~trl.GRPOTrainer`] that the mode of sampling cannot honour.
     """
-    if rollout_func is not None and not args.is_plain_grpo:
+    if rollout_func is not None and not args.is_vanilla_grpo:
         remedy = "adaptive_sampling='uniform' and baseline='pool'"
         _refuse(args, "rollout_func", "it brings its own sampling loop", remedy)
     if environment_factory is not None:
@@ -54,23 +54,23 @@ def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: A
 
 def _check_estimator(args: AdaGRPOConfig, name: str, reason: str) -> None:
     """A value network reads what generation does, or the prompt alone: then counts take its place, unless it was asked for."""
-    if not args.uses_value_network or (args.value_model is None and args.finds_features):
+    if not args.uses_value_network or (args.value_model is None and args.reuses_hidden_states):
         return
-    if args.estimator_was_given or args.value_model is not None or args.adaptive_sampling == "est-value":
-        _refuse(args, name, f"the value network reads prompts alone, and {reason}", "pass_rate_estimator='counts'")
-    logger.info(f"pass_rate_estimator is 'counts', since with {name} {reason}.")
-    args.pass_rate_estimator = "counts"
+    if args.estimator_is_explicit or args.value_model is not None or args.adaptive_sampling == "est-value":
+        _refuse(args, name, f"the value network reads prompts alone, and {reason}", "pass_rate_estimator='ema'")
+    logger.info(f"pass_rate_estimator is 'ema', since with {name} {reason}.")
+    args.pass_rate_estimator = "ema"
 
 
-def check_exit_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:
+def check_success_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:
     """
     Raises:
-        `ValueError`: if `exit_reward` is not exactly one of the reward functions' names.
+        `ValueError`: if `success_reward` is not exactly one of the reward functions' names.
     """
-    name = args.exit_reward
+    name = args.success_reward
     if name is not None and reward_names.count(name) != 1:
         raise ValueError(
-            f"exit_reward ({name!r}) must name exactly one reward function; this trainer has "
+            f"success_reward ({name!r}) must name exactly one reward function; this trainer has "
             f"{', '.join(map(repr, reward_names)) or 'none'}."
         )
 

@@ -4,16 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core import Pool, Prior, RewardScale, batch_priors, recentred
-from ..core.belief import Belief
-from ..estimation.tracker import PassRateTracker
+from ..core import BaselineEstimate, Pool, RunningRewardStd, batch_leave_one_out_baseline, shift_by_batch_residual
+from ..core.empirical_bayes import RewardEstimator
+from ..pass_rates.tracker import PassRateTracker
 from .ada_grpo_config import AdaGRPOConfig
 
 
-Expected = tuple[list[Prior] | None, list[float] | None]
+Expected = tuple[list[BaselineEstimate] | None, list[float] | None]
 
 
-class WithPool:
+class GroupMeanBaseline:
     """With the mean of the prompt's own rollouts, which nothing else has to be known for."""
 
     def expect(self, pools: Sequence[Pool]) -> Expected:
@@ -31,18 +31,18 @@ class WithPool:
         """Go on from there."""
 
 
-class WithBatch(WithPool):
+class BatchLeaveOneOutBaseline(GroupMeanBaseline):
     """With the mean of all other rollouts of the generation; `tracker` knows the pass rates, if anything depends on them."""
 
     def __init__(self, scaled: bool, tracker: PassRateTracker | None):
         self.scaled, self.tracker = scaled, tracker
-        self.scale = RewardScale()
+        self.scale = RunningRewardStd()
 
     def expect(self, pools: Sequence[Pool]) -> Expected:
         rates = [math.nan] * len(pools) if self.tracker is None else self.tracker.shared_estimates()
-        stds = self.scale.known_deviations(pools) if self.scaled else None
+        stds = self.scale.reward_stds(pools) if self.scaled else None
         self.scale.observe([reward for pool in pools for reward in pool.rewards])
-        return batch_priors(pools, rates), stds
+        return batch_leave_one_out_baseline(pools, rates), stds
 
     def state_dict(self) -> dict[str, Any]:
         return {"scale": self.scale.state_dict()} if self.scaled else {}
@@ -52,24 +52,28 @@ class WithBatch(WithPool):
             self.scale.load_state_dict(state["scale"])
 
 
-class WithPosterior(WithPool):
+class EmpiricalBayesBaseline(GroupMeanBaseline):
     """With what was expected of the prompt, the level of the other prompts, and its other rollouts."""
 
-    def __init__(self, scaled: bool, tracker: PassRateTracker, belief: Belief):
+    def __init__(self, scaled: bool, tracker: PassRateTracker, belief: RewardEstimator):
         self.scaled, self.tracker, self.belief = scaled, tracker, belief
 
     def expect(self, pools: Sequence[Pool]) -> Expected:
-        priors = informed(self.tracker.priors(), self.tracker.visit.keys, pools, shrinkage=self.belief.shrinkage)
-        return priors, self.belief.scale.known_deviations(pools) if self.scaled else None
+        priors = add_batch_information(
+            self.tracker.priors(), self.tracker.visit.keys, pools, shrinkage=self.belief.shrinkage
+        )
+        return priors, self.belief.scale.reward_stds(pools) if self.scaled else None
 
 
-def informed(priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool], *, shrinkage: float) -> list[Prior]:
+def add_batch_information(
+    priors: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool], *, shrinkage: float
+) -> list[BaselineEstimate]:
     """
-    Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.recentred`]) and of the
+    Priors that know of the rest of the step: of the level of the other prompts' rewards ([`~core.shift_by_batch_residual`]) and of the
     other copies of the same prompt, which `keys` tell. They are sampled independently, so a rollout has no influence on what
     they tell about it.
     """
-    priors = recentred(priors, pools, shrinkage=shrinkage)
+    priors = shift_by_batch_residual(priors, pools, shrinkage=shrinkage)
     by_key: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         by_key.setdefault(key, []).append(i)
@@ -79,11 +83,11 @@ def informed(priors: Sequence[Prior], keys: Sequence[str], pools: Sequence[Pool]
     ]
 
 
-def compared_with(args: AdaGRPOConfig, tracker: PassRateTracker | None) -> WithPool:
+def build_baseline(args: AdaGRPOConfig, tracker: PassRateTracker | None) -> GroupMeanBaseline:
     """What `args` name, with a tracker where pass rates are estimated."""
     scaled = args.scale_rewards == "batch"
     if args.baseline == "batch":
-        return WithBatch(scaled, tracker)
+        return BatchLeaveOneOutBaseline(scaled, tracker)
     if tracker is not None and tracker.belief is not None:
-        return WithPosterior(scaled, tracker, tracker.belief)
-    return WithPool()
+        return EmpiricalBayesBaseline(scaled, tracker, tracker.belief)
+    return GroupMeanBaseline()

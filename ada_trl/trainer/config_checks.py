@@ -12,18 +12,18 @@ from trl import GRPOConfig
 
 from ..core.advantages import POWERS
 from ..core.allocation import check_rule
-from ..utils.notices import get_logger
-from .ways import WAYS
+from ..utils.logging import get_logger
+from .sampling_strategies import SAMPLING_STRATEGIES
 
 
 logger = get_logger(__name__)
 
 
 CHOICES = {
-    "adaptive_sampling": tuple(WAYS),
-    "pass_rate_estimator": ("counts", "value", "value+counts"),
+    "adaptive_sampling": tuple(SAMPLING_STRATEGIES),
+    "pass_rate_estimator": ("ema", "value", "ema+value"),
     "baseline": ("pool", "posterior", "batch"),
-    "unresolved": ("keep", "mask", "replace"),
+    "zero_variance_groups": ("keep", "mask", "resample"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
@@ -74,12 +74,12 @@ def resolve_sampling(args: GRPOConfig) -> None:
 
 def resolve_defaults(args: GRPOConfig) -> None:
     """Give the fields of `args` that are `None` the value that follows from the others."""
-    if args.pass_rate_estimator is None and args.uses_estimates:
-        args.pass_rate_estimator = args.way.estimator or "value+counts"
-        args.estimator_was_given = False
+    if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:
+        args.pass_rate_estimator = args.sampling_strategy.estimator or "ema+value"
+        args.estimator_is_explicit = False
     if args.prompt_weighting is None:
-        args.prompt_weighting = args.way.weighting
-    args.way.resolve(args)
+        args.prompt_weighting = args.sampling_strategy.weighting
+    args.sampling_strategy.resolve(args)
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
@@ -99,7 +99,7 @@ def check_config(args: GRPOConfig) -> None:
             "signal is greater. Use 0.7 for rewards of 0 and 1."
         )
     _check_weight(args)
-    if args.way.by_estimates:
+    if args.sampling_strategy.by_estimates:
         args.allocation_rule = check_rule(args.allocation_rule)
     _check_vllm(args)
     _check_estimates(args)
@@ -109,14 +109,14 @@ def check_config(args: GRPOConfig) -> None:
         _refuse(
             args,
             ("value_model",),
-            "pass_rate_estimator='value' or 'value+counts', for 'est', baseline='posterior' or prompt_candidates",
+            "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling",
         )
-    if not args.needs_pass_rates:
-        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_candidates or pass_rate_estimator='counts'")
-    used = {*args.way.fields, *(("max_rounds",) if args.unresolved == "replace" else ())}
-    for way in WAYS.values():
+    if not args.tracks_pass_rates:
+        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'")
+    used = {*args.sampling_strategy.fields, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
+    for way in SAMPLING_STRATEGIES.values():
         _refuse(args, [name for name in way.fields if name not in used], way.needed)
-    if not args.way.in_rounds or args.way.across_steps:
+    if not args.sampling_strategy.in_rounds or args.sampling_strategy.across_steps:
         _refuse(
             args, ("selection_correction",), "'seq-balance' or 'seq-pos' with baseline='pool', which select groups"
         )
@@ -127,7 +127,7 @@ def check_config(args: GRPOConfig) -> None:
         )
     if args.baseline != "pool":
         _check_baseline(args)
-    args.way.check(args)
+    args.sampling_strategy.check(args)
 
 
 def _refuse(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
@@ -160,19 +160,19 @@ def _check_weight(args: GRPOConfig) -> None:
 
 def _check_stream(args: GRPOConfig) -> None:
     """Which prompts are asked."""
-    for name in ("prompt_candidates", "max_rounds"):
+    for name in ("prompt_oversampling", "max_rounds"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name} ({getattr(args, name)}) must be at least 1.")
-    if args.unresolved == "replace" and args.max_rounds == 1:
+    if args.zero_variance_groups == "resample" and args.max_rounds == 1:
         raise ValueError(
-            "max_rounds (1) leaves unresolved='replace' no other prompt to ask. Raise max_rounds, the prompts that are asked "
-            "one after another, or use unresolved='keep'."
+            "max_rounds (1) leaves zero_variance_groups='resample' no other prompt to ask. Raise max_rounds, the prompts that are asked "
+            "one after another, or use zero_variance_groups='keep'."
         )
 
 
 def _check_baseline(args: GRPOConfig) -> None:
     """What holds where no statistic of the rollouts that are compared may divide them."""
-    _refuse(args, ("unresolved",), "baseline='pool', which knows prompts without contrast")
+    _refuse(args, ("zero_variance_groups",), "baseline='pool', which knows prompts without contrast")
     if args.scale_rewards == "group":
         raise ValueError(
             "scale_rewards='group' (True is the same) divides by the standard deviation of the rollouts that are compared, "
@@ -189,7 +189,7 @@ def _check_baseline(args: GRPOConfig) -> None:
             "generation_batch_size (1) leaves no other rollout to compare with, or to know the rewards' deviation from, as "
             f"baseline={args.baseline!r} with scale_rewards={args.scale_rewards!r} needs it. Raise per_device_train_batch_size."
         )
-    if args.baseline == "batch" and not args.uses_estimates and args.prompt_weighting not in ("none", 1.0):
+    if args.baseline == "batch" and not args.needs_pass_rate_estimates and args.prompt_weighting not in ("none", 1.0):
         raise ValueError(
             f"prompt_weighting ({args.prompt_weighting!r}) weighs a prompt by the pass rate that is expected of it, which "
             "baseline='batch' does not estimate. Use prompt_weighting='none', or baseline='posterior'."
@@ -197,17 +197,17 @@ def _check_baseline(args: GRPOConfig) -> None:
 
 
 def _check_estimates(args: GRPOConfig) -> None:
-    fixed = args.way.estimator
+    fixed = args.sampling_strategy.estimator
     if fixed is not None and args.pass_rate_estimator != fixed:
         raise ValueError(
             f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "
             f"{args.pass_rate_estimator!r}. Use adaptive_sampling='est', or leave pass_rate_estimator unset."
         )
-    if args.pass_rate_estimator not in (None, "counts") and not args.uses_estimates:
+    if args.pass_rate_estimator not in (None, "ema") and not args.needs_pass_rate_estimates:
         raise ValueError(
             f"pass_rate_estimator ({args.pass_rate_estimator!r}) trains a value network, on which nothing depends with "
             f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}. It is for "
-            "adaptive_sampling='est', baseline='posterior' or prompt_candidates. Use 'counts' to keep a record, or leave it "
+            "adaptive_sampling='est', baseline='posterior' or prompt_oversampling. Use 'ema' to keep a record, or leave it "
             "unset."
         )
     if not 0 < args.ema_decay <= 1:
@@ -249,10 +249,10 @@ def _check_staleness(args: GRPOConfig) -> None:
             f"max_staleness ({args.max_staleness}) trains on rollouts of earlier weights, which only "
             "vllm_importance_sampling_correction=True makes up for. Set it, or max_staleness=0."
         )
-    if args.rounds_of_a_step > 1:
+    if args.max_rounds_per_step > 1:
         raise ValueError(
             f"max_staleness ({args.max_staleness}) is for one round of rollouts per step: further rounds of "
-            f"adaptive_sampling={args.adaptive_sampling!r} and unresolved={args.unresolved!r} would be waited for all the "
+            f"adaptive_sampling={args.adaptive_sampling!r} and zero_variance_groups={args.zero_variance_groups!r} would be waited for all the "
             "same. Set max_staleness=0, or baseline='posterior'."
         )
 
@@ -271,7 +271,7 @@ def check_size(args: GRPOConfig, dataset: Any) -> None:
         f"{args.num_generations}), but the training data set has only {len(dataset)}. Use a smaller batch, more "
         "rollouts per prompt or a larger data set."
     )
-    if not args.is_plain_grpo:
+    if not args.is_vanilla_grpo:
         raise ValueError(words)
     logger.warning(f"{words} As it is, there is no step to train.")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from .replay import Replay
+from .rollout_batch import RolloutBatch
 
 
 # What the columns of `GRPOTrainer._generate` are where they have no values: prompt_ids, completion_ids, tool_mask,
@@ -14,7 +14,7 @@ from .replay import Replay
 _NO_VALUES: tuple = ([], [], None, [], None, {}, None, [])
 
 
-class Answers(NamedTuple):
+class ServerCompletions(NamedTuple):
     """Completions that a server has generated, to be decoded and scored by the parent as if it had generated them."""
 
     prompt_ids: list[list[int]]
@@ -29,7 +29,7 @@ class Idle:
 
 
 @dataclass
-class Observing:
+class RewardCapture:
     """A step of plain GRPO, in which the rewards of all processes and this one's completions are looked at."""
 
     rewards: torch.Tensor | None = None
@@ -45,16 +45,16 @@ class Preparing:
 class Sampling:
     """Completions are generated, or those of a server decoded, and scored, on this process alone."""
 
-    answers: Answers | None = None
+    answers: ServerCompletions | None = None
     tool_calls: tuple[int, int] = (0, 0)  # and how many of them failed
     states: torch.Tensor | None = None  # (rows, H), the policy's hidden states of the prompts, where they are caught
 
 
 @dataclass
-class Replaying:
+class InjectedBatch:
     """The parent makes the update batch of what was selected."""
 
-    replay: Replay
+    replay: RolloutBatch
     states: torch.Tensor | None = None  # as above, of this process's rows
 
 
@@ -66,7 +66,7 @@ class Prepared(Exception):
         self.prompts = prompts
 
 
-class EpisodeOver:
+class NoOpEnvironment:
     """Stands in for an environment whose episode is over, while the parent prepares its rollout again."""
 
     def reset(self, **row) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ada_trl.core import Pool, Prior, Rollout, group_advantages, posterior_advantages
+from ada_trl.core import BaselineEstimate, Pool, Rollout, group_advantages, posterior_advantages
 from ada_trl.planning.outcomes import binomial_probability
 
 from ..common import ROOT, computed_or_stored, fill, markdown, save_figure
@@ -31,12 +31,12 @@ class Baseline(NamedTuple):
     """How many rollouts, and what they are compared with: the pool's own mean, or a posterior of this prior."""
 
     num_generations: int
-    prior: Callable[[float], Prior] | None
+    prior: Callable[[float], BaselineEstimate] | None
     style: dict
 
 
-def _prior(mean: Callable[[float], float], strength: float = STRENGTH) -> Callable[[float], Prior]:
-    return lambda p: Prior(mean(p), strength, mean(p))
+def _prior(mean: Callable[[float], float], strength: float = STRENGTH) -> Callable[[float], BaselineEstimate]:
+    return lambda p: BaselineEstimate(mean(p), strength, mean(p))
 
 
 def _right(p: float) -> float:

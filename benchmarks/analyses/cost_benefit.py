@@ -5,7 +5,7 @@ A prompt is a feature vector; the policy is a softmax over eight answers, linear
 its parameters and it generalises. The base policy is a noisy copy of the teacher that decides which answer is right.
 Rollouts, pools, exit conditions, selection, advantages and budgets are the core's; held-out pass rates are computed, not
 sampled. `python -m benchmarks.analyses.cost_benefit` writes `benchmarks/results/cost_benefit.parquet`, `docs/figures/cost_benefit.png` and its table into
-`docs/paper.md`; `--plot` starts from the stored data.
+`docs/reproducing_the_paper.md`; `--plot` starts from the stored data.
 """
 
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ class Sampler:
             new = self.next_prompts(BATCH - len(prompts))
             new_pools = self.draw_pools(weights, new)
             drawn += sum(map(len, new_pools))
-            keep = [last == 0 or not pool.is_uniform or self.method.refill_rounds == 1 for pool in new_pools]
+            keep = [last == 0 or not pool.has_zero_variance or self.method.refill_rounds == 1 for pool in new_pools]
             prompts = np.concatenate([prompts, new[keep]])
             pools += [pool for pool, kept in zip(new_pools, keep, strict=True) if kept]
             if len(prompts) == BATCH:
@@ -212,7 +212,7 @@ def run(mix: str, name: str, seed: int, learning_rate: float) -> Iterator[dict]:
         weights.grad = torch.from_numpy(gradient)
         optimizer.step()
         generated, trained = generated + drawn, trained + used
-        lost += sum(pool.is_uniform for pool in pools)
+        lost += sum(pool.has_zero_variance for pool in pools)
 
 
 def compute() -> list[dict]:

@@ -46,8 +46,8 @@ def draw_row(axis, y: float, text: str, pool: Pool, index: int) -> None:
     taught = any(advantages)
     axis.text(8, y, text, va="center", family="monospace", fontsize=9.5)
     for rollout in pool.rollouts:
-        chosen = taught and rollout.draw in {r.draw for r in group}
-        dot(axis, draw_x(rollout.draw), y, pool.is_positive(rollout), chosen)
+        chosen = taught and rollout.draw_index in {r.draw_index for r in group}
+        dot(axis, draw_x(rollout.draw_index), y, pool.is_positive(rollout), chosen)
     axis.text(542, y, f"{pool.mean:.2f}", va="center", ha="center")
     if not taught:
         axis.text(648, y, "unresolved: no gradient", va="center", color=GREY, style="italic")

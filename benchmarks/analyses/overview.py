@@ -25,13 +25,13 @@ from ..learning.report import (
     STRONG,
     before_training,
     final,
+    is_zero_variance,
     language_table,
     show,
     standing,
     stored,
     stored_language,
     verdict,
-    without_contrast,
 )
 from ..learning.statistics import by_seed, paired_difference
 
@@ -79,8 +79,8 @@ def hard_families(language: pd.DataFrame) -> str:
         said.append(f"{standing(*difference)} {other} ({show(difference, sign=True)})")
     before = before_training(whole, HARD_SET)["accuracy"]
     return (
-        f"On seven [hard families](docs/report.md#a-language-model) ({before:.3f} before training, "
-        f"{without_contrast(language, HARD_SET):.0%} of GRPO's groups without contrast) `batch` ends {', '.join(said)}."
+        f"On seven [hard families](docs/benchmarks.md#a-language-model) ({before:.3f} before training, "
+        f"{is_zero_variance(language, HARD_SET):.0%} of GRPO's groups without contrast) `batch` ends {', '.join(said)}."
     )
 
 
@@ -125,7 +125,14 @@ def draw_signal(lost, cost) -> None:
     both = (100 * found[method].zero_signal for method in (DEFAULT, CHEAP))
     lost.fill_between(PASS_RATES, *both, color=STYLES[DEFAULT]["color"], alpha=0.13, linewidth=0)
     for p in (0.055, 0.945):
-        lost.text(p, 54, "recovered", color=STYLES[DEFAULT]["color"], ha="center", rotation=-58 if p < 0.5 else 58)
+        lost.text(
+            p,
+            54,
+            "frac_recovered_groups",
+            color=STYLES[DEFAULT]["color"],
+            ha="center",
+            rotation=-58 if p < 0.5 else 58,
+        )
     lost.set_title("Steps in which a prompt teaches nothing", **TITLE)
     lost.set_ylabel("%")
     lost.set_ylim(0, 100)
@@ -143,7 +150,7 @@ def main() -> None:
     equal, *_, single = stored()
     language = stored_language()
     figure(language).savefig(FIGURES / "overview.png", dpi=200)
-    fill("overview", caption(without_contrast(language, MAIN_SET)), README)
+    fill("overview", caption(is_zero_variance(language, MAIN_SET)), README)
     mixture = language_table(language, MAIN_SET, brief=True)
     fill("language-mixture", f"{mixture}\n\n{hard_families(language)}", README)
     fill("verdict", verdict(equal, single), README)

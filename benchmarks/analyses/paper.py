@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ada_trl.drawing.curves import STEPS, Log, by_round, curve, smoothed
 from ada_trl.drawing.panels import draw, legend_above, make_panels
-from ada_trl.estimation.record import PASS_RATES_FILE
+from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.planning.difficulty import fit_pass_rate_distribution
 from ada_trl.plots import add_options, find_in, labelled, read_log, save
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-ALLOCATION = "ada/estimator/samples_at_"  # with the middle of a bin of estimated pass rates
+ALLOCATION = "ada/allocation/rollouts_at_"  # with the middle of a bin of estimated pass rates
 
 
 def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
@@ -98,11 +98,15 @@ def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
         active = by_round(log, "ada/active_prompts")
         steps, prompts = active[1]
         for panel, kind in zip(row[1:3], ("positives", "negatives"), strict=True):
-            for k, short in by_round(log, f"ada/short_of_{kind}").items():
+            for k, short in by_round(log, f"ada/frac_missing_{kind}").items():
                 draw(panel, short, color=f"C{k - 1}", label=f"round {k}")
             panel.set_ylabel(f"Short of {kind} after the round")
         for k in active:
-            left = active[k + 1].values / prompts if k + 1 in active else 1 - curve(log, "ada/resolved").values
+            left = (
+                active[k + 1].values / prompts
+                if k + 1 in active
+                else 1 - curve(log, "ada/frac_exit_condition_met").values
+            )
             draw(row[3], (steps, 1 - left), color=f"C{k - 1}", label=f"round {k}")
         row[3].set_ylabel("Quotas met by the round")
         for panel in row:
@@ -176,18 +180,17 @@ def levels_figure(runs: Mapping[str, Log]) -> "Figure | None":
     drawn more often.
     """
     names = {
-        "ada/reward/prompt_level": "Reward, each prompt once",
-        "ada/reward/batch_level": "Reward, each rollout once",
+        "ada/reward/macro_mean": "Reward, each prompt once",
+        "ada/reward/micro_mean": "Reward, each rollout once",
     }
     rows = having(runs, *names)
     if not rows:
         return None
-    figure, (panels,) = make_panels(1, 3)
+    figure, (panels,) = make_panels(1, 2)
     for i, (run, log) in enumerate(rows.items()):
-        for panel, name in zip(panels, names, strict=False):
+        for panel, name in zip(panels, names, strict=True):
             draw(panel, curve(log, name), color=f"C{i}", label=run)
-        draw(panels[2], curve(log, "ada/reward/samples_covariance"), color=f"C{i}", label=run)
-    for panel, label in zip(panels, (*names.values(), "Covariance of rollouts and reward"), strict=True):
+    for panel, label in zip(panels, names.values(), strict=True):
         panel.set(xlabel=STEPS, ylabel=label)
     panels[0].legend(fontsize="small", frameon=False)
     return figure

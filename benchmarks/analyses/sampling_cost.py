@@ -3,7 +3,7 @@ What a quota costs: rollouts per prompt of Seq-pos and Seq-balance for K in {1, 
 
 Figure 10 of the paper (v3, appendix D), which simulates it, in rounds of M = N_max / 8; here it is the closed form of
 `ada_trl.planning.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
-table into `docs/paper.md`; with `--pass_rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
+table into `docs/reproducing_the_paper.md`; with `--pass_rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
 prompts and draws nothing.
 """
 

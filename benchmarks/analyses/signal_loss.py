@@ -1,7 +1,7 @@
 """
 How often a prompt has no gradient and what it costs, in closed form and simulated with the real core.
 
-`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its table into `docs/paper.md`,
+`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its table into `docs/reproducing_the_paper.md`,
 and the plan for the example run's prompts into `docs/plan.md`. `--plot` draws figure and table from the stored data.
 """
 

@@ -5,7 +5,7 @@ The policy is a softmax over four answers of which one is right. Given how many 
 decides who is selected and every advantage; which wrong answer a negative rollout gave is independent of that. So the
 expectation over all pools ([`~core.power.pool_distribution`]) and the law of total variance give the estimator's mean and
 covariance without sampling. `python -m benchmarks.analyses.variance` writes `benchmarks/results/variance.parquet`, `docs/figures/variance.png` and its table into
-`docs/paper.md`; `--plot` starts from the stored data.
+`docs/reproducing_the_paper.md`; `--plot` starts from the stored data.
 """
 
 from dataclasses import dataclass

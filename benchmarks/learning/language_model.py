@@ -22,7 +22,7 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ada_trl.train import spare_copies_of_head
+from ada_trl.train import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
@@ -35,7 +35,7 @@ from .run import Task, run_missing, train_once
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 MEANS = {  # over all steps until an evaluation
-    "zero_signal/final": "zero_variance",
+    "frac_zero_advantage_groups": "zero_variance",
     "baseline/explained_variance": "explained_variance",
     "entropy": "entropy",
     "time/generate": "generating_seconds",
@@ -46,7 +46,7 @@ METHODS = {
     "Posterior n=1": {"baseline": "posterior"},
     "Batch n=1": {"baseline": "batch"},
     "GRPO n=8": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 8},
-    "Posterior n=1, 1 of 3": {"baseline": "posterior", "prompt_candidates": 3},
+    "Posterior n=1, 1 of 3": {"baseline": "posterior", "prompt_oversampling": 3},
     "Posterior n=1, 2 iterations": {"baseline": "posterior", "num_iterations": 2},
     "Rounds across steps": {
         **{"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1},
@@ -54,7 +54,7 @@ METHODS = {
     },
     "DAPO n=4": {
         **{"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
-        **{"unresolved": "replace", "max_rounds": 8},
+        **{"zero_variance_groups": "resample", "max_rounds": 8},
     },
     "Seq-balance": {"selection_correction": False, "num_generations": 4},
 }
@@ -68,7 +68,7 @@ def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset, None]:
 
 def load(base: Path):
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    spare_copies_of_head(model)
+    make_lm_head_inputs_contiguous(model)
     return model, AutoTokenizer.from_pretrained(base)
 
 

@@ -1,8 +1,8 @@
 """
-The tables and figures of `docs/report.md`, from stored results only: `python -m benchmarks.learning.report`.
+The tables and figures of `docs/benchmarks.md`, from stored results only: `python -m benchmarks.learning.report`.
 
 They come from `benchmarks.learning.equal_tokens` (equal tokens and equal steps, learning rates tuned), `one_rollout` and
-`language_model`. `benchmarks.learning.run` (the same prompts per step, as in the paper, one learning rate) is for `docs/paper.md`. `--runs outputs/learning/runs` first
+`language_model`. `benchmarks.learning.run` (the same prompts per step, as in the paper, one learning rate) is for `docs/reproducing_the_paper.md`. `--runs outputs/learning/runs` first
 stores the records of the latter as two parquet files in `benchmarks/results`.
 """
 
@@ -20,7 +20,11 @@ from .run import METHODS, PROMPTS_PER_STEP
 from .statistics import by_seed, collect, cost_to_reach, paired_difference
 
 
-DOCUMENT, PAPER, RECIPES = ROOT / "docs" / "report.md", ROOT / "docs" / "paper.md", ROOT / "recipes" / "README.md"
+DOCUMENT, PAPER, RECIPES = (
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "reproducing_the_paper.md",
+    ROOT / "recipes" / "README.md",
+)
 FILES = ("learning_steps.parquet", "learning_evaluations.parquet")
 DEFAULT, POSTERIOR, BATCH = "Seq-balance, 1/√p, corrected", "Posterior n=1", "Batch n=1"
 TWICE, CHEAP_TWICE = "Posterior n=1, 2 iterations", "GRPO n=4, 2 iterations"
@@ -94,7 +98,7 @@ REASONING_RECIPES = {  # and what else is on the command line: method
     "reasoning/grpo-n4.yaml": CHEAP,
     "reasoning/batch.yaml": BATCH,
     "reasoning/posterior.yaml": POSTERIOR,
-    "reasoning/posterior.yaml --prompt_candidates 3": CHOOSING,
+    "reasoning/posterior.yaml --prompt_oversampling 3": CHOOSING,
     "reasoning/posterior.yaml --adaptive_sampling seq-pos --num_generations 1 --max_rounds 8": ROUNDS,
 }
 SORTING_RECIPES = {  # of recipes/sorting: set and method
@@ -337,7 +341,7 @@ def steps_table(steps: pd.DataFrame, evaluations: pd.DataFrame, prompt_set: str)
             "pass@8": show(mean_of(final(runs, "pass@8"))),
             "Rollouts per prompt": f"{of_steps['rollouts'] / PROMPTS_PER_STEP:.1f}",
             "trained on": f"{of_steps['trained_tokens'] / of_steps['generated_tokens']:.0%}",
-            "Zero-gradient prompts": f"{of_steps['zero_signal/final']:.0%}",
+            "Zero-gradient prompts": f"{of_steps['frac_zero_advantage_groups']:.0%}",
             "1k tokens": f"{mean_of(final(runs, 'generated_tokens'))[0] / 1e3:.0f}",
             "CPU s": f"{mean_of(final(runs, 'cpu_seconds'))[0]:.0f}",
         }
@@ -444,7 +448,7 @@ def pilot_table(pilots: pd.DataFrame) -> str:
     return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
 
 
-def without_contrast(runs: pd.DataFrame, prompt_set: str) -> float:
+def is_zero_variance(runs: pd.DataFrame, prompt_set: str) -> float:
     """Share of GRPO n=4's groups whose rollouts would all score the same before training."""
     whole = runs[(runs["family"] == "all") & (runs["prompt_set"] == prompt_set)]
     return float(whole[whole["step"] == 0]["alike"].mean())
@@ -455,7 +459,7 @@ def language_verdict(runs: pd.DataFrame, prompt_set: str) -> str:
     whole = runs[runs["family"] == "all"]
     found = {method: by_seed(whole, prompt_set, method) for method in LANGUAGE}
     lines = [
-        f"Before training, {without_contrast(runs, prompt_set):.0%} of GRPO n=4's groups have no contrast (exact)."
+        f"Before training, {is_zero_variance(runs, prompt_set):.0%} of GRPO n=4's groups have no contrast (exact)."
     ]
     references = [CHEAP, STRONG]
     for method in (BATCH, POSTERIOR, CHOOSING, ROUNDS):

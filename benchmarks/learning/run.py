@@ -90,7 +90,7 @@ METHODS = {
     "GRPO n=4": _grpo(4),
     "GRPO n=8": _grpo(8),
     "GRPO n=16": _grpo(16),
-    "DAPO n=4": _grpo(4) | {"unresolved": "replace", "max_rounds": 8},
+    "DAPO n=4": _grpo(4) | {"zero_variance_groups": "resample", "max_rounds": 8},
     "Seq-pos": _seq("seq-pos"),
     "Seq-balance": _seq("seq-balance"),
     "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),
@@ -164,18 +164,30 @@ class Recorder(TrainerCallback):
 def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
     """What is kept of one step's logs. Counts are totals of the step, shares are of its prompts."""
     ada = {name.removeprefix("ada/"): value for name, value in logs.items() if name.startswith("ada/")}
-    names = ["zero_signal/first_round", "zero_signal/final", "unresolved/all_positive", "unresolved/all_negative"]
-    names += ["resolved", "pass_rate/mean", "samples_per_prompt/max", "estimator/brier", "prompt_weight/max"]
-    names += ["estimator/brier_batch_mean", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_joint"]
+    names = ["frac_reward_zero_std/first_round", "frac_zero_advantage_groups", "frac_all_correct", "frac_all_wrong"]
+    names += [
+        "frac_exit_condition_met",
+        "pass_rate/mean",
+        "samples_per_prompt/max",
+        "estimator/brier",
+        "prompt_weight/max",
+    ]
+    names += ["estimator/brier_constant", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_ema_value"]
     names += [f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")]
-    names += ["stream/new", "stream/cut_off", "stream/replaced", "stream/passed_over", "stream/pass_rate"]
+    names += [
+        "prompts/frac_new",
+        "prompts/retries_dropped",
+        "prompts/resampled",
+        "prompts/skipped",
+        "prompts/pass_rate",
+    ]
     names += ["time/generate", *(f"active_prompts/round_{k}" for k in range(1, 5))]
     return {
         "step": logs["step"],
         "reward": logs["reward"],
         "entropy": logs["entropy"],
         "grad_norm": logs["grad_norm"],
-        "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("stream/asked", prompts_per_step)),
+        "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("prompts/sampled", prompts_per_step)),
         "rounds": ada.get("rounds/mean", 1.0),
         "generated_tokens": round(ada["tokens/generated"]),
         "trained_tokens": round(ada["tokens/generated"] - ada.get("tokens/discarded", 0)),

@@ -5,7 +5,7 @@ What adaptive sampling costs besides the rollouts themselves.
 peak memory of `adaptive_sampling="uniform"` against stock `GRPOTrainer`, (3) of `"est-value"` against `"est-ema"`, which
 differ by the value head only, and (4) of rounds across steps against GRPO with as many rows, each interleaved in one run.
 Ratios are of the fastest steps, because everything slower than that is the machine, and of the medians; "estimating" is
-`ada/time/estimate` as a share of its own step.
+`ada/time/pass_rate_estimation` as a share of its own step.
 """
 
 import argparse
@@ -70,7 +70,7 @@ VARIANTS = {  # trainer, configuration, rows per step, options
         AdaGRPOTrainer,
         AdaGRPOConfig,
         128,
-        ACROSS | {"num_generations": 1, "pass_rate_estimator": "counts"},
+        ACROSS | {"num_generations": 1, "pass_rate_estimator": "ema"},
     ),
 }
 
@@ -102,7 +102,7 @@ def train(variant: str, steps: int, queue) -> None:
         trainer.train()
     steps = [logs for logs in trainer.state.log_history if "step_time" in logs][2:]
     seconds = [logs["step_time"] for logs in steps]
-    shares = [logs.get("ada/time/estimate", 0.0) / logs["step_time"] for logs in steps]
+    shares = [logs.get("ada/time/pass_rate_estimation", 0.0) / logs["step_time"] for logs in steps]
     queue.put((seconds, shares, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
 
 

@@ -38,9 +38,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import ExitCondition, Rollout, eliminate_per_prompt
-from ada_trl.sampling.lanes import Candidate, Lane, lane_done
-from ada_trl.sampling.source import RolloutSource
+from ada_trl.core import ExitCondition, Rollout, eliminate_async
+from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, lane_done
+from ada_trl.sampling.rollout_sampler import RolloutSampler
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
@@ -83,7 +83,7 @@ class BarrierTrainer(AdaGRPOTrainer):
 
     differs = {"barrier": True}
 
-    def _build_source(self, question, lanes) -> RolloutSource:
+    def _build_source(self, question, lanes) -> RolloutSampler:
         source = super()._build_source(question, lanes)
         vars(source).update(self.differs)
         return source
@@ -138,20 +138,22 @@ def report(name: str, logs: list[dict]) -> str:
     figures = {
         "step": mean(step["step_time"] for step in logs),
         "rollouts/prompt": mean(step["ada/samples_per_prompt/mean"] for step in logs),
-        "zero signal": mean(step["ada/zero_signal/final"] for step in logs),
+        "zero signal": mean(step["ada/frac_zero_advantage_groups"] for step in logs),
     }
     line = f"  {name:36s}" + "".join(f"{label} {value:6.2f}   " for label, value in figures.items())
     if "ada/time/idle" in logs[0]:
         sampling = sum(step["ada/time/generate"] + step["ada/time/reward"] for step in logs)
         idle = sum(step["ada/time/idle"] for step in logs) / sampling
-        hidden = sum(step["ada/time/reward_hidden"] for step in logs) / sum(step["ada/time/reward"] for step in logs)
+        hidden = sum(step["ada/time/reward_overlapped"] for step in logs) / sum(
+            step["ada/time/reward"] for step in logs
+        )
         line += f"server idle {idle:.1%} of sampling   reward time hidden {hidden:.1%}"
     return line
 
 
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
-    refill = grpo | {"unresolved": "replace", "max_rounds": 8}
+    refill = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
     across = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
@@ -245,11 +247,12 @@ def simulated_seconds(num_prompts: int, seed: int, refill: bool = False, **optio
     if refill:
         replace = {"exit_condition": ExitCondition(1, 1), "samples_per_round": size, "max_rounds": 1}
         loop["pools"] = [
-            Lane(0.7, [Candidate(i) for i in range(8)], fixed_budget=False, **replace) for _ in range(num_prompts)
+            BatchSlot(0.7, [QueuedPrompt(i) for i in range(8)], fixed_budget=False, **replace)
+            for _ in range(num_prompts)
         ]
-        eliminate_per_prompt(num_prompts, submit, collect, lane_done, max_rounds=8, **loop)
+        eliminate_async(num_prompts, submit, collect, lane_done, max_rounds=8, **loop)
     else:
-        eliminate_per_prompt(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)
+        eliminate_async(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)
     return now, tokens
 
 

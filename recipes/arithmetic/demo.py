@@ -2,7 +2,7 @@
 GRPO, Reinforce-Ada and one rollout per prompt on the arithmetic task, from the same base model with the same seed.
 
 `python -m ada_trl.recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
-`report.md`, `curves.png` and `results.json` to `outputs/demo/`.
+`benchmarks.md`, `curves.png` and `results.json` to `outputs/demo/`.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LABELS = {
     "est-value": "Est-value",
     "batch": "Batch n=1",
     "posterior": "Posterior n=1",
-    "rounds": "Rounds across steps, 1 rollout each",
+    "retry_unsolved": "Rounds across steps, 1 rollout each",
 }
 
 
@@ -41,7 +41,7 @@ class CompactProgress(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
             self.training_bar.set_postfix(
-                reward=f"{logs['reward']:.2f}", zero_signal=f"{logs['ada/zero_signal/final']:.2f}"
+                reward=f"{logs['reward']:.2f}", zero_signal=f"{logs['ada/frac_zero_advantage_groups']:.2f}"
             )
 
 
@@ -70,7 +70,7 @@ def summarise(log_history: list[dict]) -> dict:
         "steps": evaluations.steps.tolist(),
         "accuracy": evaluations.values.tolist(),
         "tokens": plots.against(log_history, "eval_reward", plots.TOKENS)[0].tolist(),
-        "zero_signal": plots.curve(log_history, "ada/zero_signal/final").values.mean(),
+        "zero_signal": plots.curve(log_history, "ada/frac_zero_advantage_groups").values.mean(),
         "rollouts_per_prompt": plots.curve(log_history, "ada/samples_per_prompt/mean").values.mean(),
         "step_seconds": plots.total(log_history, "step_time").values[-1],
     }
@@ -131,12 +131,12 @@ def main() -> None:
     results = [run(method, args.task_dir, overrides) for method in args.methods]
     report = table(results)
     (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
-    (args.output_dir / "report.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
+    (args.output_dir / "benchmarks.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
     logs = {result["method"]: result["log_history"] for result in results}
     plots.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"}).savefig(
         args.output_dir / "curves.png", dpi=150
     )
-    print(f"\n{report}\n\nWrote {args.output_dir / 'report.md'} and {args.output_dir / 'curves.png'}.")
+    print(f"\n{report}\n\nWrote {args.output_dir / 'benchmarks.md'} and {args.output_dir / 'curves.png'}.")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ada_trl import AdaGRPOTrainer, check
-from ada_trl.checking.findings import Finding
+from ada_trl.checking.findings import CheckResult
 from ada_trl.cli import start
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
@@ -72,7 +72,7 @@ MODES = {
     "est-value": ["--adaptive_sampling=est-value"],
     "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
-    "refill": ["--adaptive_sampling=uniform", "--unresolved=replace"],
+    "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=replace"],
     "across steps": ["--adaptive_sampling=seq-pos", "--baseline=posterior", "--num_generations=1"],
     "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
 }
@@ -124,7 +124,7 @@ def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
     assert "ranges from 0 to 0.3" in found["pass rate"] and "positive_threshold (0.7)" in found["pass rate"]
     two = [*words(task)[:2], "--reward_funcs", "tests.helpers.even_reward", "tests.cli.test_check.low_reward"]
     found, _ = checked(capsys, *two, *words(task)[3:])
-    assert "exit_reward" in found["signal"]
+    assert "success_reward" in found["signal"]
 
 
 def many_points(completions, **kwargs):
@@ -197,7 +197,7 @@ def test_what_was_there_stays(task, capsys):
 
 
 def test_a_table_survives_what_is_in_it():
-    text = check.report([Finding("a", "b | c")])
+    text = check.report([CheckResult("a", "b | c")])
     assert text.splitlines()[-1] == "| a | b / c |  |"
 
 

@@ -70,7 +70,13 @@ def test_required_options_come_first(name, capsys):
 
 def test_help_of_train_is_ours_and_then_theirs():
     text = train_help()
-    order = ["--model_name_or_path", "--adaptive_sampling", "--unresolved", "--vllm_weight_sync", "--learning_rate"]
+    order = [
+        "--model_name_or_path",
+        "--adaptive_sampling",
+        "--zero_variance_groups",
+        "--vllm_weight_sync",
+        "--learning_rate",
+    ]
     positions = [text.index(f"\n  {name} ") for name in order]
     assert positions == sorted(positions)
     assert "Reinforce-Ada: sampling:" in text and "Reinforce-Ada: advantages:" in text

@@ -61,7 +61,10 @@ MISTAKES = {
         [*TRAIN, "--samples_per_round", "2"],
         ["samples_per_round (2)", "at least num_generations (4)"],
     ),
-    "unknown exit reward": ([*TRAIN, "--exit_reward", "accuracy"], ["exit_reward ('accuracy')", "'even_reward'"]),
+    "unknown exit reward": (
+        [*TRAIN, "--success_reward", "accuracy"],
+        ["success_reward ('accuracy')", "'even_reward'"],
+    ),
     "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["no GPU", "--bf16 false"]),
     "nothing at all": (["train"], ["model_name_or_path is not set", "--model_name_or_path"]),
     # models

@@ -98,7 +98,7 @@ def test_models_are_compared_by_it_on_conversations(files):
     )  # fmt: skip
     figures = evaluate(args, make)["models"]["model"]["talks"]
     assert figures["average"] == (0 + 1 + 2 + 4) / 16
-    assert "right where `my_rewards.conversational` gives" in (files / "out/report.md").read_text()
+    assert "right where `my_rewards.conversational` gives" in (files / "out/benchmarks.md").read_text()
 
 
 def test_a_problem_that_is_not_scored_counts_as_wrong_and_is_said(files):
@@ -106,7 +106,7 @@ def test_a_problem_that_is_not_scored_counts_as_wrong_and_is_said(files):
         models=["model"], datasets=["talks.jsonl"], output_dir="out", num_samples=4, reward_func="my_rewards.often_silent"
     )  # fmt: skip
     assert evaluate(args, make)["models"]["model"]["talks"]["average"] == 3 / 4
-    assert "cannot be scored count as wrong: 1 in talks" in (files / "out/report.md").read_text()
+    assert "cannot be scored count as wrong: 1 in talks" in (files / "out/benchmarks.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from ada_trl.core import (
     eliminate,
     group_advantages,
     prompt_weight,
-    samples_by_estimate,
+    rollouts_by_estimate,
     sampling_metrics,
     select_group,
-    zero_signal_probability,
+    zero_gradient_probability,
 )
 from ada_trl.core.metrics import zero_signal_of_grpo
 
@@ -96,7 +96,7 @@ def test_rewards_stay_with_their_prompt():
 def test_duplicate_prompts_have_separate_pools():
     pools, asked = run(HARD, MIXED, HARD)
     assert asked == [[0, 1, 2], [0, 2], [0, 2]]
-    assert pools[0].rollouts == [r._replace(source=(0, r.draw)) for r in pools[2].rollouts]
+    assert pools[0].rollouts == [r._replace(source=(0, r.draw_index)) for r in pools[2].rollouts]
 
 
 def test_unscored_rollouts_count_towards_the_cap_only():
@@ -114,7 +114,7 @@ def test_threshold_is_strict():
 
 def composition(pool, n, seed=(0,)):
     group = select_group(pool, n, seed)
-    assert len({rollout.draw for rollout in group}) == len(group) == n
+    assert len({rollout.draw_index for rollout in group}) == len(group) == n
     positives = sum(pool.is_positive(rollout) for rollout in group)
     unscored = sum(not pool.is_scored(rollout) for rollout in group)
     return positives, n - positives - unscored, unscored
@@ -141,9 +141,9 @@ def test_balanced_selection(rewards, n, expected):
 def test_selection_ignores_arrival_order_but_not_the_seed():
     pool = make_pool(*[1, 0] * 16)
     shuffled = Pool(0.7, random.Random(0).sample(pool.rollouts, len(pool)))
-    assert [r.draw for r in shuffled.rollouts] != [r.draw for r in pool.rollouts]
+    assert [r.draw_index for r in shuffled.rollouts] != [r.draw_index for r in pool.rollouts]
     assert select_group(pool, 4, (7, 1)) == select_group(shuffled, 4, (7, 1))
-    assert len({tuple(r.draw for r in select_group(pool, 4, (7, step))) for step in range(20)}) > 10
+    assert len({tuple(r.draw_index for r in select_group(pool, 4, (7, step))) for step in range(20)}) > 10
 
 
 def test_statistics_ignore_arrival_order():
@@ -158,7 +158,7 @@ def test_every_rollout_of_a_side_is_equally_likely():
     trials = 4000
     for step in range(trials):
         for rollout in select_group(pool, 4, (1, step)):
-            counts[rollout.draw] += 1
+            counts[rollout.draw_index] += 1
     # Each is drawn with probability 1/2; 5 standard deviations of a binomial.
     assert all(abs(count - trials / 2) < 5 * math.sqrt(trials / 4) for count in counts)
 
@@ -265,43 +265,43 @@ def test_metrics_of_a_scripted_step():
     assert metrics["samples_per_prompt/mean"] == (4 + 12 + 12 + 12) / 4
     assert metrics["rounds/mean"] == 2.5
     assert [metrics[f"active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 3]
-    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [0.5, 0.5, 0.25]
-    assert [metrics[f"short_of_negatives/round_{k}"] for k in (1, 2, 3)] == [0.25] * 3
-    assert [metrics[f"signal/{name}"] for name in ("min", "mean", "max")] == [0, 6 / 16, 1]
-    assert metrics["resolved"] == 0.5
-    assert metrics["unresolved/all_positive"] == metrics["unresolved/all_negative"] == 0.25
-    assert metrics["zero_signal/first_round"] == 0.75  # HARD, EASY and NEVER start uniform
-    assert metrics["zero_signal/final"] == 0.5
-    assert metrics["recovered"] == 0.25
-    assert metrics["reward/prompt_level"] == pytest.approx((1 / 2 + 2 / 12 + 1 + 0) / 4)
-    assert metrics["reward/batch_level"] == pytest.approx((2 + 2 + 12 + 0) / 40)
-    assert metrics["reward/selected"] == pytest.approx((2 + 2 + 4 + 0) / 16)
+    assert [metrics[f"frac_missing_positives/round_{k}"] for k in (1, 2, 3)] == [0.5, 0.5, 0.25]
+    assert [metrics[f"frac_missing_negatives/round_{k}"] for k in (1, 2, 3)] == [0.25] * 3
+    assert [metrics[f"success_reward/{name}"] for name in ("min", "mean", "max")] == [0, 6 / 16, 1]
+    assert metrics["frac_exit_condition_met"] == 0.5
+    assert metrics["frac_all_correct"] == metrics["frac_all_wrong"] == 0.25
+    assert metrics["frac_reward_zero_std/first_round"] == 0.75  # HARD, EASY and NEVER start uniform
+    assert metrics["frac_zero_advantage_groups"] == 0.5
+    assert metrics["frac_recovered_groups"] == 0.25
+    assert metrics["reward/macro_mean"] == pytest.approx((1 / 2 + 2 / 12 + 1 + 0) / 4)
+    assert metrics["reward/micro_mean"] == pytest.approx((2 + 2 + 12 + 0) / 40)
+    assert metrics["reward/trained"] == pytest.approx((2 + 2 + 4 + 0) / 16)
     assert metrics["pass_rate/mean"] == pytest.approx((0.5 + 0 + 1 + 0) / 4)
 
 
 def test_a_prompt_with_one_positive_of_many_is_short_of_positives():
     pools, _ = run([1] + [0] * 11)
     metrics = metrics_of(pools)
-    assert metrics["resolved"] == metrics["unresolved/all_negative"] == metrics["unresolved/all_positive"] == 0
-    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [1, 1, 1]
-    assert [metrics[f"short_of_negatives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
+    assert metrics["frac_exit_condition_met"] == metrics["frac_all_wrong"] == metrics["frac_all_correct"] == 0
+    assert [metrics[f"frac_missing_positives/round_{k}"] for k in (1, 2, 3)] == [1, 1, 1]
+    assert [metrics[f"frac_missing_negatives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_rounds_that_did_not_happen_are_counted_as_zero():
     pools, _ = run(MIXED, MIXED)
     metrics = metrics_of(pools, rounds=3)
     assert [metrics[f"active_prompts/round_{k}"] for k in (1, 2, 3)] == [2, 0, 0]
-    assert [metrics[f"short_of_positives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
+    assert [metrics[f"frac_missing_positives/round_{k}"] for k in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_metrics_of_unscored_pools_are_finite_or_nan_never_an_error():
     pools, _ = run([NAN] * 12)
     metrics = metrics_of(pools)
-    assert metrics["unresolved/unscored"] == 1
-    assert metrics["zero_signal/final"] == 1
-    assert metrics["short_of_positives/round_3"] == metrics["short_of_negatives/round_3"] == 1
-    assert math.isnan(metrics["signal/min"]) and math.isnan(metrics["signal/max"])
-    assert math.isnan(metrics["reward/batch_level"])
+    assert metrics["frac_unscored"] == 1
+    assert metrics["frac_zero_advantage_groups"] == 1
+    assert metrics["frac_missing_positives/round_3"] == metrics["frac_missing_negatives/round_3"] == 1
+    assert math.isnan(metrics["success_reward/min"]) and math.isnan(metrics["success_reward/max"])
+    assert math.isnan(metrics["reward/micro_mean"])
 
 
 @pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])
@@ -309,7 +309,7 @@ def test_zero_signal_probability_counts_subsets(positives, m, n):
     rewards = [1.0] * positives + [0.0] * (m - positives)
     subsets = list(itertools.combinations(rewards, n))
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
-    assert zero_signal_probability(rewards, n) == pytest.approx(expected)
+    assert zero_gradient_probability(rewards, n) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(0.4, 0.6), (2.0, 5.0), (5.0, 1.0)])
@@ -325,7 +325,7 @@ def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
 
 
 def test_samples_by_estimate_are_means_over_bins():
-    found = samples_by_estimate([0.0, 0.09, 0.1, 0.55, 1.0, 1.0], [32, 16, 8, 4, 2, 3])
+    found = rollouts_by_estimate([0.0, 0.09, 0.1, 0.55, 1.0, 1.0], [32, 16, 8, 4, 2, 3])
     assert found == {"samples_at_0.05": 24, "samples_at_0.15": 8, "samples_at_0.55": 4, "samples_at_0.95": 2.5}
 
 

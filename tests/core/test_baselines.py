@@ -8,10 +8,15 @@ import pytest
 
 from ada_trl.core import ExitCondition, Pool, Rollout, prompt_weight
 from ada_trl.core import baselines as module
-from ada_trl.core.baselines import Prior, explained_variance, posterior_advantages, posterior_baselines
+from ada_trl.core.baselines import BaselineEstimate, explained_variance, posterior_advantages, posterior_baselines
 
 
-PRIORS = [Prior(0.5, 0, 0.5), Prior(0.3, 4, 0.3), Prior(-7.0, 2.5, 0.9), Prior(0.2, math.inf, 0.05)]
+PRIORS = [
+    BaselineEstimate(0.5, 0, 0.5),
+    BaselineEstimate(0.3, 4, 0.3),
+    BaselineEstimate(-7.0, 2.5, 0.9),
+    BaselineEstimate(0.2, math.inf, 0.05),
+]
 WEIGHTED = list(zip(PRIORS, ("none", "inverse_sqrt", "inverse", "inverse_sqrt"), strict=True))
 SHAPES = {  # exit condition, samples per round, rounds
     "uniform n=1": (ExitCondition(0), 1, 1),
@@ -86,7 +91,7 @@ def test_a_baseline_that_looks_ahead_would_be_biased(shape):
     """Leave-one-out over the *whole* pool contains rollouts that r_i decided about: the rounds are what it takes."""
 
     def advantages(pool):
-        return posterior_advantages(pool, Prior(0.3, 4, 0.3))
+        return posterior_advantages(pool, BaselineEstimate(0.3, 4, 0.3))
 
     gradient, draws = expectations("binary", shape, advantages)
     assert abs(gradient / draws / mean_reward_gradient("binary") - 1).max() > 0.01
@@ -106,38 +111,38 @@ def test_a_baseline_that_contains_the_reward_itself_would_be_biased(monkeypatch)
 
 
 def test_by_hand():
-    # Prior mean 0.25 worth 4 rollouts.
+    # BaselineEstimate mean 0.25 worth 4 rollouts.
     pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 1.0])))
-    found = posterior_baselines(pool, Prior(0.25, 4, 0.25))
+    found = posterior_baselines(pool, BaselineEstimate(0.25, 4, 0.25))
     assert found == pytest.approx([(1 + 1) / 6, (1 + 2) / 6, (1 + 1) / 6])
 
 
 def test_no_strength_is_leave_one_out_and_much_is_the_prior_mean():
     rewards = [1.0, 0.0, 0.0, 2.0]
     pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(rewards)))
-    loo = posterior_baselines(pool, Prior(9.0, 0, 0.5))
+    loo = posterior_baselines(pool, BaselineEstimate(9.0, 0, 0.5))
     assert loo == pytest.approx([(sum(rewards) - r) / 3 for r in rewards])
-    assert posterior_baselines(pool, Prior(9.0, 1e12, 0.5)) == pytest.approx([9.0] * 4)
-    assert posterior_baselines(pool, Prior(9.0, math.inf, 0.5)) == [9.0] * 4
+    assert posterior_baselines(pool, BaselineEstimate(9.0, 1e12, 0.5)) == pytest.approx([9.0] * 4)
+    assert posterior_baselines(pool, BaselineEstimate(9.0, math.inf, 0.5)) == [9.0] * 4
 
 
 def test_a_lone_rollout_without_any_prior_strength_is_compared_with_the_prior_mean():
     pool = Pool(0.7, [Rollout(0, 1.0, 1.0)])
-    assert posterior_baselines(pool, Prior(0.4, 0, 0.4)) == [0.4]
+    assert posterior_baselines(pool, BaselineEstimate(0.4, 0, 0.4)) == [0.4]
 
 
 def test_the_order_of_arrival_does_not_matter():
     rollouts = [Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 0.3, 0.9, 1.0, 0.0])]
-    prior = Prior(0.4, 3, 0.4)
-    in_order = posterior_baselines(Pool(0.7, rollouts), prior)
+    prior = BaselineEstimate(0.4, 3, 0.4)
+    from_data_order = posterior_baselines(Pool(0.7, rollouts), prior)
     backwards = posterior_baselines(Pool(0.7, rollouts[::-1]), prior)
-    assert backwards[::-1] == in_order
+    assert backwards[::-1] == from_data_order
 
 
 def test_unscored_rollouts_are_in_no_sum_and_have_no_advantage():
     nan = math.nan
     pool = Pool(0.7, [Rollout(0, nan, nan), Rollout(1, 1.0, 1.0), Rollout(2, 0.0, 0.0)])
-    prior = Prior(0.5, 2, 0.5)
+    prior = BaselineEstimate(0.5, 2, 0.5)
     assert posterior_baselines(pool, prior)[1:] == pytest.approx([1 / 3, 2 / 3])
     advantages = posterior_advantages(pool, prior)
     assert advantages == pytest.approx([0.0, 2 / 3, -2 / 3])
@@ -145,14 +150,14 @@ def test_unscored_rollouts_are_in_no_sum_and_have_no_advantage():
 
 def test_all_equal_rewards_carry_an_advantage():
     pool = Pool(0.7, (Rollout(i, 1.0, 1.0) for i in range(4)))
-    assert min(posterior_advantages(pool, Prior(0.5, 4, 0.5))) > 0.2
+    assert min(posterior_advantages(pool, BaselineEstimate(0.5, 4, 0.5))) > 0.2
 
 
 def test_the_oracle_prior_has_the_variance_of_the_oracle_baseline():
     """Var of one rollout's term with b = p is p(1−p)(1−2p)² + …: compared with the direct computation, exactly."""
     p, n = 0.3, 3
     second = {}
-    for name, prior in (("infinite", Prior(p, math.inf, p)), ("loo", Prior(p, 0, p))):
+    for name, prior in (("infinite", BaselineEstimate(p, math.inf, p)), ("loo", BaselineEstimate(p, 0, p))):
         second[name] = sum(
             probability
             * sum(a * (y - p) for a, y in zip(posterior_advantages(pool, prior), [1 - d for d in drawn], strict=True))
@@ -175,4 +180,4 @@ def test_explained_variance():
 
 def test_a_mean_that_is_worth_nothing_does_not_matter():
     """The leave-one-out mean that the posterior is compared with has no prior at all."""
-    assert Prior(math.nan, 0.0, 0.5).updated([1.0, 0.0]).mean == 0.5
+    assert BaselineEstimate(math.nan, 0.0, 0.5).updated([1.0, 0.0]).mean == 0.5

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ada_trl.core import (
-    Belief,
+    BaselineEstimate,
     Pool,
-    Prior,
-    RewardScale,
+    RewardEstimator,
     Rollout,
-    batch_priors,
+    RunningRewardStd,
+    batch_leave_one_out_baseline,
     posterior_advantages,
     posterior_baselines,
-    recentred,
+    shift_by_batch_residual,
 )
 from ada_trl.core.baselines import LARGEST_DEVIATION
-from ada_trl.core.belief import DISCOUNTS, SHARES, SHRINKAGES, STRENGTHS
-from ada_trl.core.counts import PromptCounts
-from ada_trl.core.priors import GuessStrength
-from ada_trl.estimation.head import RewardHead
-from ada_trl.trainer.compared import informed
+from ada_trl.core.empirical_bayes import DECAYS, PSEUDO_COUNTS, SHRINKAGE_COUNTS, VALUE_WEIGHTS
+from ada_trl.core.pass_rate_ema import PromptCounts
+from ada_trl.core.priors import PseudoCountSelector
+from ada_trl.pass_rates.value_head import RewardHead
+from ada_trl.trainer.compared import add_batch_information
 
 
 def pools_of(rewards):
@@ -35,7 +35,9 @@ def pools_of(rewards):
 def compared(belief, keys, rewards, guesses=None):
     """What a generation is compared with, `(P, n)`, and what is learnt from it."""
     pools, expectation = pools_of(rewards), belief.expect(keys, guesses)
-    priors = informed(belief.priors(expectation, [0.5] * len(keys)), keys, pools, shrinkage=belief.shrinkage)
+    priors = add_batch_information(
+        belief.priors(expectation, [0.5] * len(keys)), keys, pools, shrinkage=belief.shrinkage
+    )
     belief.observe(expectation, pools)
     return np.array([posterior_baselines(p, q) for p, q in zip(pools, priors, strict=True)])
 
@@ -44,16 +46,16 @@ def compared(belief, keys, rewards, guesses=None):
 
 
 def test_by_hand():
-    belief = Belief(guesses=True)
+    belief = RewardEstimator(guesses=True)
     assert compared(belief, ["a", "b"], [[3.0], [1.0]]).tolist() == [[1.0], [3.0]]  # the other prompt, and that is all
     assert belief.level == 2.0 and belief.scale.deviation == 1.0
-    s, discount, share = STRENGTHS[0], DISCOUNTS[0], SHARES[0]
+    s, discount, share = PSEUDO_COUNTS[0], DECAYS[0], VALUE_WEIGHTS[0]
     residual = 3.0 - 1.0  # of the first prompt against the level that the other one shows
     first, new = belief.priors(belief.expect(["a", "c"], [0.5, -1.0]), [0.1, 0.2])
-    assert first == Prior(pytest.approx(2.0 + (s * share * 0.5 + residual) / (s + 1)), s + 1, 0.1)
-    assert new == Prior(pytest.approx(2.0 - share), s, 0.2)
+    assert first == BaselineEstimate(pytest.approx(2.0 + (s * share * 0.5 + residual) / (s + 1)), s + 1, 0.1)
+    assert new == BaselineEstimate(pytest.approx(2.0 - share), s, 0.2)
     compared(belief, ["a"], [[5.0, 5.0]])
-    draws, residuals = belief.history["a"][:, DISCOUNTS.index(discount)]
+    draws, residuals = belief.history["a"][:, DECAYS.index(discount)]
     assert draws == pytest.approx(discount * 1 + 2)
     assert residuals == pytest.approx(
         discount * residual + 2 * 5.0 - 2 * 2.0
@@ -61,12 +63,12 @@ def test_by_hand():
 
 
 def test_the_head_alone_remembers_nothing_and_counts_alone_guess_nothing():
-    forgetful, blind = Belief(guesses=True, remembers=False), Belief(guesses=False)
+    forgetful, blind = RewardEstimator(guesses=True, remembers=False), RewardEstimator(guesses=False)
     for belief in (forgetful, blind):
         for _ in range(3):
             compared(belief, ["a", "b"], [[1.0], [0.0]])
     (prior,) = forgetful.priors(forgetful.expect(["a"], [0.0]), [0.5])
-    assert prior.mean == forgetful.level and prior.strength == STRENGTHS[0] and not forgetful.history
+    assert prior.mean == forgetful.level and prior.strength == PSEUDO_COUNTS[0] and not forgetful.history
     with_guess, without = (blind.priors(blind.expect(["a"], guess), [0.5]) for guess in ([9.0], None))
     assert with_guess == without and without[0].mean > blind.level
 
@@ -75,11 +77,11 @@ def test_the_head_alone_remembers_nothing_and_counts_alone_guess_nothing():
 def test_of_two_valued_rewards_it_is_the_mean_of_a_beta_posterior(strength):
     """A guess h worth s rollouts, k of n positive: Beta(s h + k, s (1 − h) + n − k)."""
     h, k, n = 0.3, 5, 8
-    belief = Belief(guesses=True)
+    belief = RewardEstimator(guesses=True)
     belief.level, belief.scale.variance = 0.4, 0.24
     belief.errors[:] = 1
-    belief.errors[SHARES.index(1.0), DISCOUNTS.index(1.0), STRENGTHS.index(strength), 0] = 0
-    belief.history["a"] = np.array([[n] * len(DISCOUNTS), [k - 0.4 * n] * len(DISCOUNTS)])
+    belief.errors[VALUE_WEIGHTS.index(1.0), DECAYS.index(1.0), PSEUDO_COUNTS.index(strength), 0] = 0
+    belief.history["a"] = np.array([[n] * len(DECAYS), [k - 0.4 * n] * len(DECAYS)])
     (prior,) = belief.priors(belief.expect(["a"], [(h - 0.4) / math.sqrt(0.24)]), [0.5])
     assert prior.mean == pytest.approx((strength * h + k) / (strength + n)) and prior.strength == strength + n
 
@@ -106,7 +108,7 @@ SETTINGS = {  # how rewards are drawn at step t, and their variance given the me
 
 def noise(draw, variance, n, guess=None, seed=0, steps=300, rows=16, prompts=48):
     rng = np.random.default_rng(seed)
-    means, belief, order = rng.uniform(0.05, 0.95, prompts), Belief(guesses=guess is not None), []
+    means, belief, order = rng.uniform(0.05, 0.95, prompts), RewardEstimator(guesses=guess is not None), []
     squares = expected = 0.0
     for t in range(steps):
         if len(order) < rows // n:
@@ -151,7 +153,7 @@ def test_a_guess_that_is_noise_is_not_believed_and_one_that_knows_is():
 
 def test_what_a_guess_is_worth_is_found_with_one_rollout_per_prompt():
     """A likelihood of single draws could not tell; the next draws of the same prompts can."""
-    rng, belief = np.random.default_rng(0), Belief(guesses=False)
+    rng, belief = np.random.default_rng(0), RewardEstimator(guesses=False)
     means = rng.beta(2.0, 2.0, 200)  # around a level of 1/2, worth 4 rollouts
     for _ in range(60):
         asked = rng.permutation(200)[:64]
@@ -161,7 +163,7 @@ def test_what_a_guess_is_worth_is_found_with_one_rollout_per_prompt():
 
 
 def test_old_rewards_are_forgotten_where_prompts_change():
-    rng, belief = np.random.default_rng(0), Belief(guesses=False)
+    rng, belief = np.random.default_rng(0), RewardEstimator(guesses=False)
     means = rng.random(64)
     for _ in range(60):
         moving = rng.random(64) < 0.3
@@ -189,15 +191,15 @@ def test_a_rollout_has_no_influence_on_its_own_baseline(before, now, other, data
     changed[i][j] = other
     found = []
     for rewards in (now, changed):
-        belief = Belief(guesses=False)
+        belief = RewardEstimator(guesses=False)
         for _ in range(2):
             learn(belief, "abcd"[: len(before)], before)
         pools = pools_of(rewards)
         priors = belief.priors(belief.expect(keys), [0.5] * len(keys))
-        priors = informed(priors, keys, pools, shrinkage=belief.shrinkage)
+        priors = add_batch_information(priors, keys, pools, shrinkage=belief.shrinkage)
         baseline = posterior_baselines(pools[i], priors[i])[j]
-        of_batch = posterior_baselines(pools[i], batch_priors(pools, [0.5] * len(keys))[i])[j]
-        scale = [fresh.known_deviations(pools)[i] for fresh in (belief.scale, RewardScale())]
+        of_batch = posterior_baselines(pools[i], batch_leave_one_out_baseline(pools, [0.5] * len(keys))[i])[j]
+        scale = [fresh.reward_stds(pools)[i] for fresh in (belief.scale, RunningRewardStd())]
         found.append([baseline, of_batch, *scale])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
 
@@ -207,11 +209,11 @@ def learn(belief, keys, rewards):
 
 
 def test_recentred_by_hand():
-    priors = [Prior(0.0, 4, 0.1)] * 3
+    priors = [BaselineEstimate(0.0, 4, 0.1)] * 3
     pools = pools_of([[1.0], [0.0, 1.0], [5.0]])
-    means = [prior.mean for prior in recentred(priors, pools, shrinkage=8)]
+    means = [prior.mean for prior in shift_by_batch_residual(priors, pools, shrinkage=8)]
     assert means == pytest.approx([6 / (3 + 8), 6 / (2 + 8), 2 / (3 + 8)])
-    (alone,) = recentred(priors[:1], pools[:1], shrinkage=0)
+    (alone,) = shift_by_batch_residual(priors[:1], pools[:1], shrinkage=0)
     assert math.isnan(alone.mean) and alone.strength == 0
 
 
@@ -244,21 +246,24 @@ TRUTH = np.array([size * p * (1 - p) for p, size in zip(PROBABILITIES, SIZES, st
 
 
 def trained_belief():
-    belief, rng = Belief(guesses=False), np.random.default_rng(0)
+    belief, rng = RewardEstimator(guesses=False), np.random.default_rng(0)
     for _ in range(5):
         learn(belief, "abc", coins(rng, np.array(PROBABILITIES), 2))
     return belief
 
 
 BASELINES = {
-    "batch": lambda pools: batch_priors(pools, [0.5] * 3),
-    "first generation": lambda pools: informed(
-        Belief(guesses=False).priors(Belief(guesses=False).expect("abc"), [0.5] * 3), "abc", pools, shrinkage=0.0
+    "batch": lambda pools: batch_leave_one_out_baseline(pools, [0.5] * 3),
+    "first generation": lambda pools: add_batch_information(
+        RewardEstimator(guesses=False).priors(RewardEstimator(guesses=False).expect("abc"), [0.5] * 3),
+        "abc",
+        pools,
+        shrinkage=0.0,
     ),
-    "belief": lambda pools: informed(
+    "belief": lambda pools: add_batch_information(
         trained_belief().priors(trained_belief().expect("abc"), [0.5] * 3), "abc", pools, shrinkage=16.0
     ),
-    "copies": lambda pools: informed([Prior(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
+    "copies": lambda pools: add_batch_information([BaselineEstimate(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
 }
 
 
@@ -296,15 +301,15 @@ def utility(rewards, known):
 @pytest.mark.parametrize("seen", [[], [0.0, 1.0, 1.0, 1.0], [-2.0, 3.0]], ids=["first", "as large", "larger"])
 def test_scaled_advantages_follow_the_gradient_of_the_cut_reward(seen):
     """In the first generation σ is that of the other prompts, later of earlier ones; with a large one nothing is cut off."""
-    scale = RewardScale()
+    scale = RunningRewardStd()
     if seen:
         scale.observe(seen)
 
     def scaled(rewards):
         pools = pools_of(rewards)
-        return against(batch_priors(pools, [0.5] * 3), pools, scale.known_deviations(pools))
+        return against(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, scale.reward_stds(pools))
 
-    expected = expected_gradient(lambda rewards: utility(rewards, scale.known_deviations))
+    expected = expected_gradient(lambda rewards: utility(rewards, scale.reward_stds))
     np.testing.assert_allclose(expected_gradient(scaled), expected, rtol=1e-12)
     if seen == [-2.0, 3.0]:
         np.testing.assert_allclose(expected, TRUTH / scale.deviation, rtol=1e-12)
@@ -314,7 +319,7 @@ def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
     def leaking(rewards):
         pools = pools_of(rewards)
         std = float(np.std(np.concatenate(rewards)))
-        return against(batch_priors(pools, [0.5] * 3), pools, [std] * 3)
+        return against(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, [std] * 3)
 
     weights = expected_gradient(leaking) / TRUTH
     assert weights.max() / weights.min() > 1.005  # of exact expectations
@@ -328,7 +333,7 @@ def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
 def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scaled):
     found = {}
     for a, c in ((1.0, 0.0), (factor, shift)):
-        rng, belief, advantages = np.random.default_rng(3), Belief(guesses=True), []
+        rng, belief, advantages = np.random.default_rng(3), RewardEstimator(guesses=True), []
         means = rng.uniform(0.05, 0.95, 24)
         for _ in range(40):
             asked = rng.permutation(24)[:8]
@@ -336,8 +341,8 @@ def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scal
             keys = [str(i) for i in asked]
             expectation = belief.expect(keys, means[asked] - 0.5)
             priors = belief.priors(expectation, [0.5] * 8)
-            priors = informed(priors, keys, pools, shrinkage=belief.shrinkage)
-            stds = belief.scale.known_deviations(pools) if scaled else None
+            priors = add_batch_information(priors, keys, pools, shrinkage=belief.shrinkage)
+            stds = belief.scale.reward_stds(pools) if scaled else None
             advantages += [against(priors, pools, stds)]
             belief.observe(expectation, pools)
         found[a, c] = np.array(advantages) / (1.0 if scaled else a)
@@ -347,15 +352,15 @@ def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scal
 @pytest.mark.parametrize("constant", [0.0, 1.0, -3.3, 1e6])
 @pytest.mark.parametrize("n", [1, 4])
 def test_constant_rewards_teach_nothing_at_all(constant, n):
-    belief = Belief(guesses=True)
+    belief = RewardEstimator(guesses=True)
     for step in range(30):
         keys = [str((step * 4 + i) % 7) for i in range(4)]
         pools = pools_of([[constant] * n] * 4)
         expectation = belief.expect(keys, [0.5, -0.5, 1.0, 0.0])
-        priors = informed(belief.priors(expectation, [0.5] * 4), keys, pools, shrinkage=belief.shrinkage)
+        priors = add_batch_information(belief.priors(expectation, [0.5] * 4), keys, pools, shrinkage=belief.shrinkage)
         for baseline in ("posterior", "batch"):
-            priors = priors if baseline == "posterior" else batch_priors(pools, [0.5] * 4)
-            assert not np.any(against(priors, pools, belief.scale.known_deviations(pools)))
+            priors = priors if baseline == "posterior" else batch_leave_one_out_baseline(pools, [0.5] * 4)
+            assert not np.any(against(priors, pools, belief.scale.reward_stds(pools)))
             assert np.abs(against(priors, pools)).max() <= 1e-9 * max(abs(constant), 1)
         belief.observe(expectation, pools)
 
@@ -367,13 +372,15 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
     hold all of the summed squared advantage. Here a failure counts (b/σ)² ≈ p / (1 − p) and a success 1.5², so those steps hold less
     than their share.
     """
-    rng, belief, silent, total, largest = np.random.default_rng(0), Belief(guesses=False), 0.0, 0.0, 0.0
+    rng, belief, silent, total, largest = np.random.default_rng(0), RewardEstimator(guesses=False), 0.0, 0.0, 0.0
     share = 0.98**rows
     for _ in range(400):
         keys, pools = [str(i) for i in rng.integers(0, 200, rows)], pools_of(coins(rng, np.full(rows, 0.02), 1))
         expectation = belief.expect(keys)
-        priors = informed(belief.priors(expectation, [0.5] * rows), keys, pools, shrinkage=belief.shrinkage)
-        values = np.array(against(priors, pools, belief.scale.known_deviations(pools)))
+        priors = add_batch_information(
+            belief.priors(expectation, [0.5] * rows), keys, pools, shrinkage=belief.shrinkage
+        )
+        values = np.array(against(priors, pools, belief.scale.reward_stds(pools)))
         belief.observe(expectation, pools)
         total, largest = total + (values**2).sum(), max(largest, np.abs(values).max())
         silent += (values**2).sum() * (not any(pool.positives for pool in pools))
@@ -383,7 +390,7 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
 def test_a_long_time_without_contrast_breaks_neither_level_nor_head():
     """The deviation that guesses and errors are measured in would vanish with it, were it not for its bound."""
     rng, features = np.random.default_rng(0), torch.randn(100_000, 32, generator=torch.Generator().manual_seed(0))
-    belief, head, largest = Belief(guesses=True), RewardHead(32), 0.0
+    belief, head, largest = RewardEstimator(guesses=True), RewardHead(32), 0.0
     for step in range(460):
         rows = rng.choice(len(features), 32, replace=False)
         mean = 0.5 if step < 100 else 1.0 if step < 400 else 0.9
@@ -398,11 +405,11 @@ def test_a_long_time_without_contrast_breaks_neither_level_nor_head():
 
 
 def test_what_lies_far_outside_of_everything_seen_is_cut_off():
-    scale = RewardScale()
+    scale = RunningRewardStd()
     scale.observe([0.0, 1e-6])
     pool = Pool(0.7, [Rollout(0, 1.0, 1.0), Rollout(1, -1.0, -1.0)])
-    (std,) = scale.known_deviations([pool])
-    assert posterior_advantages(pool, Prior(0.0, 1e9, 0.5), std=std) == [
+    (std,) = scale.reward_stds([pool])
+    assert posterior_advantages(pool, BaselineEstimate(0.0, 1e9, 0.5), std=std) == [
         LARGEST_DEVIATION,
         -LARGEST_DEVIATION,
     ]
@@ -410,11 +417,11 @@ def test_what_lies_far_outside_of_everything_seen_is_cut_off():
 
 def test_rewards_without_a_signal_are_compared_too():
     pool = Pool(0.7, [Rollout(0, 1.0, math.nan), Rollout(1, 0.0, 0.0), Rollout(2, math.nan, 1.0)])
-    assert posterior_advantages(pool, Prior(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
-    belief = Belief(guesses=False)
+    assert posterior_advantages(pool, BaselineEstimate(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
+    belief = RewardEstimator(guesses=False)
     learn(belief, "a", [[1.0]])
     belief.observe(belief.expect(["a"]), [pool])
-    assert belief.history["a"][0, 0] == pytest.approx(DISCOUNTS[0] + 2)
+    assert belief.history["a"][0, 0] == pytest.approx(DECAYS[0] + 2)
 
 
 # State
@@ -425,29 +432,29 @@ def test_it_continues_from_its_state():
         rng = np.random.default_rng(seed)
         return [(list("abcd"), beta_rewards(rng, np.array([0.1, 0.4, 0.6, 0.9]), 2)) for _ in range(8)]
 
-    whole, half = Belief(guesses=True), Belief(guesses=True)
+    whole, half = RewardEstimator(guesses=True), RewardEstimator(guesses=True)
     for keys, rewards in generations(0):
         compared(whole, keys, rewards, [0.1, 0.0, -0.1, 0.2])
         compared(half, keys, rewards, [0.1, 0.0, -0.1, 0.2])
-    resumed = Belief(guesses=True)
+    resumed = RewardEstimator(guesses=True)
     resumed.load_state_dict(half.state_dict())
     resumed.history = half.history
     for keys, rewards in generations(1):
         np.testing.assert_array_equal(compared(whole, keys, rewards), compared(resumed, keys, rewards))
     assert whole.state_dict() == resumed.state_dict()
-    other = Belief(guesses=False)  # which chooses anew, and goes on with level and scale
+    other = RewardEstimator(guesses=False)  # which chooses anew, and goes on with level and scale
     other.load_state_dict(half.state_dict())
     assert not other.errors.any() and other.level == half.level
 
 
 def test_nothing_scored_teaches_nothing():
-    belief = Belief(guesses=True)
+    belief = RewardEstimator(guesses=True)
     before = belief.state_dict()
     belief.observe(belief.expect(["a"]), [Pool(0.7, [Rollout(0, math.nan, math.nan)])])
     assert belief.state_dict() == before and not belief.history
 
 
-@pytest.mark.parametrize("number", [len(SHARES), len(DISCOUNTS), len(STRENGTHS), len(SHRINKAGES)])
+@pytest.mark.parametrize("number", [len(VALUE_WEIGHTS), len(DECAYS), len(PSEUDO_COUNTS), len(SHRINKAGE_COUNTS)])
 def test_candidates_can_differ(number):
     assert number > 1
 
@@ -461,10 +468,10 @@ def test_what_a_guess_of_a_pass_rate_is_worth_is_found(true_strength):
     guess = rng.uniform(0.1, 0.9, 20_000)
     p = rng.beta(true_strength * guess, true_strength * (1 - guess))
     counts = [PromptCounts(6.0, float(k)) for k in rng.binomial(6, p)]
-    strength = GuessStrength()
+    strength = PseudoCountSelector()
     assert strength.best == 4.0
     strength.observe(guess, counts, rng.binomial(4, p), np.full(20_000, 4))
     assert strength.best == true_strength  # the next candidate is several standard errors of the difference behind
-    resumed = GuessStrength()
+    resumed = PseudoCountSelector()
     resumed.load_state_dict(strength.state_dict())
     assert resumed.best == true_strength

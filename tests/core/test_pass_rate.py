@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, brier_metrics, eliminate, prompt_key, prompt_text
-from ada_trl.core.counts import fit_beta_prior, tally_counts
+from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 
 
 def close_to(samples, expected, scale=None):
@@ -175,7 +175,7 @@ def test_prior_is_recovered_whatever_stopped_the_sampling(alpha, beta, exit_cond
     prompts = 3000
     pass_rates = np.random.default_rng(3).beta(alpha, beta, size=prompts)
     positives, draws = early_stopped_counts(pass_rates, 4, exit_condition)
-    tally = tally_counts(list(zip(positives.tolist(), draws.tolist(), strict=True)))
+    tally = beta_binomial_sufficient_stats(list(zip(positives.tolist(), draws.tolist(), strict=True)))
     fitted = fit_beta_prior(tally, 1.0, 1.0)
     for _ in range(9):
         fitted = fit_beta_prior(tally, *fitted)
@@ -189,7 +189,7 @@ def test_prior_fit_reaches_the_stationary_point_of_the_likelihood():
     totals = [(0, 8), (1, 8), (0, 32), (3, 16), (6, 8), (8, 8), (2, 4)]
     alpha, beta = 1.0, 1.0
     for _ in range(20):
-        alpha, beta = fit_beta_prior(tally_counts(totals), alpha, beta)
+        alpha, beta = fit_beta_prior(beta_binomial_sufficient_stats(totals), alpha, beta)
 
     def log_likelihood(a, b):
         return sum(
@@ -310,8 +310,8 @@ def test_brier_is_the_mean_over_rollouts():
     metrics = brier_metrics([0.25, 0.5], [1, 3], [8, 4])
     outcomes = [(0.25, 1)] + [(0.25, 0)] * 7 + [(0.5, 1)] * 3 + [(0.5, 0)]
     assert metrics["brier"] == pytest.approx(np.mean([(p - y) ** 2 for p, y in outcomes]))
-    assert metrics["brier_batch_mean"] == pytest.approx(np.mean([(4 / 12 - y) ** 2 for _, y in outcomes]))
-    assert set(brier_metrics([0.5], [1], [2], prefix="head")) == {"head", "head_batch_mean"}
+    assert metrics["brier_constant"] == pytest.approx(np.mean([(4 / 12 - y) ** 2 for _, y in outcomes]))
+    assert set(brier_metrics([0.5], [1], [2], prefix="head")) == {"head", "head_constant"}
     assert all(math.isnan(value) for value in brier_metrics([0.5], [0], [0]).values())
 
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ada_trl.core import ExitCondition, Rollout, eliminate, eliminate_per_prompt
+from ada_trl.core import ExitCondition, Rollout, eliminate, eliminate_async
 
 
 M, N = 4, 3
@@ -40,7 +40,7 @@ def reward(prompt, draw):
 
 def run(num_prompts=40, duration=lambda prompt, k: 1.0, max_in_flight=1000, unavailable=(), **options):
     requests = Requests(reward, duration, unavailable)
-    pools = eliminate_per_prompt(
+    pools = eliminate_async(
         num_prompts, requests.submit, requests.collect, BALANCE, max_in_flight=max_in_flight, **LOOP | options
     )
     return pools, requests
@@ -149,7 +149,7 @@ def test_distribution_does_not_depend_on_the_barrier_or_on_lengths():
         requests = Requests(
             fresh, lambda prompt, k, fresh=fresh: 1.0 + 9.0 * max(fresh(prompt, k * M + i) for i in range(M))
         )
-        pools = eliminate_per_prompt(
+        pools = eliminate_async(
             4000, requests.submit, requests.collect, BALANCE, max_in_flight=64, barrier=barrier, **LOOP
         )
         samples.append(np.array([(len(pool), pool.pass_rate) for pool in pools]))

@@ -18,7 +18,7 @@ from ada_trl.core import (
     group_advantages,
     prompt_weight,
     select_group,
-    zero_signal_probability,
+    zero_gradient_probability,
 )
 
 
@@ -91,7 +91,7 @@ def test_early_stopping_biases_the_pool_mean_by_the_known_amount(exit_condition,
 def test_first_round_is_unbiased_for_the_signal_loss_of_grpo():
     rng = np.random.default_rng(0)
     for p in (0.1, 0.5, 0.9):
-        samples = [zero_signal_probability((rng.random(8) < p).tolist(), 4) for _ in range(8000)]
+        samples = [zero_gradient_probability((rng.random(8) < p).tolist(), 4) for _ in range(8000)]
         close_to(samples, p**4 + (1 - p) ** 4)
 
 

@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
             "ada",
             AdaGRPOTrainer,
             AdaGRPOConfig,
-            {"pass_rate_estimator": "counts", "save_strategy": "steps", "save_steps": 4},
+            {"pass_rate_estimator": "ema", "save_strategy": "steps", "save_steps": 4},
         ),
         ("grpo", GRPOTrainer, GRPOConfig, {"num_generations": 4}),
     ):
@@ -130,7 +130,8 @@ def test_labels_are_the_shortest_ends_that_differ(tmp_path):
 
 def test_prompts_are_shown_where_they_come_from_the_stream():
     log = [
-        {"step": i, "ada/stream/asked": 8.0 + i, "ada/stream/new": 0.5, "ada/stream/epoch": i / 4} for i in (1, 2, 3)
+        {"step": i, "ada/prompts/sampled": 8.0 + i, "ada/prompts/frac_new": 0.5, "ada/prompts/epoch": i / 4}
+        for i in (1, 2, 3)
     ]
     plain = [{"step": 1, "reward": 0.5}]
     asked, new, epoch = plots.prompts_figure({"run": log, "grpo": plain}).axes

@@ -12,7 +12,7 @@ from ada_trl.evaluate import main
 from ada_trl.measurement.accuracy import bootstrap_interval
 from ada_trl.measurement.arguments import DATASETS, EvaluationArguments, short_names
 from ada_trl.measurement.evaluation import file_name, run
-from ada_trl.measurement.measure import Measurement
+from ada_trl.measurement.measure import EvalResult
 from ada_trl.measurement.summary import AVERAGE, markdown, summarise
 
 from ..helpers import Interrupted, ScriptedSampler, tiny_model, tiny_tokenizer
@@ -113,7 +113,7 @@ def test_paired_differences_are_narrower_than_the_models_intervals():
     lengths = np.ones((50, 4), dtype=int)
 
     def measured(counts):
-        return {"data": Measurement(np.arange(4) < counts[:, None], lengths, 0)}
+        return {"data": EvalResult(np.arange(4) < counts[:, None], lengths, 0)}
 
     figures = summarise(
         {"a": measured(correct), "b": measured(correct + 1)},
@@ -131,7 +131,7 @@ def test_the_papers_weighted_average():
     sizes = {"math500": 500, "minerva_math": 272, "olympiadbench": 675, "aime": 230}
     for accuracies, printed in (([74.2, 34.4, 38.4, 16.2], 45.3), ([77.4, 36.5, 40.5, 17.5], 47.6)):
         measured = {
-            name: Measurement(np.full((size, 1), accuracy), np.ones((size, 1)), 0)
+            name: EvalResult(np.full((size, 1), accuracy), np.ones((size, 1)), 0)
             for (name, size), accuracy in zip(sizes.items(), accuracies, strict=True)
         }
         figures = summarise({"m": measured}, pass_at=[], max_new_tokens=9, difficulty_edges=[0, 1])
@@ -146,7 +146,7 @@ def test_difficulty_bins_do_not_flatter_anyone():
     """
     rng = np.random.default_rng(0)
     measured = {
-        label: {"data": Measurement(rng.random((3000, 8)) < 0.5, np.ones((3000, 8)), 0)} for label in ("a", "b")
+        label: {"data": EvalResult(rng.random((3000, 8)) < 0.5, np.ones((3000, 8)), 0)} for label in ("a", "b")
     }
     bins = summarise(measured, pass_at=[1], max_new_tokens=9, difficulty_edges=[0, 0.5, 1])["difficulty"]
     assert [b["pass_rate"] for b in bins] == ["0", "(0, 0.5]", "(0.5, 1]"]
@@ -165,7 +165,7 @@ def test_difficulty_from_a_column(files, tmp_path):
     figures = run(arguments(files, tmp_path / "out", datasets=[str(tmp_path / "d.jsonl")]), scripted())
     averages = {b["pass_rate"]: b["models"]["base"]["average"] for b in figures["difficulty"] if b["problems"]}
     assert averages == {"0": 0.5, "(0.5, 1]": (0.25 + 1) / 2}
-    assert "in the column `pass_rate`" in (tmp_path / "out" / "report.md").read_text()
+    assert "in the column `pass_rate`" in (tmp_path / "out" / "benchmarks.md").read_text()
 
 
 def test_unparsable_references_count_as_wrong_and_are_reported(files, tmp_path):
@@ -173,19 +173,19 @@ def test_unparsable_references_count_as_wrong_and_are_reported(files, tmp_path):
     figures = run(arguments(files, tmp_path / "out", datasets=[str(tmp_path / "d.csv")]), scripted())
     assert figures["models"]["base"]["d"]["average"] == 0.5
     assert figures["unparsable"] == {"d": 1}
-    assert "cannot be scored count as wrong: 1 in d." in (tmp_path / "out" / "report.md").read_text()
+    assert "cannot be scored count as wrong: 1 in d." in (tmp_path / "out" / "benchmarks.md").read_text()
 
 
 def test_lengths_and_truncation(files, tmp_path):
     figures = run(arguments(files, tmp_path, max_new_tokens=2), scripted())
-    # Answers "0", "2", "4", "8" and wrong ones "1", "3", "5" take a token, "20" to "23" two.
+    # ServerCompletions "0", "2", "4", "8" and wrong ones "1", "3", "5" take a token, "20" to "23" two.
     assert figures["models"]["base"]["large"]["mean_length"] == 1
     assert figures["models"]["base"][AVERAGE]["truncated"] == pytest.approx(2 / 6)
 
 
 def test_the_report(results):
     directory, figures = results
-    report = (directory / "report.md").read_text()
+    report = (directory / "benchmarks.md").read_text()
     assert report == markdown(figures)
     assert "| Model | large (4) | small (2) | weighted average (6) | Tokens | Truncated |" in report
     assert "| base | 43.8 [12.5, 81.2] | 12.5 [0.0, 25.0] | 33.3 [" in report
@@ -202,7 +202,7 @@ def test_the_report(results):
 
 
 def content(directory):
-    return {name: (directory / name).read_bytes() for name in ("report.md", "results.png")} | {
+    return {name: (directory / name).read_bytes() for name in ("benchmarks.md", "results.png")} | {
         "results": json.loads((directory / "results.json").read_text())["models"]
     }
 

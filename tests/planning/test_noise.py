@@ -5,7 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from ada_trl.core import ExitCondition, Pool, Prior, Rollout, group_advantages, posterior_advantages, select_group
+from ada_trl.core import (
+    BaselineEstimate,
+    ExitCondition,
+    Pool,
+    Rollout,
+    group_advantages,
+    posterior_advantages,
+    select_group,
+)
 from ada_trl.planning.noise import Moments, noise, pool_moments, posterior_moments, uniform_moments
 from ada_trl.planning.outcomes import pool_distribution
 
@@ -30,7 +38,7 @@ def enumerated(p, size, to_advantages):
 def test_a_posterior_is_as_noisy_as_the_cores_advantages_are(size, strength):
     found = posterior_moments(RATES, size, 0.4, strength)
     for i, p in enumerate(RATES):
-        prior = Prior(0.4, strength, 0.4)
+        prior = BaselineEstimate(0.4, strength, 0.4)
         expected = enumerated(p, size, lambda pool, prior=prior: posterior_advantages(pool, prior))
         assert (found.signal[i], found.power[i]) == pytest.approx(expected, abs=1e-9)
 

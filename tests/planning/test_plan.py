@@ -11,7 +11,7 @@ import pytest
 
 from ada_trl.cli import start
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, eliminate, group_advantages, select_group
-from ada_trl.estimation.record import save_pass_rates
+from ada_trl.pass_rates.store import save_pass_rates
 from ada_trl.plan import main
 from ada_trl.planning.observed import read_prompts
 from ada_trl.planning.report import report

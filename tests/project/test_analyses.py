@@ -175,7 +175,7 @@ def test_methods_cost_what_they_say(task):
 def test_refilled_batches_have_signal_and_the_pass_rates_are_the_policys(task):
     sampler = cost_benefit.Sampler(task, cost_benefit.METHODS["DAPO n=4"], 0)
     _, pools, drawn = sampler(task.base)
-    assert not any(pool.is_uniform for pool in pools)
+    assert not any(pool.has_zero_variance for pool in pools)
     assert drawn > sum(map(len, pools))
     prompts = np.arange(400)
     grpo = cost_benefit.Sampler(task, cost_benefit.METHODS["GRPO n=16"], 1)
@@ -302,7 +302,7 @@ def test_stored_curves_are_those_of_the_code():
 
 
 def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
-    document = tmp_path / "paper.md"
+    document = tmp_path / "reproducing_the_paper.md"
     document.write_text("<!-- a -->\nold\n<!-- end -->\n\n<!-- b -->\n<!-- end -->\n")
     monkeypatch.setattr(common, "DOCUMENT", document)
     common.fill("a", "new")

@@ -25,8 +25,13 @@ ACCURACY = {"GRPO n=4": (0.2, 0.4, 0.5), "GRPO n=8": (0.2, 0.5, 0.6), "Seq-balan
 
 def record(method, seed, prompt_set="easy"):
     """Two steps; seeds 1 and 2 are 0.02 apart, so the interval is ± 12.706 · 0.02 / √2 / √2 = 0.127."""
-    extra = {"reward": 0.5, "resolved": 1.0, "zero_signal/first_round": 0.5, "zero_signal/final": 0.25}
-    extra |= {"unresolved/all_negative": 0.0, "unresolved/all_positive": 0.0}
+    extra = {
+        "reward": 0.5,
+        "frac_exit_condition_met": 1.0,
+        "frac_reward_zero_std/first_round": 0.5,
+        "frac_zero_advantage_groups": 0.25,
+    }
+    extra |= {"frac_all_wrong": 0.0, "frac_all_correct": 0.0}
     extra |= {f"active_prompts/round_{k}": 32.0 for k in range(1, 5)}
     costs = {"rollouts": 64, "generated_tokens": TOKENS[method], "trained_tokens": 5}
     costs |= {"cpu_seconds": TOKENS[method] / 1e4}

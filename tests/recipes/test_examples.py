@@ -13,11 +13,11 @@ from ..helpers import (
     ROOT,
     chat_tokenizer,
     logs_of,
+    read_rank_outputs,
     run_module,
     tiny_chat_model,
     tiny_model,
     tiny_tokenizer,
-    what_ranks_wrote,
 )
 from .agent_worker import play
 
@@ -52,7 +52,7 @@ def test_two_rewards(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 16, "answer": ["2", "5"] * 16})
     trainer = names["main"]([*QUICK_ARGUMENTS, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
-    assert trainer.args.exit_reward == "accuracy_reward"
+    assert trainer.args.success_reward == "accuracy_reward"
     for logs in logs_of(trainer):
         total = logs["rewards/accuracy_reward/mean"] + 0.2 * logs["rewards/format_reward/mean"]
         assert logs["reward"] == pytest.approx(total)
@@ -103,7 +103,7 @@ def test_agent_in_the_papers_mode(tmp_path):
 @pytest.mark.slow
 def test_agent_on_two_processes(tmp_path):
     result = run_module("tests.recipes.agent_worker", tmp_path, "--per_device_train_batch_size=8", processes=2)
-    first, second = what_ranks_wrote(tmp_path, 2, result)
+    first, second = read_rank_outputs(tmp_path, 2, result)
     assert first["weights"] == second["weights"]
     assert [logs["reward"] for logs in first["logs"]] == [0.5, 0.5]
     assert first["won"] == second["won"] == [1.0, 0.0] * 4, "The environments of the rows that are trained on."

@@ -33,7 +33,7 @@ VARIANTS = [
     "est-value-n4",
     "batch",
     "posterior",
-    "rounds",
+    "retry_unsolved",
 ]  # trained with the 1.5B only
 ROWS = {
     "grpo-n8": 8,
@@ -42,7 +42,7 @@ ROWS = {
     "est-value": 8,
     "batch": 1,
     "posterior": 1,
-    "rounds": 1,
+    "retry_unsolved": 1,
 }  # rollouts per prompt that are trained on; else 4
 # Processes that train, prompts per generation, optimizer steps per generation
 HARDWARE = {
@@ -137,9 +137,9 @@ def test_the_papers_numbers_are_made_without_a_weight_and_est_with_eight_rollout
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_methods_name_their_mode_and_rewards(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-    mode = "seq-pos" if method == "rounds" else method.removesuffix("-n4").removesuffix("-hybrid")
+    mode = "seq-pos" if method == "retry_unsolved" else method.removesuffix("-n4").removesuffix("-hybrid")
     assert args.adaptive_sampling == (mode if mode.startswith(("seq", "est")) else "uniform")
-    assert args.unresolved == ("replace" if method == "dapo" else "keep")
+    assert args.zero_variance_groups == ("replace" if method == "dapo" else "keep")
     assert args.scale_rewards == ("group" if method.startswith(("grpo", "dapo")) else "none")
     names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
     assert names == ["math_accuracy_reward"] + ["soft_overlong_punishment_reward"] * (method == "dapo")
@@ -217,7 +217,9 @@ def problems(tmp_path_factory):
 
 def command_line(model: str, method: str, hardware: str, models: Path, problems: Path, output_dir: Path) -> list[str]:
     """A recipe with its model, its data and its sizes replaced, and what needs a GPU or a server switched off."""
-    rows = (4 if method == "rounds" else 2) * max(ROWS.get(method, 4), 8)  # new prompts alone count for its reward
+    rows = (4 if method == "retry_unsolved" else 2) * max(
+        ROWS.get(method, 4), 8
+    )  # new prompts alone count for its reward
     return [
         *files(model, method, hardware),
         f"--model_name_or_path={models / MODELS[model.removesuffix('-hard')]}",
@@ -255,7 +257,7 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     assert all(number >= 8 for number in samples) if method.startswith("seq") else samples == [group, group]
     assert ("rewards/soft_overlong_punishment_reward/mean" in steps[0]) == (method == "dapo")
     assert ("ada/estimator/brier" in steps[-1]) == method.startswith("est")
-    assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("posterior", "rounds"))
+    assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("posterior", "retry_unsolved"))
 
 
 def test_a_generation_is_trained_on_in_four_steps(models, problems, tmp_path):

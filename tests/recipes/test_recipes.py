@@ -53,10 +53,12 @@ def test_recipe_parses(recipe, monkeypatch):
         assert model_args.use_peft == (name == "vllm-lora")
     else:
         plain = name.startswith("grpo") or name in ("batch", "posterior")
-        assert training_args.adaptive_sampling == ("uniform" if plain else "seq-pos" if name == "rounds" else name)
-        baselines = {"batch": "batch", "posterior": "posterior", "rounds": "posterior"}
+        assert training_args.adaptive_sampling == (
+            "uniform" if plain else "seq-pos" if name == "retry_unsolved" else name
+        )
+        baselines = {"batch": "batch", "posterior": "posterior", "retry_unsolved": "posterior"}
         assert training_args.baseline == baselines.get(name, "pool")
-    single = ("batch", "posterior", "rounds")
+    single = ("batch", "posterior", "retry_unsolved")
     sizes = {"grpo-n8": 8, "grpo-n16": 16} | dict.fromkeys(single, 1)
     assert training_args.num_generations == sizes.get(name, 4)
     prompts = training_args.per_device_train_batch_size // training_args.num_generations
@@ -84,7 +86,7 @@ def test_the_head_never_multiplies_what_it_would_be_copied_for(task_dir, tmp_pat
     assert len(seen) > 2 and all(seen)
 
 
-@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "posterior", "rounds"])
+@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "posterior", "retry_unsolved"])
 def test_train_from_a_recipe(method, task_dir, tmp_path):
     main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
@@ -92,7 +94,7 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     summary = summarise(history)
     assert summary["steps"] == [0, 2]
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
-    expected = {"batch": 1, "posterior": 1, "rounds": 1}.get(method, 4)
+    expected = {"batch": 1, "posterior": 1, "retry_unsolved": 1}.get(method, 4)
     assert (
         summary["rollouts_per_prompt"] >= 8 if method == "seq-balance" else summary["rollouts_per_prompt"] == expected
     )
@@ -176,9 +178,19 @@ def test_pretraining_learns_the_answer_only():
 def test_demo_report():
     log_history = [
         {"step": 0, "eval_reward": 0.25},
-        {"step": 5, "ada/tokens/generated": 100.0, "ada/zero_signal/final": 0.5, "ada/samples_per_prompt/mean": 8.0}
+        {
+            "step": 5,
+            "ada/tokens/generated": 100.0,
+            "ada/frac_zero_advantage_groups": 0.5,
+            "ada/samples_per_prompt/mean": 8.0,
+        }
         | {"step_time": 2.0},
-        {"step": 10, "ada/tokens/generated": 300.0, "ada/zero_signal/final": 0.25, "ada/samples_per_prompt/mean": 12.0}
+        {
+            "step": 10,
+            "ada/tokens/generated": 300.0,
+            "ada/frac_zero_advantage_groups": 0.25,
+            "ada/samples_per_prompt/mean": 12.0,
+        }
         | {"step_time": 4.0},
         {"step": 10, "eval_reward": 0.5},
     ]
@@ -203,6 +215,6 @@ def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     assert [round(result["rollouts_per_prompt"]) for result in results][::2] == [4, 1]
     assert results[1]["rollouts_per_prompt"] >= 8
     assert results[2]["zero_signal"] <= results[0]["zero_signal"]  # 1, too, where nothing passes
-    report = (tmp_path / "demo" / "report.md").read_text()
+    report = (tmp_path / "demo" / "benchmarks.md").read_text()
     assert "| Seq-balance |" in report and "2 optimizer steps" in report.replace("\n", " ")
     assert (tmp_path / "demo" / "curves.png").read_bytes().startswith(b"\x89PNG")

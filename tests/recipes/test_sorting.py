@@ -283,4 +283,6 @@ def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_e
     assert [asked["DAPO n=4", name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
     assert [asked["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
     assert asked[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts
-    assert trainers[equal_tokens.KNOWN] is equal_tokens.AllKnowing and trainers["GRPO n=4"] is AdaGRPOTrainer
+    assert (
+        trainers[equal_tokens.KNOWN] is equal_tokens.OraclePassRateTrainer and trainers["GRPO n=4"] is AdaGRPOTrainer
+    )

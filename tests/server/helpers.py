@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.engine.client import VLLMServerError
-from ada_trl.engine.vllm import LONGEST_ERROR
+from ada_trl.vllm.client import VLLMServerError
+from ada_trl.vllm.generation import LONGEST_ERROR
 
 from ..helpers import (
     ON_CPU,
@@ -22,10 +22,10 @@ from ..helpers import (
     ROOT,
     command,
     prompt_dataset,
+    read_rank_outputs,
     run_module,
     tiny_model,
     tiny_tokenizer,
-    what_ranks_wrote,
 )
 from .fake import reward
 
@@ -75,7 +75,7 @@ def launch(processes, output_dir, script, module="tests.server.worker", seconds=
     """What each of several processes has to say of what `script` tells them to do."""
     output_dir.mkdir()
     result = run_module(module, output_dir, json.dumps(script), processes=processes, seconds=seconds)
-    return what_ranks_wrote(output_dir, processes, result)
+    return read_rank_outputs(output_dir, processes, result)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.engine.client import VLLMServerError
-from ada_trl.estimation.record import PASS_RATES_FILE
-from ada_trl.trainer.logs import summary
+from ada_trl.pass_rates.store import PASS_RATES_FILE
+from ada_trl.trainer.callbacks import summary
+from ada_trl.vllm.client import VLLMServerError
 
 from ..helpers import logs_of
 from .fake import FakeServer, answer, fingerprint, random_texts
@@ -29,7 +29,7 @@ MODES = {
     "GRPO": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
     "est": {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
     "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1, "per_device_train_batch_size": 8},
-    "chosen": {"baseline": "posterior", "prompt_candidates": 2, "num_generations": 1, "per_device_train_batch_size": 8},
+    "chosen": {"baseline": "posterior", "prompt_oversampling": 2, "num_generations": 1, "per_device_train_batch_size": 8},
     "two iterations": {"baseline": "posterior", "num_generations": 1, "num_iterations": 2, "per_device_train_batch_size": 8},
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_the_next_step_is_asked_for_with_the_newest_weights_before_this_one_is_t
     logs = [step for step in logs_of(trainer) if "ada/staleness" in step]
     iterations = options.get("num_iterations", 1)
     assert [step["ada/staleness"] for step in logs] == [0] + [iterations] * (generations - 1)
-    assert all(0 < step["ada/effective_sample_share"] <= 1.0001 for step in logs)
+    assert all(0 < step["ada/ess_ratio"] <= 1.0001 for step in logs)
     assert our_threads() == []
 
 
@@ -204,8 +204,8 @@ def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
         trainer = witness(tmp_path, server, **MODES["posterior"] | {"learning_rate": 0.05})
         trainer.train()
     logs = logs_of(trainer)
-    assert logs[0]["ada/effective_sample_share"] == pytest.approx(1, abs=1e-4)
-    assert all(step["ada/effective_sample_share"] < 0.9999 for step in logs[1:])
+    assert logs[0]["ada/ess_ratio"] == pytest.approx(1, abs=1e-4)
+    assert all(step["ada/ess_ratio"] < 0.9999 for step in logs[1:])
     assert torch.isfinite(torch.tensor([step["loss"] for step in logs])).all()
 
 
@@ -243,8 +243,8 @@ def test_the_share_of_effective_samples_is_that_of_all_rows(tmp_path, monkeypatc
     def nothing(completions, **kwargs):
         return [0.0] * len(completions)
 
-    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.effective_sample_share", share)
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.ess_ratio", share)
     with FakeServer(half) as server:
-        options = MODES["GRPO"] | {"unresolved": "mask", "reward_funcs": nothing}
+        options = MODES["GRPO"] | {"zero_variance_groups": "mask", "reward_funcs": nothing}
         witness(tmp_path, server, **options).train()
     assert len(rows) == 4 * 16 and all(rows), "Also of those that are masked."

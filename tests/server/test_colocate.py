@@ -88,4 +88,4 @@ def test_the_engine_stays_awake_over_the_rounds_of_a_step(sleep, tmp_path, monke
         assert engine.diary == ["load", "generate", "generate", "generate"] * 2
     logs = logs_of(trainer)
     assert [step["ada/rounds/mean"] for step in logs] == [3, 3]
-    assert [step["ada/resolved"] for step in logs] == [1, 1]
+    assert [step["ada/frac_exit_condition_met"] for step in logs] == [1, 1]

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.sampling.per_prompt import PerPromptSource
+from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
 from benchmarks.speed.server import BarrierTrainer
 
 from ..documentation import documented_metrics, generic
@@ -43,8 +43,11 @@ def test_a_step_line_by_line(tmp_path):
     with FakeServer(scripted(**texts)) as server:
         trainer = build(tmp_path, server)
         batches = []
-        original = trainer._apply_replay
-        trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
+        original = trainer._overwrite_advantages_and_metrics
+        trainer._overwrite_advantages_and_metrics = lambda replay, output: (
+            original(replay, output),
+            batches.append(output),
+        )
         trainer.train()
     asked = [call.prompt for call in server.completions]
     assert {prompt: asked.count(prompt) for prompt in PROMPTS} == {"1+2=": 1, "31+4=": 2, "5+55=": 3, "7+8=": 3}
@@ -67,7 +70,7 @@ def test_a_step_line_by_line(tmp_path):
     prompt_tokens = sum(len(prompt) * texts for prompt, texts in zip(PROMPTS, (4, 8, 12, 12), strict=True))
     assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == logs["ada/tokens/generated"] + prompt_tokens
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
-    assert logs["ada/server/retries"] == logs["ada/server/timeouts"] == logs["ada/server/gave_up"] == 0
+    assert logs["ada/vllm/retries"] == logs["ada/vllm/timeouts"] == logs["ada/vllm/truncated_prompts"] == 0
     assert our_threads() == []
 
 
@@ -180,7 +183,7 @@ def test_a_passing_failure_is_retried(behaviour, tmp_path):
     with FakeServer(behave) as server:
         trainer = build(tmp_path, server, vllm_request_timeout=20)
         trainer.train()
-    assert logs_of(trainer)[0]["ada/server/retries"] == 4
+    assert logs_of(trainer)[0]["ada/vllm/retries"] == 4
     assert logs_of(trainer)[0]["ada/samples_per_prompt/mean"] == 4
 
 
@@ -195,9 +198,9 @@ def test_a_later_round_that_fails_costs_only_itself(behaviour, tmp_path):
         trainer = build(tmp_path, server)
         trainer.train()
     (logs,) = logs_of(trainer)
-    assert logs["ada/server/gave_up"] == 1
+    assert logs["ada/vllm/truncated_prompts"] == 1
     assert logs["ada/samples_per_prompt/max"] == 4
-    assert logs["ada/unresolved/all_negative"] == 0.25
+    assert logs["ada/frac_all_wrong"] == 0.25
     assert our_threads() == []
 
 
@@ -228,7 +231,7 @@ def test_death_in_round_two_finishes_the_step_and_stops_at_the_next(tmp_path, ca
             trainer.train()
     assert trainer.state.global_step == 1
     assert "log-probabilities say that they were the right ones" in caplog.text
-    assert logs_of(trainer)[0]["ada/server/gave_up"] == 1
+    assert logs_of(trainer)[0]["ada/vllm/truncated_prompts"] == 1
     assert server.url in str(error.value)
     assert our_threads() == []
 
@@ -346,7 +349,7 @@ def test_an_evaluation_is_judged_by_its_own_log_probabilities(tmp_path, caplog):
         for own in ([0.01], [1.0]):
             assert "differ from the trainer's" not in caplog.text
             trainer._metrics["eval"][name] = own
-            trainer._look_at_sampled({})
+            trainer._check_logprob_mismatch({})
         trainer.vllm_generation.close()
     assert "differ from the trainer's" in caplog.text
 
@@ -394,8 +397,11 @@ def test_selection_does_not_depend_on_the_order_of_arrival(tmp_path):
         with FakeServer(behave) as server:
             trainer = build(tmp_path / name, server, vllm_request_timeout=20)
             batches = []
-            original = trainer._apply_replay
-            trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
+            original = trainer._overwrite_advantages_and_metrics
+            trainer._overwrite_advantages_and_metrics = lambda replay, output: (
+                original(replay, output),
+                batches.append(output),
+            )
             trainer.train()
         return batches[0], [call.prompt for call in server.completions]
 
@@ -431,7 +437,7 @@ def test_requests_under_way_are_bounded(tmp_path, monkeypatch):
         return await half_right(call)
 
     for limit in (1, 3):
-        monkeypatch.setattr(PerPromptSource, "max_in_flight", limit)
+        monkeypatch.setattr(AsyncVLLMSampler, "max_in_flight", limit)
         with FakeServer(behave) as server:
             build(tmp_path / str(limit), server).train()
         assert server.most_in_flight == limit
@@ -477,12 +483,15 @@ def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path, monkeypa
         return answer(call, [f"{t}{call.round}{i}" for i, t in enumerate(texts[call.prompt][start : start + call.n])])
 
     def run(share):
-        monkeypatch.setattr(PerPromptSource, "speculate_below", share)
+        monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", share)
         with FakeServer(behave) as server:
             trainer = build(tmp_path / str(share), server, vllm_request_timeout=20)
             batches = []
-            original = trainer._apply_replay
-            trainer._apply_replay = lambda replay, output: (original(replay, output), batches.append(output))
+            original = trainer._overwrite_advantages_and_metrics
+            trainer._overwrite_advantages_and_metrics = lambda replay, output: (
+                original(replay, output),
+                batches.append(output),
+            )
             trainer.train()
             assert becomes_idle(server)
         return batches[0], logs_of(trainer)[0], len(server.completions)
@@ -491,9 +500,9 @@ def test_rounds_ahead_of_time_change_neither_pools_nor_groups(tmp_path, monkeypa
     for name in ("prompt_ids", "completion_ids", "advantages"):
         assert torch.equal(patient[name], eager[name])
     assert patient_logs["ada/samples_per_prompt/mean"] == eager_logs["ada/samples_per_prompt/mean"]
-    assert patient_logs["ada/server/unneeded"] == 0
+    assert patient_logs["ada/vllm/wasted_rounds"] == 0
     # 2, and of the slow prompt more where this machine is slower yet.
-    assert eager_logs["ada/server/unneeded"] == asked_eagerly - asked >= 2
+    assert eager_logs["ada/vllm/wasted_rounds"] == asked_eagerly - asked >= 2
     assert our_threads() == []
 
 
@@ -517,7 +526,7 @@ def test_rewards_run_on_the_main_thread_beside_generation(tmp_path):
     assert set(threads) == {threading.main_thread()}
     assert max(in_flight) > 0
     (logs,) = logs_of(trainer)
-    assert 0 < logs["ada/time/reward_hidden"] < logs["ada/time/reward"]
+    assert 0 < logs["ada/time/reward_overlapped"] < logs["ada/time/reward"]
 
 
 def test_a_reward_function_that_raises_cancels_what_is_under_way(tmp_path):

@@ -13,9 +13,9 @@ from filelock import FileLock
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from ada_trl.engine.client import DeadlineClient
-from ada_trl.engine.weight_sync import IN_USE
-from ada_trl.sampling.per_prompt import PerPromptSource
+from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
+from ada_trl.vllm.client import TimeoutVLLMClient
+from ada_trl.vllm.weight_sync import IN_USE
 
 from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import WRONG, FakeServer, answer, fingerprint, half_right
@@ -31,7 +31,7 @@ def lora():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("ada_trl.engine.client.BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr("ada_trl.vllm.client.BACKOFF_SECONDS", 0.02)
 
 
 def witness(trainer, server):
@@ -202,7 +202,7 @@ def test_the_proof_is_one_short_request_before_and_after_and_is_no_sampling(tmp_
         trainer = build(tmp_path, server, max_steps=3)
         trainer.train()
     assert server.proofs == 2 * 3
-    assert max(logs["ada/server/weight_difference"] for logs in logs_of(trainer)) < 1e-5
+    assert max(logs["ada/vllm/weight_check_logprob_diff"] for logs in logs_of(trainer)) < 1e-5
 
 
 # Time
@@ -216,7 +216,7 @@ def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog, monkeypatch):
 
     with FakeServer(behave) as server:
         dataset = prompt_dataset(1).from_dict({"prompt": [f"{a}+{b}=" for a in range(8) for b in range(8)]})
-        monkeypatch.setattr(PerPromptSource, "max_in_flight", 4)
+        monkeypatch.setattr(AsyncVLLMSampler, "max_in_flight", 4)
         options = {"per_device_train_batch_size": 256, "vllm_request_timeout": 2.0}
         trainer = build(tmp_path, server, dataset=dataset, max_steps=2, **options)
         ends, started = [], time.monotonic()
@@ -233,8 +233,8 @@ def test_a_server_that_stalls_is_waited_for_once(tmp_path, caplog, monkeypatch):
             trainer.train()
     assert len(ends) == 1 and ends[0] - started < 2 * 2.0 + 10
     (logs,) = logs_of(trainer)
-    assert logs["ada/server/gave_up"] == 64 and logs["ada/samples_per_prompt/max"] == 4
-    assert logs["ada/server/timeouts"] <= 4, "Requests of one wave."
+    assert logs["ada/vllm/truncated_prompts"] == 64 and logs["ada/samples_per_prompt/max"] == 4
+    assert logs["ada/vllm/timeouts"] <= 4, "Requests of one wave."
     assert sum("3 requests in a row" in record.message for record in caplog.records) == 1
     assert our_threads() == []
 
@@ -257,7 +257,7 @@ def test_a_busy_server_is_asked_again_whatever_the_request(status, tmp_path):
         trainer = build(tmp_path, server, vllm_request_timeout=60)
         trainer.train()
     assert max(busy.values()) < 0
-    assert logs_of(trainer)[0]["ada/server/gave_up"] == 0
+    assert logs_of(trainer)[0]["ada/vllm/truncated_prompts"] == 0
 
 
 def test_a_server_that_stays_busy_is_unavailable_and_quoted(tmp_path):
@@ -272,7 +272,7 @@ def test_a_name_lookup_that_hangs_has_the_same_deadline(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(30))
     started = time.monotonic()
     with fails("nowhere.test"):
-        DeadlineClient("http://nowhere.test:8000", request_timeout=1.0)
+        TimeoutVLLMClient("http://nowhere.test:8000", request_timeout=1.0)
     assert time.monotonic() - started < 10
     assert our_threads() == []
 

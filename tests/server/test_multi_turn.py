@@ -66,7 +66,9 @@ def test_tools_are_called_in_rounds_and_every_turn_is_asked_of_the_server(tmp_pa
     assert Counter(call.n for call in later) == {2: 4}, "Equal histories share a request."
     assert scored == [[0.0] * 16, [1.0, 0.0] * 8]
     logs, output = trainer.state.log_history[0], trainer.output
-    assert logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/resolved"] == 1 and logs["reward"] == 0
+    assert (
+        logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/frac_exit_condition_met"] == 1 and logs["reward"] == 0
+    )
     assert logs["tools/call_frequency"] == 0, "Of the first round."
     for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
         text = CHAT.decode(ids[mask.bool()])
@@ -84,7 +86,7 @@ def test_environments(tmp_path):
         trainer.train()
     logs = trainer.state.log_history[0]
     assert sum(Counting.resets.values()) == logs["ada/samples_per_prompt/mean"] * 4 == 32
-    assert (logs["rewards/Counting/mean"], logs["ada/resolved"]) == (0.0, 1.0)
+    assert (logs["rewards/Counting/mean"], logs["ada/frac_exit_condition_met"]) == (0.0, 1.0)
     assert all("Please give" in call.prompt for call in server.completions)
 
 
@@ -130,8 +132,8 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
         trainer = build(tmp_path, server, reward, dataset, model=model, tokenizer=processor, max_completion_length=8)
         trainer.train()
     assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}, "And no more for the repeated one."
-    assert trainer.state.log_history[0]["ada/resolved"] == 1
-    assert trainer.state.log_history[0]["ada/server/retries"] == 1
+    assert trainer.state.log_history[0]["ada/frac_exit_condition_met"] == 1
+    assert trainer.state.log_history[0]["ada/vllm/retries"] == 1
     assert len(trainer.output["pixel_values"]) == 16
     assert our_threads() == []
 

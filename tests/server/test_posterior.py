@@ -12,7 +12,7 @@ POSTERIOR = {
     "adaptive_sampling": "uniform",
     "baseline": "posterior",
     "num_generations": 1,
-    "pass_rate_estimator": "counts",
+    "pass_rate_estimator": "ema",
 }
 
 
@@ -24,7 +24,9 @@ def test_one_completion_per_prompt_is_asked_for_and_all_are_trained_on(tmp_path)
     assert [call.n for call in server.completions] == [1] * 16
     for logs in logs_of(trainer):
         assert logs["ada/samples_per_prompt/mean"] == 1
-        assert logs["ada/zero_signal/final"] == (logs["reward_std"] == 0) and logs["ada/server/unneeded"] == 0
+        assert (
+            logs["ada/frac_zero_advantage_groups"] == (logs["reward_std"] == 0) and logs["ada/vllm/wasted_rounds"] == 0
+        )
     assert our_threads() == []
 
 
@@ -32,7 +34,7 @@ def test_one_completion_per_prompt_is_asked_for_and_all_are_trained_on(tmp_path)
 def test_the_pass_over_completions_gives_the_features_of_their_prompts(iterations, tmp_path):
     """What a server has generated is passed once more for its log-probabilities: no further pass is made."""
     with FakeServer(by_prompt) as server:
-        options = {"pass_rate_estimator": "value+counts", "num_iterations": iterations, "max_steps": 2 + iterations}
+        options = {"pass_rate_estimator": "ema+value", "num_iterations": iterations, "max_steps": 2 + iterations}
         options = POSTERIOR | ONE_ROUND | {"per_device_train_batch_size": 4, "learning_rate": 0.05} | options
         trainer = build(tmp_path, server, dataset=prompt_dataset(4), **options)
         watch = Watch(trainer)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
+from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 
 from ..helpers import PROMPTS
 from .fake import RATES, FakeServer, answer, half_right, random_texts
@@ -44,7 +44,7 @@ async def no_weights(request, payload):
 
 ROUNDS = {"samples_per_round": 4, "max_rounds": 3}
 EST = {"max_steps": 5, "save_strategy": "steps", "save_steps": 5}
-POSTERIOR = {"baseline": "posterior", "num_generations": 1, "pass_rate_estimator": "counts", "max_steps": 4}
+POSTERIOR = {"baseline": "posterior", "num_generations": 1, "pass_rate_estimator": "ema", "max_steps": 4}
 SHORT = ROUNDS | {"vllm_request_timeout": 5.0}
 # How the server behaves, rows of all processes together, options. Of 4 rollouts per prompt: groups whole on 2 processes,
 # groups that straddle them, a process without a prompt; with 12 rows, one prompt too many for an even share of the value head's
@@ -56,7 +56,7 @@ SAME = {
     "refill in rounds": (
         uneven,
         8,
-        {"unresolved": "replace", "samples_per_round": 4, "max_rounds": 2, "max_steps": 3},
+        {"zero_variance_groups": "resample", "samples_per_round": 4, "max_rounds": 2, "max_steps": 3},
     ),
     "across steps": (uneven, 8, POSTERIOR | {"adaptive_sampling": "seq-pos", "num_generations": 2, "max_steps": 3}),
     "est-ema": (uneven, 16, EST | {"adaptive_sampling": "est-ema"}),

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.cli import start
-from ada_trl.engine.vllm import AdaVLLMGeneration
-from ada_trl.engine.weight_sync import WeightSync
 from ada_trl.measurement.arguments import EvaluationArguments
 from ada_trl.measurement.evaluation import run
 from ada_trl.train import main
+from ada_trl.vllm.generation import AdaVLLMGeneration
+from ada_trl.vllm.weight_sync import WeightSync
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 
@@ -93,7 +93,7 @@ def test_reward_rises_and_the_server_has_the_trained_weights(
         max_steps=25 if sync == "lora" or peft_config is None else 4,
     )
     assert max(step["sampling/sampling_logp_difference/mean"] for step in logs) < 1e-4
-    assert max(step["ada/server/retries"] for step in logs) == 0
+    assert max(step["ada/vllm/retries"] for step in logs) == 0
     if len(logs) == 25:
         assert mean(step["reward"] for step in logs[-5:]) > mean(step["reward"] for step in logs[:5]) + 0.1
     assert our_threads() == []
@@ -126,7 +126,7 @@ def test_evaluation_samples_from_it(server, task_dir, tmp_path):
 def test_without_the_sync_the_difference_shows(sync, peft_config, server, task_dir, tmp_path, monkeypatch):
     """The negative control of the test above, in which nothing else stops the run."""
     monkeypatch.setattr(WeightSync, f"sync_{sync}", lambda self: None)
-    for name in ("prove_weights", "confirm_weights"):
+    for name in ("verify_weights", "verify_weights_after"):
         monkeypatch.setattr(AdaVLLMGeneration, name, lambda *_: True)
     logs = train(server, task_dir, tmp_path, peft_config, vllm_weight_sync=sync, learning_rate=5e-3, max_steps=4)
     assert logs[0]["sampling/sampling_logp_difference/mean"] < 1e-4

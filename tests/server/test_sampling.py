@@ -6,10 +6,10 @@ import time
 import pytest
 from aiohttp import web
 
-from ada_trl.engine.client import VLLMServerUnavailable
 from ada_trl.measurement.arguments import EvaluationArguments, SamplingArguments
 from ada_trl.measurement.evaluation import run
 from ada_trl.measurement.samplers import Request, ServerSampler, same_model
+from ada_trl.vllm.client import VLLMServerUnavailable
 
 from ..helpers import tiny_model
 from .fake import RIGHT, TOKENIZER, FakeServer, answer
@@ -139,7 +139,7 @@ def test_evaluation_survives_the_servers_death(tmp_path, monkeypatch):
 
     dying = True
     with FakeServer(one_in_four) as server:
-        monkeypatch.setattr("ada_trl.engine.client.MAX_RETRIES", 0)
+        monkeypatch.setattr("ada_trl.vllm.client.MAX_RETRIES", 0)
         with pytest.raises(VLLMServerUnavailable):
             evaluate(server)
         answered = {call.prompt for call in server.completions[:8]}

@@ -12,7 +12,7 @@ from .helpers import IN_TIME, UNIFORM, build, fails, our_threads, page
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("ada_trl.engine.client.BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr("ada_trl.vllm.client.BACKOFF_SECONDS", 0.02)
 
 
 def altered(change):
@@ -94,7 +94,7 @@ def test_broken_answers_are_asked_for_again_and_then_say_what_was_wrong(change, 
     with FakeServer(once) as server:
         trainer = build(tmp_path / "once", server, vllm_request_timeout=20)
         trainer.train()
-        assert logs_of(trainer)[0]["ada/server/retries"] == 1
+        assert logs_of(trainer)[0]["ada/vllm/retries"] == 1
         server.behave = altered(change)
         for mode in (UNIFORM, {}):
             trainer = build(tmp_path / str(len(mode)), server, vllm_request_timeout=20, **mode)

@@ -13,11 +13,11 @@ MODES = {
     "weighted": {"baseline": "posterior", "prompt_weighting": "inverse_sqrt"},
     "batch": {"baseline": "batch"},
     "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1},
-    "candidates": {"baseline": "posterior", "prompt_candidates": 2},
+    "candidates": {"baseline": "posterior", "prompt_oversampling": 2},
     "seq-balance": {},
     "est": {"adaptive_sampling": "est"},
     "uniform": {"adaptive_sampling": "uniform"},
-    "dynamic sampling": {"adaptive_sampling": "uniform", "unresolved": "replace"},
+    "dynamic sampling": {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
 }
 
 

@@ -20,11 +20,11 @@ FIELDS = {
     "baseline": ["pool", "posterior", "batch"],
     "num_generations": [1, 2, 4],
     "per_device_train_batch_size": [1, 4, 8, 16],
-    "unresolved": ["keep", "mask", "replace"],
-    "prompt_candidates": [1, 3],
+    "zero_variance_groups": ["keep", "mask", "replace"],
+    "prompt_oversampling": [1, 3],
     "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
     "scale_rewards": ["none", "batch", "group"],
-    "pass_rate_estimator": [None, "counts", "value", "value+counts"],
+    "pass_rate_estimator": [None, "ema", "value", "ema+value"],
     "selection_correction": [None, True, False],
     "min_samples": [1, 2],
     "max_rounds": [1, 4],
@@ -32,7 +32,13 @@ FIELDS = {
     "positive_threshold": [0.7, 50.0],
     "multi_objective_aggregation": ["sum_then_normalize", "normalize_then_sum"],
 }
-DEFAULTS = {"min_samples": 2, "max_rounds": 4, "unresolved": "keep", "selection_correction": None, "num_iterations": 1}
+DEFAULTS = {
+    "min_samples": 2,
+    "max_rounds": 4,
+    "zero_variance_groups": "keep",
+    "selection_correction": None,
+    "num_iterations": 1,
+}
 # Rewards by completion, from 0 to 1: what they are made of, and how far they reach.
 SCALES = {
     "0 or 1": (lambda u: float(u > 0.5), 1.0),
@@ -59,7 +65,7 @@ def drawn(number, seed=0):
             if rng.random() < 0.5:
                 options[name] = None
         if rng.random() < 0.6:
-            options |= {"prompt_candidates": 1, "multi_objective_aggregation": "sum_then_normalize"}
+            options |= {"prompt_oversampling": 1, "multi_objective_aggregation": "sum_then_normalize"}
         yield options, rng.choice(list(SCALES))
 
 
@@ -72,7 +78,7 @@ def largest_advantage(args: AdaGRPOConfig, reach: float) -> float:
     Divided by a deviation: of n rewards of a group, (n − 1)/√n at most, and so of a batch or a pool of 128; otherwise cut off
     at 32. The weight is at most that of a pass rate of one in a pool.
     """
-    pool = max(args.way.max_samples(args), 32)
+    pool = max(args.sampling_strategy.max_samples(args), 32)
     weight = 1.0 if args.prompt_weighting == "none" else float(pool)
     correction = args.num_generations if args.selection_correction else 1
     if args.multi_objective_aggregation == "normalize_then_sum" or args.scale_rewards != "none":

@@ -24,7 +24,7 @@ def test_defaults_follow_the_paper():
     )
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert args.way.max_samples(args) == 32
+    assert args.sampling_strategy.max_samples(args) == 32
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_samples_per_round_grows_with_the_group():
 
 UNIFORM, EST, SEQ_POS = ({"adaptive_sampling": mode} for mode in ("uniform", "est-ema", "seq-pos"))
 POSTERIOR, BATCH = (UNIFORM | {"baseline": baseline} for baseline in ("posterior", "batch"))
-REPLACE = UNIFORM | {"unresolved": "replace"}
+REPLACE = UNIFORM | {"zero_variance_groups": "resample"}
 ACROSS = SEQ_POS | {"baseline": "posterior", "num_generations": 1}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
@@ -59,8 +59,8 @@ REFUSED = [
         r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'est', 'est-ema', 'est-v",
     ),
     ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'posterior', 'batch'"),
-    (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'counts', 'value'"),
-    ({"unresolved": "drop"}, r"unresolved \('drop'\) must be one of 'keep', 'mask'"),
+    (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'ema', 'value'"),
+    ({"zero_variance_groups": "drop"}, r"zero_variance_groups \('drop'\) must be one of 'keep', 'mask'"),
     ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),
     ({"vllm_weight_sync": "gloo"}, r"vllm_weight_sync \('gloo'\) must be one of 'nccl', 'lora', 'disk'"),
     ({"prompt_weighting": "sqrt"}, r"prompt_weighting \('sqrt'\) must be one of 'inverse_sqrt'"),
@@ -83,17 +83,17 @@ REFUSED = [
     ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
     (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) has no effect .*'seq-pos'.*'est-ema'"),
-    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='counts'"),
+    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='ema'"),
     (
         SEQ_POS | {"pass_rate_estimator": "value"},
-        r"\('value'\) trains a value network, on which nothing depends .*'counts'",
+        r"\('value'\) trains a value network, on which nothing depends .*'ema'",
     ),
     (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) has no effect .*'uniform'.*sample in rounds"),
     (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) has no effect"),
     # budgets
     (
         EST | {"pass_rate_estimator": "value"},
-        r"'est-ema' is 'est' with pass_rate_estimator='counts', not 'value'.*'est'",
+        r"'est-ema' is 'est' with pass_rate_estimator='ema', not 'value'.*'est'",
     ),
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
     (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
@@ -117,10 +117,13 @@ REFUSED = [
         POSTERIOR | {"selection_correction": True},
         r"selection_correction \(True\) has no effect .*baseline='posterior'",
     ),
-    (POSTERIOR | {"unresolved": "mask"}, r"unresolved \(mask\) has no effect .*baseline='posterior'"),
+    (
+        POSTERIOR | {"zero_variance_groups": "mask"},
+        r"zero_variance_groups \(mask\) has no effect .*baseline='posterior'",
+    ),
     (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) has no effect .*baseline='posterior'"),
     (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) has no effect .*'est'"),
-    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "counts"}, r"value_model \(m\) has no .*'value\+counts'"),
+    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"}, r"value_model \(m\) has no .*'ema\+value'"),
     (
         POSTERIOR | {"multi_objective_aggregation": "normalize_then_sum"},
         r"'normalize_then_sum' normalizes .*'sum_then_normalize'",
@@ -130,10 +133,10 @@ REFUSED = [
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # which prompts are asked
     (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
-    (ACROSS | {"unresolved": "replace"}, r"unresolved \(replace\) has no effect .*'posterior'"),
-    (REPLACE | {"max_rounds": 1}, r"max_rounds \(1\) leaves unresolved='replace' no other prompt to ask"),
+    (ACROSS | {"zero_variance_groups": "resample"}, r"zero_variance_groups \(resample\) has no effect .*'posterior'"),
+    (REPLACE | {"max_rounds": 1}, r"max_rounds \(1\) leaves zero_variance_groups='resample' no other prompt to ask"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
-    (EST | {"unresolved": "replace"}, r"unresolved='replace' .*'est-ema' gives every prompt"),
+    (EST | {"zero_variance_groups": "resample"}, r"zero_variance_groups='resample' .*'est-ema' gives every prompt"),
     (
         BATCH_OF_ONE | {"baseline": "batch"},
         r"generation_batch_size \(1\) leaves no other rollout to compare with.*per_device",
@@ -142,7 +145,7 @@ REFUSED = [
         BATCH_OF_ONE | {"baseline": "posterior", "scale_rewards": "batch"},
         r"generation_batch_size \(1\).*scale_rewards='batch'",
     ),
-    ({"prompt_candidates": 0}, r"prompt_candidates \(0\) must be at least 1"),
+    ({"prompt_oversampling": 0}, r"prompt_oversampling \(0\) must be at least 1"),
     # the vLLM server
     ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
@@ -151,7 +154,7 @@ REFUSED = [
     (AHEAD | {"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
     (AHEAD | {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=True makes up for"),
     (AHEAD | {"adaptive_sampling": "seq-balance"}, "is for one round of rollouts per step"),
-    (AHEAD | {"unresolved": "replace"}, "unresolved='replace'"),
+    (AHEAD | {"zero_variance_groups": "resample"}, "zero_variance_groups='resample'"),
 ]
 
 
@@ -191,13 +194,13 @@ def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
 
 
 def test_unknown_exit_reward():
-    with pytest.raises(ValueError, match=r"exit_reward \('accuracy'\) .* has 'even_reward', 'length_reward'"):
-        build(config(exit_reward="accuracy"), [even_reward, length_reward])
+    with pytest.raises(ValueError, match=r"success_reward \('accuracy'\) .* has 'even_reward', 'length_reward'"):
+        build(config(success_reward="accuracy"), [even_reward, length_reward])
 
 
 def test_ambiguous_exit_reward():
     with pytest.raises(ValueError, match="exactly one reward function"):
-        build(config(exit_reward="even_reward"), [even_reward, even_reward])
+        build(config(success_reward="even_reward"), [even_reward, even_reward])
 
 
 def test_plain_grpo_config_is_refused_with_the_remedy():

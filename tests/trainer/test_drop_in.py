@@ -38,7 +38,7 @@ def train(*args, **options):
     """A run in which something is learnt, or nothing is to be."""
     trainer = build(*args, **options)
     assert any(moved(trainer).values())
-    assert any("ada/resolved" in logs for logs in trainer.state.log_history)
+    assert any("ada/frac_exit_condition_met" in logs for logs in trainer.state.log_history)
     return trainer
 
 
@@ -190,7 +190,7 @@ def test_several_kinds_of_reward_functions_at_once(tmp_path):
 
 def test_a_reward_function_per_data_set(tmp_path):
     trainer = train(tmp_path, [of_some, of_others])
-    assert trainer.state.log_history[0]["ada/unresolved/unscored"] == 0
+    assert trainer.state.log_history[0]["ada/frac_unscored"] == 0
 
 
 @pytest.mark.parametrize("names", ["", "ab"], ids=["one", "a dict"])

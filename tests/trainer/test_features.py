@@ -10,7 +10,7 @@ from transformers import Qwen2ForSequenceClassification
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Pool, Rollout
-from ada_trl.trainer.replay import pool_advantages
+from ada_trl.trainer.rollout_batch import pool_advantages
 
 from ..helpers import (
     PROMPTS,
@@ -128,7 +128,7 @@ def test_reward_models(tmp_path):
     trainer = AdaGRPOTrainer(
         tiny_model(),
         [tiny_reward_model(), even_reward],
-        AdaGRPOConfig(str(tmp_path), **QUICK | {"exit_reward": "even_reward"}),
+        AdaGRPOConfig(str(tmp_path), **QUICK | {"success_reward": "even_reward"}),
         prompt_dataset(),
         processing_class=tokenizer,
         reward_processing_classes=[tokenizer, None],
@@ -209,7 +209,10 @@ def test_evaluation_has_its_own_number_of_generations(tmp_path):
     trainer = build(tmp_path, reward, eval_dataset=evaluation, max_steps=1, **options)
     trainer.train()
     assert rewarded[-1] == 8, "Four prompts, two completions each."
-    assert "eval_reward" in trainer.state.log_history[-2] and "ada/resolved" not in trainer.state.log_history[-2]
+    assert (
+        "eval_reward" in trainer.state.log_history[-2]
+        and "ada/frac_exit_condition_met" not in trainer.state.log_history[-2]
+    )
 
 
 def _random_pool(rng, size):

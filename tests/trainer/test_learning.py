@@ -164,7 +164,7 @@ def test_a_step_is_one_generation(task_dir):
 def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, task_dir):
     seen = []
 
-    class Remembers(equal_tokens.AllKnowing):
+    class Remembers(equal_tokens.OraclePassRateTrainer):
         def _know(self):
             super()._know()
             visit, belief = self.pass_rates.visit, self.pass_rates.belief
@@ -172,7 +172,7 @@ def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, 
             seen.append((visit.prompts, self.pass_rates.estimates, guessed))
 
     method = equal_tokens.METHODS[name]
-    assert method.trainer is equal_tokens.AllKnowing
+    assert method.trainer is equal_tokens.OraclePassRateTrainer
     run = learning.Run("knows", "hard", 7)
     learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)
     assert [len(known) for known, *_ in seen] == 2 * of_a_step

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PrinterCallback, ProgressCallback
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.trainer.logs import LARGEST_LINE, console_line, constant_metrics, summary
+from ada_trl.trainer.callbacks import LARGEST_LINE, console_line, constant_metrics, summary
 
 from ..helpers import build, logs_of, run_module
 from .log_worker import MODES
@@ -56,7 +56,7 @@ def test_what_will_run_is_said_in_words(mode, expected):
     assert summary(config(**MODES[mode])) == expected
 
 
-VARYING = {"reward", "entropy", "ada/samples_per_prompt/mean", "ada/zero_signal/final", "ada/pass_rate/mean"}
+VARYING = {"reward", "entropy", "ada/samples_per_prompt/mean", "ada/frac_zero_advantage_groups", "ada/pass_rate/mean"}
 NUMBERS = st.floats(-1e4, 1e4) | st.just(math.nan)
 
 
@@ -70,7 +70,7 @@ NUMBERS = st.floats(-1e4, 1e4) | st.just(math.nan)
 )
 def test_a_line_is_short(mode, step, reward, others, tokens, prefix):
     names = ["completions/mean_length", "entropy", "step_time", "ada/samples_per_prompt/mean"]
-    names += ["ada/zero_signal/final", "ada/baseline/explained_variance"]
+    names += ["ada/frac_zero_advantage_groups", "ada/baseline/explained_variance"]
     logs = dict.fromkeys(names, others) | {"reward": reward, "num_tokens": tokens}
     line = console_line({prefix + name: value for name, value in logs.items()}, config(**MODES[mode]), step)
     assert len(line) <= LARGEST_LINE
@@ -95,8 +95,8 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
 
     logs = logs_of(trainer)
     assert VARYING <= logs[0].keys() - constants
-    means = [[step[name] for step in logs] for name in ("reward", "ada/signal/mean", "ada/pass_rate/mean")]
-    silent = [step["ada/zero_signal/final"] for step in logs]
+    means = [[step[name] for step in logs] for name in ("reward", "ada/success_reward/mean", "ada/pass_rate/mean")]
+    silent = [step["ada/frac_zero_advantage_groups"] for step in logs]
     for name in constants & logs[0].keys():
         if (
             name == "ada/baseline/explained_variance"

@@ -40,7 +40,7 @@ def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tm
 
 def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
     trainer = build(
-        ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], unresolved="mask"
+        ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], zero_variance_groups="mask"
     )
     trainer.train()
     assert trainer.output["num_items_in_batch"] == 0
@@ -59,7 +59,7 @@ class Doubling(Counting):
         {
             "adaptive_sampling": "uniform",
             "baseline": "posterior",
-            "pass_rate_estimator": "counts",
+            "pass_rate_estimator": "ema",
             "num_generations": 4,
         },
     ],
@@ -154,12 +154,12 @@ def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(g
 @pytest.mark.parametrize("mode", ["est", "one of several"])
 def test_where_a_head_would_read_the_prompt_alone_counts_take_its_place(mode, tmp_path, caplog):
     options = (
-        {"adaptive_sampling": "est"} if mode == "est" else {"adaptive_sampling": "uniform", "prompt_candidates": 2}
+        {"adaptive_sampling": "est"} if mode == "est" else {"adaptive_sampling": "uniform", "prompt_oversampling": 2}
     )
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
     trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, **options)
-    assert trainer.args.pass_rate_estimator == "counts" and trainer.pass_rates.network is None
-    with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='counts'"):
+    assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.network is None
+    with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='ema'"):
         build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, pass_rate_estimator="value", **options)
 
 
@@ -176,7 +176,7 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
             seen[pixels.getpixel((0, 0))] += 1
         return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
-    options = {"max_completion_length": 8, "learning_rate": 1e-3, "pass_rate_estimator": "counts", "max_steps": 2}
+    options = {"max_completion_length": 8, "learning_rate": 1e-3, "pass_rate_estimator": "ema", "max_steps": 2}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     trainer = build(ToolUser.__bases__[0], tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
     trainer.train()

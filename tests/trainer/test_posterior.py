@@ -6,10 +6,9 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from ada_trl.core import Prior
-from ada_trl.estimation.record import PASS_RATES_FILE, load_pass_rates
+from ada_trl.core import BaselineEstimate
+from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 
-from ..estimation.estimated import identified
 from ..helpers import (
     PROMPTS,
     ScriptedRewards,
@@ -21,8 +20,9 @@ from ..helpers import (
     prompt_dataset,
     prompts_of,
     remember_pools,
-    whole_and_resumed,
+    train_with_and_without_resume,
 )
+from ..pass_rates.estimated import identified
 
 
 POSTERIOR = {"adaptive_sampling": "uniform", "baseline": "posterior"}
@@ -36,7 +36,7 @@ def by_token(prompts, completions, **kwargs):
 
 @pytest.mark.parametrize(
     ("n", "estimator"),
-    [(1, "counts"), (2, "counts"), (1, "value"), (4, "value"), (1, "value+counts"), (4, "value+counts")],
+    [(1, "ema"), (2, "ema"), (1, "value"), (4, "value"), (1, "ema+value"), (4, "ema+value")],
 )
 def test_every_parameter_moves_and_every_rollout_is_trained_on(n, estimator, tmp_path):
     trainer = build(tmp_path, by_token, num_generations=n, pass_rate_estimator=estimator, **POSTERIOR)
@@ -45,7 +45,7 @@ def test_every_parameter_moves_and_every_rollout_is_trained_on(n, estimator, tmp
         prompts = prompts_of(batch)
         assert len(prompts) == 8 and (batch["advantages"] != 0).all()
         assert all(len(set(prompts[i : i + n])) == 1 for i in range(0, 8, n))
-        assert logs["ada/zero_signal/final"] == 0
+        assert logs["ada/frac_zero_advantage_groups"] == 0
         assert logs["ada/samples_per_prompt/mean"] == n
         assert ("ada/baseline/explained_variance_leave_one_out" in logs) == (n > 1)
         assert all(math.isfinite(value) for name, value in logs.items() if isinstance(value, float)), logs
@@ -60,9 +60,9 @@ def test_groups_whose_rewards_are_all_equal_move_the_weights(tmp_path):
 
     options = {"num_generations": 2, "max_steps": 1}
     plain = build(tmp_path / "plain", decided_by_prompt, adaptive_sampling="uniform", **options)
-    assert not any(moved(plain).values()) and logs_of(plain)[0]["ada/zero_signal/final"] == 1
+    assert not any(moved(plain).values()) and logs_of(plain)[0]["ada/frac_zero_advantage_groups"] == 1
     ours = build(tmp_path / "ours", decided_by_prompt, **POSTERIOR, **options)
-    assert all(moved(ours).values()) and logs_of(ours)[0]["ada/recovered"] == 1
+    assert all(moved(ours).values()) and logs_of(ours)[0]["ada/frac_recovered_groups"] == 1
 
 
 def test_a_step_line_by_line(tmp_path):
@@ -76,10 +76,10 @@ def test_a_step_line_by_line(tmp_path):
         per_device_train_batch_size=4,
         max_steps=1,
         prompt_weighting="inverse_sqrt",
-        pass_rate_estimator="counts",
+        pass_rate_estimator="ema",
         **POSTERIOR,
     )
-    told = {"1+2=": Prior(0.5, 4, 0.25), "31+4=": Prior(0.0, 2, 1.0)}
+    told = {"1+2=": BaselineEstimate(0.5, 4, 0.25), "31+4=": BaselineEstimate(0.0, 2, 1.0)}
     trainer.pass_rates.priors = lambda: [told[prompt] for prompt in trainer.pass_rates.visit.prompts]
     trainer.pass_rates.belief.level = 0.0  # as if something had been seen
     trainer.train()
@@ -101,7 +101,7 @@ def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
     advantages = {}
     for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]):
         scripted = ScriptedRewards(**{"1+2=": list(rewards)})
-        trainer = build(tmp_path, scripted, dataset, pass_rate_estimator="counts", **POSTERIOR, **options)
+        trainer = build(tmp_path, scripted, dataset, pass_rate_estimator="ema", **POSTERIOR, **options)
         trainer.pass_rates.belief.level = 0.5
         trainer.train()
         advantages[tuple(rewards)] = trainer.batches[0]["advantages"].tolist()
@@ -120,7 +120,7 @@ def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
         {"bf16": True},
         {"adaptive_sampling": "est", "num_generations": 2, "min_samples": 1, "allocation_rule": "reward_std"},
         {"adaptive_sampling": "est-value", "num_generations": 4},
-        {"reward_funcs": [even_reward, length_reward], "reward_weights": [1.0, -0.5], "exit_reward": "even_reward"},
+        {"reward_funcs": [even_reward, length_reward], "reward_weights": [1.0, -0.5], "success_reward": "even_reward"},
         {"dataset": prompt_dataset(1).select([0] * 16)},
     ],
     ids=lambda overrides: next(iter(overrides)),
@@ -131,7 +131,7 @@ def test_combinations_learn(baseline, overrides, tmp_path):
     trainer = build(tmp_path, **options | overrides)
     has_moved = moved(trainer)
     assert all(has_moved[name] for name, p in trainer.model.named_parameters() if p.requires_grad)
-    assert all(logs["ada/zero_signal/final"] == 0 for logs in logs_of(trainer))
+    assert all(logs["ada/frac_zero_advantage_groups"] == 0 for logs in logs_of(trainer))
 
 
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
@@ -150,7 +150,7 @@ def test_a_rollout_without_a_signal_but_with_a_reward_teaches(baseline, tmp_path
         return [None if i % 2 else 1.0 for i in range(len(completions))]
 
     funcs = [by_token, seldom_scored]
-    options = {"exit_reward": "seldom_scored", "reward_weights": [1.0, 0.0], "num_generations": 1}
+    options = {"success_reward": "seldom_scored", "reward_weights": [1.0, 0.0], "num_generations": 1}
     trainer = build(tmp_path, funcs, **options, **POSTERIOR | {"baseline": baseline})
     assert all(moved(trainer).values())
     assert all(batch["advantages"].count_nonzero() == 8 for batch in trainer.batches)
@@ -158,8 +158,11 @@ def test_a_rollout_without_a_signal_but_with_a_reward_teaches(baseline, tmp_path
 
 def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
     trainer = build(tmp_path, by_token, num_generations=2, **POSTERIOR | {"baseline": "batch"})
-    rewards, original = [], trainer._judge
-    trainer._judge = lambda replay, states: (rewards.append(replay.rewards[:, 0]), original(replay, states))
+    rewards, original = [], trainer._compute_advantages
+    trainer._compute_advantages = lambda replay, states: (
+        rewards.append(replay.rewards[:, 0]),
+        original(replay, states),
+    )
     trainer.train()
     assert trainer.pass_rates is None
     for batch, r in zip(trainer.batches, rewards, strict=True):
@@ -211,11 +214,11 @@ def test_evaluation_with_one_rollout(tmp_path):
 
 
 # Within the first epoch, and in the second, where counts matter.
-@pytest.mark.parametrize(("estimator", "repeats"), [("value+counts", 48), ("counts", 16)])
+@pytest.mark.parametrize(("estimator", "repeats"), [("ema+value", 48), ("ema", 16)])
 def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
     options = {"dataset": identified(repeats), "per_device_train_batch_size": 32, "max_steps": 6, "save_steps": 3}
     options |= {"save_strategy": "steps", "num_generations": 1, "pass_rate_estimator": estimator} | POSTERIOR
-    whole_and_resumed(build, tmp_path, at=3, **options)
+    train_with_and_without_resume(build, tmp_path, at=3, **options)
     states = [load_pass_rates(tmp_path / name / "checkpoint-6" / PASS_RATES_FILE)[0] for name in ("whole", "resumed")]
     histories = [state.pop("history") for state in states]
     assert states[0] == states[1] and states[0]["fitted"]["belief"]["level"] is not None
@@ -226,7 +229,7 @@ def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
 def test_a_run_against_the_batch_resumes_with_its_scale(tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "scale_rewards": "batch"}
     options |= {"num_generations": 1, "reward_funcs": by_token} | POSTERIOR | {"baseline": "batch"}
-    whole_and_resumed(build, tmp_path, at=3, **options)
+    train_with_and_without_resume(build, tmp_path, at=3, **options)
     assert not (tmp_path / "whole" / "checkpoint-3" / PASS_RATES_FILE).exists()
 
 
@@ -237,9 +240,7 @@ def test_the_prior_learns_what_prompts_earn(tmp_path):
         return [3.0 if prompt in PROMPTS[:2] else -1.0 for prompt in prompts]
 
     options = {"per_device_train_batch_size": 16, "max_steps": 12, "num_generations": 1, "learning_rate": 1e-4}
-    trainer = build(
-        tmp_path, decided_by_prompt, prompt_dataset(20), pass_rate_estimator="counts", **POSTERIOR, **options
-    )
+    trainer = build(tmp_path, decided_by_prompt, prompt_dataset(20), pass_rate_estimator="ema", **POSTERIOR, **options)
     pools = remember_pools(trainer)
     trainer.train()
     explained = [logs["ada/baseline/explained_variance"] for logs in logs_of(trainer)]

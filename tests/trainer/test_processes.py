@@ -7,7 +7,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from ..helpers import ON_CPU, ROOT, run_module, what_ranks_wrote
+from ..helpers import ON_CPU, ROOT, read_rank_outputs, run_module
 from .worker import run
 
 
@@ -48,7 +48,7 @@ RUNS = {
         "num_generations": 4,
         "adaptive_sampling": "est",
         "baseline": "posterior",
-        "pass_rate_estimator": "counts",
+        "pass_rate_estimator": "ema",
     },
     "rounds across steps": {
         "rows": 12,
@@ -57,23 +57,23 @@ RUNS = {
         "baseline": "posterior",
         "max_steps": 3,
     },
-    "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "unresolved": "replace"},
+    "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
     "refill in rounds": {
         "rows": 12,
         "num_generations": 4,
         "samples_per_round": 4,
         "max_rounds": 2,
-        "unresolved": "replace",
+        "zero_variance_groups": "resample",
     },
     "selection": {
         "rows": 12,
         "num_generations": 4,
         "adaptive_sampling": "uniform",
-        "prompt_candidates": 3,
+        "prompt_oversampling": 3,
         "max_steps": 3,
     },
     "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
-    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "pass_rate_estimator": "counts"},
+    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
     "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
     "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},
@@ -100,7 +100,7 @@ def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precis
     environment = environment | {"TORCH_EXTENSIONS_DIR": str(output_dir.parent / "torch_extensions")}
     options = json.dumps([options_of(processes, **run) for run in runs])
     how = {"processes": processes, "launcher": launcher, "environment": environment}
-    return what_ranks_wrote(output_dir, processes, run_module("tests.trainer.worker", output_dir, options, **how))
+    return read_rank_outputs(output_dir, processes, run_module("tests.trainer.worker", output_dir, options, **how))
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])

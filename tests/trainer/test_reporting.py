@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ada_trl.core import Prior
+from ada_trl.core import BaselineEstimate
 
 from ..helpers import build, even_reward, logs_of
 
@@ -35,9 +35,9 @@ def unscored(completions, **kwargs):
 )
 def test_warns_once_when_most_prompts_teach_nothing_for_long(reward, cause, remedy, tmp_path, caplog):
     trainer = build(tmp_path, reward, max_steps=25, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         trainer.train()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
     assert len(warnings) == 1 and "For 20 steps" in warnings[0]
     assert cause in warnings[0] and remedy in warnings[0] and "100% of the prompts have no gradient" in warnings[0]
 
@@ -52,11 +52,11 @@ def half_reward(completions, **kwargs):
 
 
 def warnings_of(tmp_path, caplog, reward, steps=2, **options):
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         rounds = {} if "adaptive_sampling" in options else {"max_rounds": 2}
         trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **rounds, **options)
         trainer.train()
-    records = [record for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
+    records = [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
     assert not any("taught nothing" in record.getMessage() for record in records)
     return trainer, [record.getMessage() for record in records]
 
@@ -64,17 +64,17 @@ def warnings_of(tmp_path, caplog, reward, steps=2, **options):
 def test_several_reward_functions_are_said_at_construction_and_within_two_steps(tmp_path, caplog):
     """Format and accuracy: the format alone crosses the threshold, so every rollout is positive."""
     trainer, (first, second) = warnings_of(tmp_path, caplog, [format_reward, even_reward])
-    assert "2 reward functions and no exit_reward" in first
+    assert "2 reward functions and no success_reward" in first
     assert "the weighted total of format_reward and even_reward exceeds positive_threshold (0.7)" in first
-    assert "exit_reward='format_reward' or exit_reward='even_reward'" in first
+    assert "success_reward='format_reward' or success_reward='even_reward'" in first
     assert "Every rollout of the first two generations is positive" in second
-    assert "ranges from 1 to 2 and positive_threshold is 0.7" in second and "exit_reward='even_reward'" in second
+    assert "ranges from 1 to 2 and positive_threshold is 0.7" in second and "success_reward='even_reward'" in second
     assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
 
 
 @pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "uniform"}])
 def test_nothing_is_said_where_the_signal_is_named(options, tmp_path, caplog):
-    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], exit_reward="even_reward", **options)[1]
+    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], success_reward="even_reward", **options)[1]
 
 
 @pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
@@ -102,17 +102,19 @@ def test_a_baseline_that_stays_worse_than_the_mean_is_said(tmp_path, caplog):
         "positive_threshold": 0.2,
     }
     trainer = build(tmp_path, graded, max_steps=25, learning_rate=0.0, **options)
-    trainer.pass_rates.belief.priors = lambda expectation, rates: [Prior(9.0 * i, 50, 0.5) for i in range(len(rates))]
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    trainer.pass_rates.belief.priors = lambda expectation, rates: [
+        BaselineEstimate(9.0 * i, 50, 0.5) for i in range(len(rates))
+    ]
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         trainer.train()
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.signal_warning"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
     assert "For 20 steps, the baseline has been a worse guess" in warning and "baseline='batch'" in warning
 
 
 def test_the_mean_of_few_others_is_not_said_to_be_worse(tmp_path, caplog):
     """Of 8 rollouts the mean of the others explains 1 - (8/7)², whatever they earn."""
     trainer = build(tmp_path, half_reward, baseline="batch", max_steps=25, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         trainer.train()
     assert trainer.args.generation_batch_size == 8
     assert not any("the baseline has been" in record.getMessage() for record in caplog.records)
@@ -121,12 +123,12 @@ def test_the_mean_of_few_others_is_not_said_to_be_worse(tmp_path, caplog):
 
 @pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema"])
 def test_rewards_below_the_threshold_are_said_within_two_steps(mode, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         trainer = build(tmp_path, half_reward, learning_rate=0.0, adaptive_sampling=mode, logging_steps=2)
         trainer.train()
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.signal_warning"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
     (logs,) = logs_of(trainer)
-    assert logs["ada/signal/min"] < logs["ada/signal/mean"] < logs["ada/signal/max"] <= 0.5
+    assert logs["ada/success_reward/min"] < logs["ada/success_reward/mean"] < logs["ada/success_reward/max"] <= 0.5
     assert "No rollout of the first two generations is positive. The reward ranges from 0" in warning
     assert (
         "and positive_threshold is 0.7" in warning
@@ -138,7 +140,7 @@ def test_after_long_the_threshold_is_the_cause_where_it_is_and_the_gradient_is_n
     trainer, warnings = warnings_of(tmp_path, caplog, half_reward, steps=20)
     assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only negative rollouts" in warnings[1]
     assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
-    silent = logs_of(trainer)[-1]["ada/zero_signal/final"]
+    silent = logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"]
     assert silent < 1 and f"{silent:.0%} of the prompts have no gradient" in warnings[1]
 
 
@@ -166,9 +168,9 @@ def test_does_not_warn_while_there_is_signal_now_and_then(good_step, tmp_path, c
         return even_reward(completions) if trainer_state.global_step == good_step else nothing(completions)
 
     trainer = build(tmp_path, reward, max_steps=20, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.signal_warning"):
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
         trainer.train()
-    assert not [record for record in caplog.records if record.name == "ada_trl.trainer.signal_warning"]
+    assert not [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
 
 
 def from_tensorboard(directory):

@@ -22,7 +22,7 @@ from ..helpers import (
     prompts_of,
     remember_pools,
     tiny_tokenizer,
-    whole_and_resumed,
+    train_with_and_without_resume,
 )
 
 
@@ -116,8 +116,8 @@ def test_a_step_line_by_line(options, rare, tmp_path):
     first_round = torch.tensor([1, -1, 1, -1] + [-1] * 4 + [1] * 4 + [-1] * 4, dtype=torch.float32)
     assert logs["reward"] == logs["rewards/scripted/mean"] == pytest.approx(first_round.mean().item())
     assert logs["reward_std"] == logs["rewards/scripted/std"] == pytest.approx(first_round.std().item())
-    assert logs["frac_reward_zero_std"] == logs["ada/zero_signal/first_round"] == 0.75
-    assert logs["ada/zero_signal/final"] == 0.5
+    assert logs["frac_reward_zero_std"] == logs["ada/frac_reward_zero_std/first_round"] == 0.75
+    assert logs["ada/frac_zero_advantage_groups"] == 0.5
     assert logs["ada/samples_per_prompt/mean"] == (4 + 8 + 12 + 12) / 4
     assert [logs[f"ada/active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 2]
 
@@ -173,7 +173,7 @@ def test_none_rewards(tmp_path):
     (batch,) = trainer.batches
     for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
         assert (advantage == 0) == (prompt == "1+2=")
-    assert logs_of(trainer)[0]["ada/unresolved/unscored"] == pytest.approx(1 / 3)
+    assert logs_of(trainer)[0]["ada/frac_unscored"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
@@ -211,7 +211,7 @@ def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
         [even_reward, length_reward],
-        exit_reward="even_reward",
+        success_reward="even_reward",
         reward_weights=[1.0, 10.0],
         max_steps=1,
     )
@@ -220,7 +220,7 @@ def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     for pool in pools[0]:
         for rollout in pool.rollouts:
             even, length = rollout.rewards
-            assert rollout.signal == even
+            assert rollout.success_reward == even
             assert rollout.reward == pytest.approx(even + 10 * length)
             assert pool.is_positive(rollout) == (even == 1.0)
 
@@ -284,7 +284,7 @@ def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
             ScriptedRewards(**scripts),
             prompt_dataset(1).select([0, 1]),
             max_steps=1,
-            unresolved=unresolved,
+            zero_variance_groups=unresolved,
             max_completion_length=5,
         )
         trainer.train()
@@ -310,7 +310,7 @@ def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_pa
         prompt_dataset(1).select([0, 1, 2]),
         per_device_train_batch_size=12,
         max_steps=1,
-        unresolved="mask",
+        zero_variance_groups="mask",
         adaptive_sampling=mode,
     )
     trainer.train()
@@ -336,7 +336,7 @@ def test_a_masked_prompt_is_as_good_as_absent_under_every_loss(loss_type, tmp_pa
         prompt_dataset(1).select([0, 1, 2]),
         per_device_train_batch_size=12,
         max_steps=1,
-        unresolved="mask",
+        zero_variance_groups="mask",
         loss_type=loss_type,
         importance_sampling_level="sequence" if loss_type == "luspo" else "token",
         learning_rate=0.0,
@@ -365,7 +365,7 @@ def test_keep_treats_unresolved_prompts_as_grpo_does(tmp_path):
 
 
 def test_everything_masked_is_survived(tmp_path):
-    trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), unresolved="mask")
+    trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), zero_variance_groups="mask")
     assert not any(moved(trainer).values())
 
 
@@ -432,7 +432,7 @@ def test_evaluation_is_untouched(tmp_path):
 
 def test_resume_continues_as_if_never_stopped(tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
-    whole_and_resumed(build, tmp_path, at=2, **options)
+    train_with_and_without_resume(build, tmp_path, at=2, **options)
 
 
 @pytest.mark.parametrize(

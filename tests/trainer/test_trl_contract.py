@@ -28,8 +28,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import base_trainer, grpo_trainer
 from trl.trainer.utils import nanstd
 
-from ada_trl.engine.vllm import build_vllm_generation
 from ada_trl.trainer.phases import _NO_VALUES
+from ada_trl.vllm.generation import build_vllm_generation
 
 from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 

@@ -58,7 +58,7 @@ def test_uniform_is_grpo_bit_for_bit(overrides, tmp_path):
             if not any(timing in name for timing in TIMINGS):
                 assert actual[name] == value or (value != value and actual[name] != actual[name]), name
         assert all(name.startswith("ada/") for name in actual.keys() - expected.keys())
-    assert "ada/zero_signal/final" in ada.state.log_history[0]
+    assert "ada/frac_zero_advantage_groups" in ada.state.log_history[0]
 
 
 def test_the_comparison_can_fail(tmp_path):

@@ -34,8 +34,8 @@ class Scripted(AdaGRPOTrainer):
         generate, self.source, asked = source.generate, source, set()
 
         def remember(rows, first_round):
-            asked.update(source.row_of(*row) for row in rows)
-            self.rows = [(source._data[source.row_of(*row)]["prompt"], row[1]) for row in rows]
+            asked.update(source.dataset_row_index(*row) for row in rows)
+            self.rows = [(source._data[source.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
             return generate(rows, first_round)
 
         source.generate = remember
@@ -45,7 +45,7 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
-        if self.args.scripted_generation and not self.args.is_plain_grpo:
+        if self.args.scripted_generation and not self.args.is_vanilla_grpo:
             rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
@@ -61,12 +61,12 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        if self.args.is_plain_grpo:
+        if self.args.is_vanilla_grpo:
             return output
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
         self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
-        self.pools.append([[(r.draw, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
+        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
         return output
 
 

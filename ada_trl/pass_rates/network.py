@@ -1,0 +1,155 @@
+"""What value networks share: predictions, learning from counts, and state on disk that continues exactly."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..core.pass_rate_ema import check_counts
+from ..utils.files import atomic_write
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class ValueNetwork(ABC):
+    """
+    V_φ of Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)): predicts the pass rate of a
+    prompt, trained online by AdamW on the cross-entropy of observed counts,
+
+    −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n, of k positives in n draws,
+
+    which does not depend on the rule that stopped the sampling; or the expected reward, on the squared error of observed
+    sums. `inputs` are what the network sees of the prompts, one per prompt; every process passes those of all prompts in
+    the same order.
+
+    Args:
+        parameters (`Mapping[str, nn.Parameter]`):
+            All that is trained, by name.
+        options:
+            Of AdamW.
+    """
+
+    kind: str  # in errors
+    filename: str  # in a checkpoint
+    _memory: Mapping[str, str] = {}  # tensors that are state but not trained: name in the file to attribute
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], **options: Any) -> None:
+        self._trained = dict(parameters)
+        self.optimizer = torch.optim.AdamW(self._trained.values(), **options)
+        for parameter in self._trained.values():  # AdamW would make these at its first step
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    @abstractmethod
+    def predict(self, inputs: Any) -> list[float]:
+        """p̂ or the expected reward, one per prompt."""
+
+    @abstractmethod
+    def observe(self, inputs: Any, sums: Sequence[float], draws: Sequence[int]) -> None:
+        """
+        Learn from one step: call it once, with all prompts of all processes in the same order everywhere.
+
+        Args:
+            inputs (`Any`):
+                What the predictions were made from.
+            sums (`Sequence[float]`):
+                Positive rollouts of each prompt, or the sum of its rewards.
+            draws (`Sequence[int]`):
+                Scored rollouts of each prompt; a prompt without any is left out.
+
+        Raises:
+            `ValueError`: if a prompt has more positives than draws, or the inputs do not fit.
+        """
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters, AdamW's moments and step, and whatever else `observe` depends on: copies, on the CPU."""
+        moments = {
+            f"{name}.{moment}": self.optimizer.state[parameter][moment]
+            for name, parameter in self._trained.items()
+            for moment in _MOMENTS
+        }
+        memory = {name: getattr(self, attribute) for name, attribute in self._memory.items()}
+        tensors = self._trained | memory | moments
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """
+        Continue from `state_dict()`. Learning rate and steps stay those of this object.
+
+        Raises:
+            `ValueError`: if tensors are missing, or are those of another network.
+        """
+        expected = self._shapes()
+        if set(state) != set(expected):
+            different = sorted(set(state) ^ set(expected))
+            raise ValueError(
+                f"The state is not that of this {self.kind}: they differ in the tensors {', '.join(different[:6])}."
+            )
+        for name, shape in expected.items():
+            found = tuple(state[name].shape)
+            if len(found) != len(shape) or any(a not in (b, None) for a, b in zip(shape, found, strict=True)):
+                raise ValueError(
+                    f"{name} has shape {found}, but this {self.kind} has {shape}. Resume with the model that it was "
+                    "trained with."
+                )
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                parameter.copy_(state[name])
+                for moment in _MOMENTS:
+                    self.optimizer.state[parameter][moment].copy_(state[f"{name}.{moment}"])
+        for name, attribute in self._memory.items():
+            setattr(self, attribute, state[name].to(getattr(self, attribute), copy=True))
+
+    def _shapes(self) -> dict[str, tuple]:
+        shapes = {name: tuple(getattr(self, attribute).shape) for name, attribute in self._memory.items()}
+        for name, parameter in self._trained.items():
+            shapes |= {name: tuple(parameter.shape)} | {f"{name}.{m}": tuple(parameter.shape) for m in _MOMENTS}
+            shapes[f"{name}.step"] = ()
+        return shapes
+
+    def save(self, path: str | Path) -> None:
+        """Write the state as safetensors, atomically; `filename` in a checkpoint."""
+        with atomic_write(path) as temporary:
+            save_file(self.state_dict(), temporary)
+
+    def load(self, path: str | Path) -> None:
+        """
+        Continue from a file that `save` wrote. Nothing in it is executed or unpickled.
+
+        Raises:
+            `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
+            `ValueError`: if the file is truncated, no safetensors or of another network, naming it and the remedy.
+        """
+        try:
+            self.load_state_dict(load_file(path))
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a usable {self.kind}: {error} Restore it from another checkpoint, or delete it to start "
+                "from the prior."
+            ) from error
+
+
+def scored_rows(sums: Sequence[float], draws: Sequence[int], *, are_counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    What each prompt has shown as a tensor, and which prompts have shown anything.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: sums and draws `(P, 2)`, float32, and a mask `(P,)`.
+
+    Raises:
+        `ValueError`: if the sums are counts, and a prompt has more positives than draws or a negative count.
+    """
+    for i, (k, n) in enumerate(zip(sums, draws, strict=True)):
+        if are_counts:
+            check_counts(i, k, n)
+    counts = torch.tensor([sums, draws], dtype=torch.float32).T
+    return counts, counts[:, 1] > 0

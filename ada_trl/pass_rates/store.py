@@ -1,0 +1,162 @@
+"""The difficulty record: what every prompt has shown, on disk, and enough to continue from."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..core.empirical_bayes import DECAYS
+from ..core.pass_rate_ema import EMAPassRate, PromptCounts, check_counts
+from ..utils.files import atomic_write
+
+
+PASS_RATES_FILE = "ada_pass_rates.parquet"
+
+_FORMAT = 3
+_METADATA_KEY = b"ada_trl"
+_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("prompt", pa.string()),
+        pa.field("draws", pa.int64(), nullable=False),
+        pa.field("positives", pa.int64(), nullable=False),
+        pa.field("last_step", pa.int64(), nullable=False),
+        pa.field("estimate", pa.float64(), nullable=False),
+        pa.field("discounted_draws", pa.float64(), nullable=False),
+        pa.field("discounted_positives", pa.float64(), nullable=False),
+        pa.field("reward_history", pa.list_(pa.float64())),
+    ]
+)
+_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
+
+
+def save_pass_rates(
+    path: str | Path,
+    estimator: EMAPassRate,
+    prompts: Mapping[str, str] | None = None,
+    fitted: Mapping[str, Any] | None = None,
+    history: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """
+    Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
+
+    | column | |
+    |---|---|
+    | `prompt_id` | identity ([`~core.prompt_key`]): the `id` of the data set row, or a hash of the prompt |
+    | `prompt` | its text, or null |
+    | `draws`, `positives` | scored and positive rollouts over the whole run |
+    | `last_step` | step of the last visit |
+    | `estimate` | p̂ at the time of writing |
+    | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
+    | `reward_history` | what [`~core.RewardEstimator`] remembers of the prompt's rewards: draws and their residuals, by discount; or null |
+
+    The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
+    `datasets.load_dataset("parquet", data_files=path)`.
+
+    Args:
+        path (`str` or `Path`):
+            Where to; `PASS_RATES_FILE` in a checkpoint.
+        estimator ([`~core.EMAPassRate`]):
+            What to write.
+        prompts (`Mapping[str, str]`, *optional*):
+            Text by prompt id; leave it out to keep texts out of the file.
+        fitted (`Mapping[str, Any]`, *optional*):
+            What else was fitted to the run, as JSON values; comes back as `state["fitted"]`.
+        history (`Mapping[str, np.ndarray]`, *optional*):
+            That of a [`~core.RewardEstimator`]; comes back as `state["history"]`.
+    """
+    state, history = estimator.state_dict(), history or {}
+    rows = {key: vars(PromptCounts()) for key in history} | state["counts"]  # nothing of some was scored
+    keys = list(rows)
+    columns = {
+        "prompt_id": keys,
+        "prompt": [(prompts or {}).get(key) for key in keys],
+        "estimate": estimator.predict(keys),
+        **{name: [counts[name] for counts in rows.values()] for name in _COUNTS},
+        "reward_history": [history[key].ravel().tolist() if key in history else None for key in keys],
+    }
+    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
+    table = pa.table(columns, schema=_SCHEMA.with_metadata({_METADATA_KEY: payload}))
+    with atomic_write(path) as temporary:
+        pq.write_table(table, temporary, write_page_checksum=True)
+
+
+def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    Read a difficulty record as an estimator's state. Nothing in the file is executed or unpickled.
+
+    Args:
+        path (`str` or `Path`):
+            What [`save_pass_rates`] wrote.
+
+    Returns:
+        `tuple[dict[str, Any], dict[str, str]]`: what [`~core.EMAPassRate.load_state_dict`] takes, and the texts by
+        prompt id (of the prompts that have one).
+
+    Raises:
+        `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
+        `ValueError`: if the file is truncated, corrupt or something else, naming it and the remedy.
+    """
+    try:
+        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(path, f"it cannot be read as parquet ({error})") from error
+    if not table.schema.equals(_SCHEMA):
+        raise _corrupt(path, f"its columns are {_describe(table.schema)}; expected {_describe(_SCHEMA)}")
+    fitted = _load_fitted(path, table.schema.metadata or {})
+    rows = table.to_pylist()
+    for row in rows:
+        _check_row(path, row)
+    counts = {row["prompt_id"]: {name: row[name] for name in _COUNTS} for row in rows}
+    if len(counts) < len(rows):
+        raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
+    state = {"counts": counts} | {name: value for name, value in fitted.items() if value is not None}
+    remembered = {row["prompt_id"]: row["reward_history"] for row in rows}
+    if any(remembered.values()):
+        state["history"] = {key: np.array(values).reshape(2, -1) for key, values in remembered.items() if values}
+    return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
+
+
+def _check_row(path: str | Path, row: dict[str, Any]) -> None:
+    if None in [row["prompt_id"], *(row[name] for name in _COUNTS)]:
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has an empty value")
+    k, n = row["discounted_positives"], row["discounted_draws"]
+    try:
+        check_counts(row["prompt_id"], row["positives"], row["draws"])
+        check_counts(row["prompt_id"], k, n)
+    except ValueError as error:
+        raise _corrupt(path, str(error)) from error
+    if not math.isfinite(n):
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_draws ({n})")
+    history = row["reward_history"]
+    if history is not None and (len(history) != 2 * len(DECAYS) or None in history):
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has reward_history ({history})")
+
+
+def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    try:
+        loaded = json.loads(metadata[_METADATA_KEY])
+        file_format, fitted = loaded["format"], {"prior": loaded["prior"], "fitted": loaded.get("fitted")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or cannot be read") from error
+    if file_format != _FORMAT:
+        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_FORMAT}")
+    return fitted
+
+
+def _corrupt(path: str | Path, what: str) -> ValueError:
+    return ValueError(
+        f"{path} is not a usable record of pass rates: {what}. Restore it from another checkpoint, or delete it to "
+        "start from the prior."
+    )
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)

@@ -1,0 +1,177 @@
+"""A value network of its own: the pass rate of a prompt from a separate sequence-classification model."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from ..core.prompt_id import prompt_text
+from .network import ValueNetwork, scored_rows
+
+
+VALUE_MODEL_FILE = "ada_value_model.safetensors"
+
+_MAX_GRAD_NORM = 1.0
+
+
+class ValueModel(ValueNetwork):
+    """
+    p̂ = σ(s(x) + b), where s is a sequence-classification model with one label and b a scalar: a
+    [`~pass_rates.network.ValueNetwork`] with a model of its own, which reads prompts with a tokenizer of its own. With
+    `of_rewards` it is s(x) + b itself, by least squares: the guess ẑ of a [`~core.RewardEstimator`].
+
+    Where the model on disk has no classification layer for one label, s starts at 0 and b such that every prompt is
+    predicted the prior mean. A model that has one is taken at its word: b starts at 0.
+
+    Every process holds a whole copy outside of whatever wraps the policy (DDP, FSDP, DeepSpeed), so that it may have any
+    size and be updated at any time. The work is shared: each process takes an even part of the prompts, predictions
+    and gradients are summed over the processes, and each then makes the same AdamW step. Updating on all prompts
+    everywhere would need no communication, but costs every process the whole batch, which for a model of the policy's
+    size is as much as training the policy itself on a few completions each. Sums over processes are the same on all of
+    them, so the copies stay equal; between different numbers of processes they differ by rounding.
+
+    Parameters are float32, and forward passes bfloat16 if the run is (float16 would need a gradient scaler of its
+    own). Dropout stays off, so that predictions are reproducible and no random number is drawn.
+
+    Args:
+        name (`str`):
+            Of the model and its tokenizer on the hub, or a local path.
+        accelerator (`Accelerator`):
+            Of the run: device, processes, mixed precision.
+        of_rewards (`bool`, *optional*, defaults to `False`):
+            Whether rewards are predicted, in deviations from their level, and not pass rates.
+        prior_mean (`float`, *optional*, defaults to `1/17`):
+            The first prediction of a pass rate by a model without a classification layer.
+        learning_rate (`float`, *optional*, defaults to `1e-5`):
+            Of AdamW, constant, without weight decay; gradients are clipped to norm 1.
+        gradient_steps (`int`, *optional*, defaults to `1`):
+            Steps per observation, each on all its prompts.
+        batch_size (`int`, *optional*, defaults to `8`):
+            Prompts per forward pass on each process; bounds memory and changes nothing else.
+
+    Raises:
+        `ValueError`: if the model has more than one label, or its tokenizer no token to pad with.
+    """
+
+    kind = "value model"
+    filename = VALUE_MODEL_FILE
+
+    def __init__(
+        self,
+        name: str,
+        accelerator: Accelerator,
+        *,
+        of_rewards: bool = False,
+        prior_mean: float = 1 / 17,
+        learning_rate: float = 1e-5,
+        gradient_steps: int = 1,
+        batch_size: int = 8,
+    ) -> None:
+        self.accelerator = accelerator
+        self.of_rewards = of_rewards
+        self.gradient_steps = gradient_steps
+        self.batch_size = batch_size
+        self.tokenizer = AutoTokenizer.from_pretrained(name)
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if self.tokenizer.pad_token is None:
+            raise ValueError(f"The tokenizer of value_model ({name!r}) has neither pad_token nor eos_token. Set one.")
+        self.model, is_new = _load(name, accelerator)
+        self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
+        bias = math.log(prior_mean / (1 - prior_mean)) if is_new and not of_rewards else 0.0
+        self.bias = nn.Parameter(torch.tensor(bias, device=accelerator.device))
+        parameters = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
+        parameters["bias"] = self.bias
+        super().__init__(parameters, lr=learning_rate, weight_decay=0.0)
+
+    def encode(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """Token ids of prompts: text as it is, conversations by the chat template if the tokenizer has one."""
+        return [self._encode(prompt) for prompt in prompts]
+
+    def _encode(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str) or self.tokenizer.chat_template is None:
+            return self.tokenizer(prompt_text(prompt), truncation=True)["input_ids"]
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        # The template has written the special tokens.
+        return self.tokenizer(text, truncation=True, add_special_tokens=False)["input_ids"]
+
+    @torch.no_grad()
+    def predict(self, inputs: list[list[int]]) -> list[float]:
+        """p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
+        predictions = torch.zeros(len(inputs), device=self.accelerator.device)
+        for rows in self._own_batches(len(inputs)):
+            values = self._values(inputs[rows])
+            predictions[rows] = values if self.of_rewards else values.sigmoid()
+        return self.accelerator.reduce(predictions, reduction="sum").tolist()
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def observe(self, inputs: list[list[int]], sums: Sequence[float], draws: Sequence[int]) -> None:
+        """Learn from one step, as in the base class. Collective."""
+        counts, scored = scored_rows(sums, draws, are_counts=not self.of_rewards)
+        if not scored.any():
+            return
+        inputs = [row for row, is_scored in zip(inputs, scored.tolist(), strict=True) if is_scored]
+        counts = counts[scored].to(self.accelerator.device)  # (P, 2)
+        for _ in range(self.gradient_steps):
+            self.optimizer.zero_grad(set_to_none=False)
+            for rows in self._own_batches(len(inputs)):
+                k, n = counts[rows].T
+                values = self._values(inputs[rows])
+                if self.of_rewards:
+                    share = (n * (values - k / n).square()).sum()
+                else:
+                    share = nn.functional.binary_cross_entropy_with_logits(values, k / n, weight=n, reduction="sum")
+                (share / counts[:, 1].sum()).backward()
+            self._step()
+
+    def _step(self) -> None:
+        parameters = list(self._trained.values())
+        for parameter in parameters:  # a process may have had no prompt
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(own, reduction="sum")
+        nn.utils.clip_grad_norm_(parameters, _MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _own_batches(self, number: int) -> Iterator[slice]:
+        """This process's even part of `number` prompts, in batches."""
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        first, end = number * rank // processes, number * (rank + 1) // processes
+        for start in range(first, end, self.batch_size):
+            yield slice(start, min(start + self.batch_size, end))
+
+    def _values(self, ids: list[list[int]]) -> torch.Tensor:
+        # Padded to the right, where models without position ids expect it.
+        padded = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
+        device = self.accelerator.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.accelerator.mixed_precision == "bf16"):
+            logits = self.model(**padded.to(device)).logits
+        return logits.squeeze(1).float() + self.bias
+
+
+def _load(name: str, accelerator: Accelerator) -> tuple[nn.Module, bool]:
+    """The model, the same on all processes, and whether its last layer is new (then it is zero)."""
+    plugin = accelerator.state.deepspeed_plugin
+    # ZeRO-3 would otherwise shard the model while it is loaded.
+    whole = contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
+    with whole, torch.random.fork_rng(devices=[]):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name, num_labels=1, dtype=torch.float32, output_loading_info=True
+        )
+    new_parameters = [p for key, p in model.named_parameters() if key in info["missing_keys"]]
+    last_layer = [parameter for parameter in new_parameters if len(parameter) == 1]  # of one label
+    with torch.no_grad():
+        for parameter in last_layer:
+            parameter.zero_()
+        model.to(accelerator.device).eval()
+        # New layers are random, and where FSDP loads weights on one process only, the others have none.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.copy_(broadcast(tensor.data))
+    return model, bool(last_layer)

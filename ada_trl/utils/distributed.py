@@ -1,0 +1,179 @@
+"""Several processes: what goes wrong on one of them, what one needs of another, and how each works by itself."""
+
+import functools
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+
+T = TypeVar("T")
+
+# Failures: what goes wrong on one process is raised on all of them, before any waits for it in a collective.
+
+
+class DistributedError(RuntimeError):
+    """
+    Something that all processes use has failed, which each of them reports in the same words.
+
+    Args:
+        cause (`str`):
+            What has happened, without a full stop.
+        remedy (`str`, *optional*, defaults to `""`):
+            What to do about it, in sentences.
+    """
+
+    def __init__(self, cause: str, remedy: str = ""):
+        super().__init__(f"{cause}. {remedy}".rstrip())
+        self.cause, self.remedy = cause, remedy
+
+
+class Report(NamedTuple):
+    """What the other processes are told of an error; cause and remedy are those of a [`DistributedError`]."""
+
+    text: str
+    common: tuple[str, str] | None
+
+
+ErrorFactory = Callable[[int, str, str], DistributedError]
+"""Takes the process that a [`DistributedError`] was first met on, its cause and its remedy; returns what every process raises."""
+
+
+def report(error: Exception | None) -> Report | None:
+    if error is None:
+        return None
+    common = (error.cause, error.remedy) if isinstance(error, DistributedError) else None
+    return Report(f"{type(error).__name__}: {error}", common)
+
+
+def raise_first(reports: Sequence[Report | None], error: Exception | None, words: ErrorFactory | None = None) -> None:
+    """
+    Raise if any process has failed; the first one that did decides.
+
+    Args:
+        reports (`Sequence[Report | None]`):
+            [`report`] of every process.
+        error (`Exception`, *optional*):
+            This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
+        words (`ErrorFactory`, *optional*):
+            What is raised for a [`DistributedError`].
+
+    Raises:
+        [`DistributedError`]: in `words`, the same on every process; the whole text of the first one is its cause.
+        `RuntimeError`: on a process without an error of its own, with the first other one's.
+    """
+    if not any(reports):
+        return
+    if error is not None and (words is None or not isinstance(error, DistributedError)):
+        raise error
+    process, first = next((i, told) for i, told in enumerate(reports) if told)
+    if first.common is not None and words is not None:
+        raise words(process, *first.common) from error or RuntimeError(f"Process {process} failed: {first.text}")
+    raise RuntimeError(f"Process {process} failed: {first.text}") from error
+
+
+def gather_results(work: Callable[[], T], words: ErrorFactory | None = None) -> list[T]:
+    """
+    What `work` returns on every process, in order; what it raises on one is raised on all, see [`raise_first`].
+    Collective, so `work` must make no unequal collective calls.
+    """
+    result = error = None
+    try:
+        result = work()
+    except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
+        error = caught
+    received = gather_object([(report(error), result)])
+    raise_first([told for told, _ in received], error, words)
+    return [result for _, result in received]
+
+
+@contextmanager
+def shared(words: ErrorFactory | None = None) -> Iterator[None]:
+    """[`gather_results`] of a `with` block, which returns nothing."""
+    error = None
+    try:
+        yield
+    except Exception as caught:  # as above
+        error = caught
+    raise_first(gather_object([report(error)]), error, words)
+
+
+# Objects for one process
+
+
+def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int, Any]:
+    """
+    Send objects to single processes; nobody else receives them. Collective.
+
+    Args:
+        outgoing (`Mapping[int, Any]`):
+            By process, what it is to get from this one.
+        accelerator (`Accelerator`):
+            This process and the others.
+
+    Returns:
+        `dict[int, Any]`: by process, what it has sent here.
+    """
+    device = torch.device("cpu") if "gloo" in torch.distributed.get_backend() else accelerator.device
+    packed: dict[int, torch.Tensor] = {}
+
+    def pack() -> dict[int, int]:
+        for process, package in outgoing.items():
+            packed[process] = torch.frombuffer(bytearray(pickle.dumps(package)), dtype=torch.uint8).to(device)
+        return {process: len(content) for process, content in packed.items()}
+
+    sizes = gather_results(pack)
+    me = accelerator.process_index
+    arriving = {
+        process: torch.empty(sent[me], dtype=torch.uint8, device=device)
+        for process, sent in enumerate(sizes)
+        if me in sent
+    }
+    operations = [torch.distributed.P2POp(torch.distributed.isend, *to) for to in _by_tensor(packed)]
+    operations += [torch.distributed.P2POp(torch.distributed.irecv, *sender) for sender in _by_tensor(arriving)]
+    for transfer in torch.distributed.batch_isend_irecv(operations) if operations else ():
+        transfer.wait()
+    with shared():
+        return {process: pickle.loads(content.cpu().numpy().tobytes()) for process, content in arriving.items()}
+
+
+def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(content, process) for process, content in contents.items()]
+
+
+# One process by itself
+
+_local: ContextVar[bool] = ContextVar("local", default=False)
+
+
+@contextmanager
+def local() -> Iterator[None]:
+    """
+    While the block runs, collective calls of this thread concern this process only: other processes do other things,
+    perhaps at other times, and may fail. Other threads notice nothing.
+    """
+    token = _local.set(True)
+    try:
+        yield
+    finally:
+        _local.reset(token)
+
+
+def is_local() -> bool:
+    """Whether this thread is inside of [`local`]."""
+    return _local.get()
+
+
+def gather_unless_local(gather: Callable[[T], T]) -> Callable[[T], T]:
+    """`gather`, which returns what it is given inside of [`local`]."""
+
+    @functools.wraps(gather)
+    def gather_here(tensor: T) -> T:
+        return tensor if _local.get() else gather(tensor)
+
+    return gather_here

@@ -1,0 +1,366 @@
+"""vLLM behind the trainer: one client per process, three ways of getting the weights across, no engine left asleep."""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from itertools import groupby
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from trl.generation.vllm_generation import VLLMGeneration
+
+from ..utils.distributed import ErrorFactory, gather_results, is_local, shared
+from ..utils.logging import get_logger
+from .client import CONNECT_SECONDS, TimeoutVLLMClient, VLLMServerError, VLLMServerUnavailable
+from .weight_check import check_model, dtypes, logprob_tolerance, probe_prompt, token_logprobs, verify_weights
+from .weight_sync import CLOSE_SECONDS, WeightSync
+
+
+logger = get_logger(__name__)
+
+CHECK_IT = "Check its log, and vllm_server_base_url."
+OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
+RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
+MAX_CONCURRENT_REQUESTS = 64  # of one process
+LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
+
+
+class AdaVLLMGeneration(VLLMGeneration):
+    """
+    [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
+
+    Server mode: every process has a client of its own and asks for its own prompts, one request per prompt, with a
+    deadline; a failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
+    of a step ([`awake`]).
+
+    Args:
+        weight_sync (`str`):
+            How a server gets the weights: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads all
+            weights from a directory that server and trainer share.
+        weight_sync_dir (`str`):
+            Where `"lora"` and `"disk"` write; a new directory for every sync, removed after the next one.
+        request_timeout (`float`):
+            Deadline of a request in seconds.
+
+    Raises:
+        `ValueError`: if the model or the device does not allow the `weight_sync`.
+        [`VLLMServerError`]: if the server lacks a flag that the `weight_sync` needs.
+    """
+
+    vllm_client: TimeoutVLLMClient
+    # Of the parent:
+    enable_sleep_mode: bool
+    _llm_weights_sleeping: bool
+
+    def __init__(
+        self,
+        *args: Any,
+        weight_sync: str = "nccl",
+        weight_sync_dir: str = "vllm_weight_sync",
+        request_timeout: float = 300.0,
+        **kwargs: Any,
+    ):
+        self._weight_sync_options = (weight_sync, weight_sync_dir)
+        self.request_timeout = request_timeout
+        super().__init__(*args, **kwargs)
+
+    # Start-up
+
+    def _init_vllm(self) -> None:
+        if self.mode != "server":
+            return super()._init_vllm()
+        run_id = broadcast_object_list([uuid.uuid4().hex[:8]], from_process=0)[0]
+        self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
+        self.weight_sync.check_model()
+        self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
+        with ExitStack() as on_failure:
+            with shared(self.words("it cannot be used", CHECK_IT)):
+                self._connect(on_failure)
+            on_failure.pop_all()
+
+    def _connect(self, on_failure: ExitStack) -> None:
+        self.vllm_client = TimeoutVLLMClient(
+            self.base_url,
+            group_port=self.group_port,
+            connection_timeout=self.server_timeout,
+            request_timeout=self.request_timeout,
+        )
+        on_failure.callback(self.vllm_client.close)
+        self.base_model = self.vllm_client.model
+        info = self.vllm_client.read_server_info()
+        self.weight_sync.check_server(info)
+        self._instance = info["vllm_config"].get("instance_id")
+        self._prepare_proof(info["vllm_config"])
+        if self.accelerator.is_main_process:
+            self.weight_sync.remove_leftovers()
+        if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
+            self.vllm_client.init_communicator(device=self.accelerator.device)
+
+    def _prepare_proof(self, config: dict) -> None:
+        model, precision = self.accelerator.unwrap_model(self.model), self.accelerator.mixed_precision
+        ours = model.config.get_text_config()
+        check_model(self.vllm_client, config, ours, self.processing_class)
+        self.vllm_client.vocab_size = ours.vocab_size
+        served, trained = dtypes(model, config, precision)
+        if served != trained:
+            logger.warning(
+                f"The vLLM server at {self.base_url} computes in {served}, the trainer in {trained}, so that their "
+                f"log-probabilities differ by rounding. Start the server with --dtype {trained} to avoid it."
+            )
+        self._tolerance = logprob_tolerance(served, trained)
+        self._prompt_ids = probe_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
+        self._expected: list[float] | None = None
+        self._unconfirmed = ""  # why the last confirmation was not made
+        self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
+
+    # Failures
+
+    def words(self, what: str, remedy: str = RESUME) -> ErrorFactory:
+        """In which all processes say that the server has failed, and what has failed with it, in one sentence."""
+
+        def error(process: int, cause: str, its_remedy: str) -> VLLMServerError:
+            where = f" (process {process})" if process else ""
+            start = f"vLLM server at {self.base_url}{where}: {what}: "
+            cause, end = cause.replace(self.base_url, ""), its_remedy or remedy
+            room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
+            return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
+
+        return error
+
+    # Whose weights
+
+    def has_weights(self) -> bool:
+        """Whether the server is still the one that was sent the weights. Collective."""
+
+        def instance() -> str | None:
+            return self._read_instance() if self.accelerator.is_main_process else None
+
+        words = self.words("it was not seen whether it still has the weights")
+        return gather_results(instance, words)[0] == self._instance
+
+    def verify_weights(self, model: torch.nn.Module) -> None:
+        """
+        See whether a weight sync has done what it should. Collective.
+
+        Args:
+            model (`torch.nn.Module`):
+                That is trained, as prepared for training.
+        """
+        self._expected = expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
+        with shared(self.words("it does not have this step's weights")):
+            if self.accelerator.is_main_process:
+                self._compare(expected)
+
+    def verify_weights_after(self) -> bool:
+        """
+        See whether what has been generated since the last weight sync came from those weights: from the same server, which
+        still has them. Collective.
+
+        Returns:
+            `bool`: `False` if nobody knows, because the server does not answer any more: see [`verify_logprobs`].
+
+        Raises:
+            [`VLLMServerError`]: if the server has been restarted, or has got other weights.
+        """
+        timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
+        try:
+            self._unconfirmed = next(filter(None, gather_results(self._recheck_server, self.words(OTHER_WEIGHTS))), "")
+        finally:
+            self.vllm_client.request_timeout = timeout
+        return not self._unconfirmed
+
+    def _recheck_server(self) -> str:
+        """Why it could not be seen whether the server is still the same, if it could not."""
+        try:
+            found = self._read_instance()
+            if found != self._instance:
+                raise VLLMServerError(f"it was restarted during the step (instance {self._instance} became {found})")
+            if self.accelerator.is_main_process and self._expected is not None:
+                self._compare(self._expected)
+        except VLLMServerUnavailable as error:
+            return error.cause
+        return ""
+
+    def verify_logprobs(self, differences: Sequence[float] | None) -> None:
+        """
+        What [`verify_weights_after`] could not see, from the rollouts themselves. Collective.
+
+        Args:
+            differences (`Sequence[float]`, *optional*):
+                By row of this process, how far its tokens' log-probabilities are from the trainer's, in nats per token.
+                `None` where the trainer does not compute them.
+
+        Raises:
+            [`VLLMServerError`]: if a row is not shown to come from the weights that are trained.
+        """
+        with shared(self.words(OTHER_WEIGHTS)):
+            if differences is None:
+                raise VLLMServerError(f"it was asked afterwards and did not answer ({self._unconfirmed})")
+            largest = max(differences, default=0.0)
+            if not largest <= self._tolerance:  # nor is NaN
+                raise VLLMServerError(
+                    f"it does not answer any more, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
+                    "per token"
+                )
+        logger.warning(
+            "The vLLM server did not answer when it was asked whose weights the last rollouts came from. Their own "
+            f"log-probabilities say that they were the right ones. ({self._unconfirmed})"
+        )
+
+    def _read_instance(self) -> str | None:
+        return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
+
+    def _compare(self, expected: Sequence[float]) -> None:
+        self.weight_difference = verify_weights(self.vllm_client, self._prompt_ids, expected, self._tolerance)
+
+    # Generation
+
+    def sampling_params(self, num_generations: int) -> dict:
+        return {
+            "n": num_generations,
+            "repetition_penalty": self.repetition_penalty,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": 0.0 if self.min_p is None else self.min_p,
+            "max_tokens": self.max_completion_length,
+            "logprobs": self.logprobs,
+            "structured_outputs_regex": self.structured_outputs_regex,
+            "generation_kwargs": self.generation_kwargs,
+        }
+
+    def complete(self, prompt_ids: list[int], num_generations: int, images: list | None = None) -> tuple[list, list]:
+        """
+        Sample completions of one prompt from the server; may be called from any thread.
+
+        Returns:
+            `tuple`: completion ids, and log-probabilities of shape `(num_generations, completion length, 1)`.
+        """
+        try:
+            features = None
+            if images:
+                features = [self._place_features(self.vllm_client.image_features([images])[0], prompt_ids)]
+            params = self.sampling_params(num_generations)
+            output = self.vllm_client.generate([prompt_ids], features=features, **params)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
+        return output["completion_ids"], output["logprobs"]
+
+    @contextmanager
+    def requests(self) -> Iterator[Callable[..., Future]]:
+        """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
+        executor = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, thread_name_prefix="vLLM request")
+
+        def start(*request: Any) -> Future:
+            return executor.submit(self.complete, *request)
+
+        try:
+            yield start
+        finally:
+            self.vllm_client.cancel()
+            executor.shutdown(cancel_futures=True)
+            self.vllm_client.resume()
+
+    def generate(
+        self, prompts: list[list[int]], images: list | None, num_generations: int, profiler: Any = None
+    ) -> tuple:
+        if self.mode != "server":
+            return super().generate(prompts, images, num_generations, profiler)
+        # Every process asks for its own rows; equal neighbours, the copies of a prompt, share a request.
+        rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
+        groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
+        completion_ids, logprobs = [], []
+        words = self.words("prompts were not answered")
+        with nullcontext() if is_local() else shared(words), self.requests() as start:
+            for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
+                ids, logps = answer.result()
+                completion_ids += ids
+                logprobs += logps
+        return prompts, completion_ids, logprobs, None
+
+    @contextmanager
+    def awake(self, sync: Callable[[], None]) -> Iterator[None]:
+        """
+        Keep a colocated engine awake over several calls of [`generate`]: waking discards the weights, so that going to
+        sleep between the rounds of a step would push all of them again.
+
+        Args:
+            sync (`Callable`):
+                Pushes the weights; called when the engine was asleep.
+        """
+        if self.mode != "colocate" or not self.enable_sleep_mode:
+            yield
+            return
+        if self._llm_weights_sleeping:
+            sync()
+        self.llm.wake_up(tags=["kv_cache"])
+        self.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            self.enable_sleep_mode = True
+            self.llm.sleep(level=2)
+            self._llm_weights_sleeping = True
+
+    # Weight synchronization
+
+    def sync_weights(self) -> None:
+        if self.mode != "server":
+            return super().sync_weights()
+        words = self.words("the weights could not be sent")
+        with shared(words):
+            self._reconnect()
+        with shared(words):
+            {
+                "nccl": super().sync_weights,
+                "lora": self.weight_sync.sync_lora,
+                "disk": self.weight_sync.sync_disk,
+            }[self.weight_sync.method]()
+
+    def _reconnect(self) -> None:
+        """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
+        info = self.vllm_client.read_server_info()
+        instance = info["vllm_config"].get("instance_id")
+        if instance != self._instance:
+            if self.weight_sync.method == "nccl":
+                raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run, too.")
+            self.weight_sync.check_server(info)
+            self._prepare_proof(info["vllm_config"])
+            self._instance = instance
+            self.vllm_client.model = self.base_model
+
+    def close(self) -> None:
+        """
+        Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
+        """
+        self.vllm_client.request_timeout = min(CLOSE_SECONDS, self.request_timeout)
+        if self.accelerator.is_main_process:
+            self.weight_sync.close()
+        self.vllm_client.request_timeout = self.request_timeout
+        self.vllm_client.model = self.base_model
+        self._expected = None
+        self.vllm_client.close()
+
+
+_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
+
+
+@contextmanager
+def _vllm_options(**options: Any) -> Iterator[None]:
+    """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def build_vllm_generation(*args: Any, **kwargs: Any) -> VLLMGeneration:
+    """TRL's own outside of [`_vllm_options`]."""
+    options = _options.get()
+    if options is None:
+        return VLLMGeneration(*args, **kwargs)
+    return AdaVLLMGeneration(*args, **kwargs, **options)

@@ -1,0 +1,316 @@
+"""Which prompts are asked: the stream, lanes, what goes on, and the choice by expected gain; without a model."""
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from trl.trainer.utils import RepeatSampler
+
+from ada_trl.core import ExitCondition, Pool, Rollout, expected_rounds
+from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt
+from ada_trl.sampling.prompt_queue import (
+    MAX_RETRY_FRACTION,
+    MAX_SKIPS,
+    MIN_IN_ORDER_FRACTION,
+    CandidateScores,
+    PromptQueue,
+    SlotConfig,
+)
+from ada_trl.sampling.prompt_stream import PromptStream
+
+
+def rows(number):
+    return Dataset.from_dict({"prompt": [str(i) for i in range(number)]})
+
+
+def stream(number=10, streaming=False, shuffle=True):
+    dataset = rows(number).to_iterable_dataset() if streaming else rows(number)
+    return PromptStream(dataset, shuffle=shuffle, seed=3)
+
+
+def schedule(**options):
+    defaults = {"lanes": 4, "candidates_per_slot": 1, "exit_condition": ExitCondition(1), "max_rounds": 4}
+    return SlotConfig(**defaults | {"fixed_budget": True, "positive_threshold": 0.5} | options)
+
+
+def play(lane, rewards, rounds):
+    """Draw one rollout per round, of what `rewards` gives for the position that is asked."""
+    for draw in range(rounds):
+        if lane.done:
+            break
+        reward = rewards(lane.candidates[lane.candidate_at(draw)].position)
+        lane.add(Rollout(draw, reward, reward, (reward,)))
+
+
+# The stream
+
+
+def test_the_stream_is_the_sampler_of_grpo_without_its_repetitions():
+    sampler = RepeatSampler(rows(10), mini_repeat_count=2, batch_size=5, repeat_count=3, shuffle=True, seed=3)
+    expected = [index for _ in range(3) for index in list(dict.fromkeys(sampler))]
+    prompts = stream()
+    assert [prompts.take(5) for _ in range(6)] == [expected[i : i + 5] for i in range(0, 30, 5)]
+    assert prompts.epoch == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_epoch_has_every_row_once_and_the_next_one_another_order(streaming):
+    prompts = stream(streaming=streaming)
+    epochs = [[prompts.row(position)["prompt"] for position in prompts.take(10)] for _ in range(3)]
+    assert all(sorted(epoch) == sorted(map(str, range(10))) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    unshuffled = stream(streaming=streaming, shuffle=False)
+    assert [unshuffled.row(position)["prompt"] for position in unshuffled.take(10)] == [str(i) for i in range(10)]
+
+
+def test_what_is_put_back_comes_first_and_what_is_asked_already_later():
+    prompts = stream(shuffle=False)
+    prompts.put_back(prompts.take(4)[1:])
+    assert prompts.take(4, exclude={2}) == [1, 3, 4, 5]
+    assert prompts.take(2) == [2, 6]
+    assert sorted(prompts.take(20)) == list(range(10))  # more than there are: each once
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 8, 21])
+def test_a_stream_resumes_exactly_in_any_epoch(streaming, steps):
+    def step(prompts):
+        taken = prompts.take(4)
+        texts = [prompts.row(position)["prompt"] for position in taken]
+        prompts.put_back(taken[1:3])
+        prompts.forget({taken[0]})
+        return texts
+
+    prompts = stream(streaming=streaming)
+    for _ in range(steps):
+        step(prompts)
+    state = json.loads(json.dumps(prompts.state_dict()))
+    resumed = stream(streaming=streaming)
+    resumed.load_state_dict(state)
+    assert [step(resumed) for _ in range(10)] == [step(prompts) for _ in range(10)]
+    assert resumed.state_dict() == prompts.state_dict()
+
+
+def test_another_data_set_is_noticed_at_resume():
+    prompts = stream(20)
+    prompts.take(15)
+    with pytest.raises(ValueError, match="fewer rows than the checkpoint has read. Resume with the same data set"):
+        stream(10).load_state_dict(prompts.state_dict())
+    with pytest.raises(ValueError, match="has no rows"):
+        stream(0).take(1)
+
+
+# Lanes
+
+
+REPLACE = {"candidates_per_slot": 3, "fixed_budget": False, "max_rounds": 1}
+
+
+def lane(candidates, **options):
+    defaults = {"exit_condition": ExitCondition(1), "samples_per_round": 1, "max_rounds": 3, "fixed_budget": True}
+    return BatchSlot(0.5, [QueuedPrompt(i) for i in range(candidates)], **defaults | options)
+
+
+def test_a_fixed_budget_is_one_round_of_one_prompt():
+    budget = lane(1, samples_per_round=2)
+    for draw in range(2):
+        assert not budget.done
+        budget.add(Rollout(draw, 0.0, 0.0))
+    assert budget.done and list(budget.asked) == [0]
+    assert budget.unsolved == QueuedPrompt(0, rounds=1, negatives=2, from_data_order=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "reward", "frac_exit_condition_met", "returns"),
+    [
+        ({"rounds": 2, "negatives": 2}, 1.0, True, False),
+        ({"rounds": 2, "positives": 2}, 0.0, True, False),
+        ({"rounds": 2, "positives": 2}, 1.0, False, True),
+        ({"rounds": 3, "positives": 3}, 1.0, False, False),  # its last one
+    ],
+)
+def test_what_earlier_steps_have_drawn_counts(before, reward, resolved, returns):
+    returning = BatchSlot(
+        0.5,
+        [QueuedPrompt(7, from_data_order=False, **before)],
+        exit_condition=ExitCondition(1, 1),
+        samples_per_round=1,
+        max_rounds=4,
+        fixed_budget=True,
+    )
+    returning.add(Rollout(0, reward, reward))
+    assert returning.resolved(0) == resolved and (returning.unsolved is not None) == returns
+
+
+def test_what_a_step_does_not_need_is_not_lost():
+    queue = PromptQueue(stream(1000, shuffle=False), schedule(candidates_per_slot=3, fixed_budget=False, max_rounds=1))
+    mixed = iter([1.0, 0.0] * 200)
+    asked = []
+    for _ in range(10):
+        candidates = queue.open()
+        lanes = queue.lanes(candidates, [2] * len(candidates))
+        for lane in lanes:
+            for draw in range(2):  # contrast at once
+                reward = next(mixed)
+                lane.add(Rollout(draw, reward, reward))
+            assert lane.done
+        queue.close(lanes)
+        asked += [lane.candidates[i].position for lane in lanes for i in lane.asked]
+    assert asked == list(range(40))
+
+
+def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
+    replace = {"fixed_budget": False, "samples_per_round": 2, "max_rounds": 1}
+    one = lane(3, **replace)
+    for draw, reward in enumerate([1.0, 1.0, 0.0, 1.0]):
+        assert not one.done
+        one.add(Rollout(draw, reward, reward))
+    assert one.done and list(one.asked) == [0, 1] and not one.pools[1].has_zero_variance
+    shaped = lane(2, **replace)
+    for draw, reward in enumerate([0.9, 0.8]):  # a length penalty, say, beside two right answers
+        shaped.add(Rollout(draw, reward, 1.0))
+    assert not shaped.done and shaped.current == 1
+    silent = lane(2, **replace)
+    for draw in range(4):
+        assert not silent.done
+        silent.add(Rollout(draw, 1.0, 1.0))
+    assert silent.done and list(silent.asked) == [0, 1]
+
+
+# Steps
+
+
+def simulate(queue, passes, steps, rounds, beliefs=None, seed=0):
+    """Lanes of each step, all of which draw; `passes` gives a position's pass rate."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        candidates = queue.open(beliefs)
+        lanes = queue.lanes(candidates, [1] * len(candidates))
+        for lane in lanes:
+            play(lane, lambda position: float(rng.random() < passes(position)), rounds)
+        yield lanes, queue.close(lanes)
+
+
+def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
+    """E[visits] = (1 − (1 − p)^N) / p, with nobody cut off."""
+    p, max_rounds = 0.5, 4
+    queue = PromptQueue(stream(100_000), schedule(lanes=64, max_rounds=max_rounds))
+    visits = Counter()
+    for step, metrics in simulate(queue, lambda position: p, 150, 1):
+        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the share that may return
+        for played in step:
+            for i in played.asked:
+                visits[played.candidates[i].position] += len(played.pools[i])
+    under_way = {candidate.position for candidate in queue.returning}
+    finished = np.array([count for position, count in visits.items() if position not in under_way])
+    assert len(finished) > 2000
+    # Those under way at the end are the long ones: at most lanes of them, each at most N, out of thousands.
+    edge = max_rounds * 64 / len(finished)
+    expected = expected_rounds(p, 1, max_rounds)
+    assert expected == pytest.approx((1 - (1 - p) ** max_rounds) / p)
+    assert finished.mean() == pytest.approx(expected, abs=4 * finished.std() / math.sqrt(len(finished)) + edge)
+    assert finished.max() == max_rounds
+
+
+def test_a_hard_set_cannot_fill_the_batch():
+    queue = PromptQueue(stream(1000), schedule(lanes=8, max_rounds=50))
+    steps = list(simulate(queue, lambda position: 0.0, 20, 1))
+    for played, _ in steps:
+        assert sum(not lane.candidates[0].rounds for lane in played) >= 8 - MAX_RETRY_FRACTION * 8
+    assert steps[-1][1]["prompts/frac_new"] == 0.25 and steps[-1][1]["prompts/retries_dropped"] == 2
+    assert max(candidate.rounds for candidate in queue.returning) < 50
+
+
+def random_beliefs(rng, stream):
+    return lambda positions: CandidateScores(
+        [stream.row(p)["prompt"] for p in positions], list(rng.random(len(positions))), 0.5
+    )
+
+
+@pytest.mark.parametrize("fixed_budget", [False, True])
+@pytest.mark.parametrize("choices", [1, 2, 4])
+def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget, choices):
+    """Over random pass rates and random beliefs, through several epochs."""
+    rng = np.random.default_rng(5)
+    prompts = stream(40)
+    options = {"candidates_per_slot": 2 - fixed_budget, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
+    queue = PromptQueue(prompts, schedule(**options))
+    rates = rng.random(40)
+    candidate_at, longest = Counter(), Counter()
+    for step, (played, _) in enumerate(
+        simulate(queue, lambda position: rates[position], 400, 2, random_beliefs(rng, prompts))
+    ):
+        asked = [lane.candidates[i].position for lane in played for i in lane.asked]
+        assert len(set(asked)) == len(asked)
+        for position in asked:
+            longest[position] = max(longest[position], step - candidate_at[position])
+            candidate_at[position] = step
+    assert set(candidate_at) == set(range(40))
+    # Each time that it is due, a prompt is passed over or asked; it is due once in an epoch, of at most 40 steps.
+    assert max(longest.values()) <= 40 * (MAX_SKIPS + 2)
+    assert max(queue.skips.values(), default=0) <= MAX_SKIPS
+
+
+def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
+    prompts = stream(100, shuffle=False)
+    queue = PromptQueue(prompts, schedule(lanes=8, choices_per_prompt=3))
+    gains = lambda positions: CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)  # noqa: E731
+    lanes = queue.open(gains)
+    exploring = math.ceil(MIN_IN_ORDER_FRACTION * 8)
+    assert [lane[0].position for lane in lanes] == [*range(exploring), *range(24 - (8 - exploring), 24)]
+    assert [lane[0].from_data_order for lane in lanes] == [True] * exploring + [False] * (8 - exploring)
+    assert queue.skips == {str(p): 1 for p in range(exploring, 24 - (8 - exploring))}
+
+
+def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
+    queue = PromptQueue(stream(1000, shuffle=False), schedule(choices_per_prompt=3))
+    unknown = lambda positions: CandidateScores([str(p) for p in positions], None, 0.5)  # noqa: E731
+    asked = [lanes[i].candidates[0].position for lanes, _ in simulate(queue, lambda p: 1.0, 25, 1, unknown) for i in range(4)]  # fmt: skip
+    assert asked == list(range(100))
+    assert sum("prompt_oversampling=3 has asked prompts in the data's order" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE],
+)
+def test_a_queue_resumes_exactly(options):
+    rates, rounds = np.random.default_rng(1).random(30), options.get("candidates_per_slot", 1)
+
+    def beliefs(positions):
+        return CandidateScores([str(p) for p in positions], [rates[p] for p in positions], 0.5)
+
+    def steps(queue, number, seed):
+        played = simulate(queue, lambda p: rates[p], number, rounds, beliefs, seed)
+        return [[lane.candidates for lane in lanes] for lanes, _ in played]
+
+    queue = PromptQueue(stream(30), schedule(**options))
+    steps(queue, 11, 0)
+    state = json.loads(json.dumps(queue.state_dict(steps_back=0)))
+    resumed = PromptQueue(stream(30), schedule(**options))
+    resumed.load_state_dict(state)
+    assert steps(resumed, 15, 7) == steps(queue, 15, 7)
+    # In the middle of a step, that step again.
+    before = [[candidate.position for candidate in lane] for lane in queue.open(beliefs)]
+    again = PromptQueue(stream(30), schedule(**options))
+    again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
+    assert [[candidate.position for candidate in lane] for lane in again.open(beliefs)] == before
+
+
+def test_too_small_a_data_set_is_named():
+    with pytest.raises(ValueError, match="asks 4 different prompts, but the training data set has only 3"):
+        PromptQueue(stream(3), schedule()).open()
+
+
+def test_expected_rounds():
+    assert expected_rounds(0.0, 1, 5) == 5 and expected_rounds(1.0, 2, 5) == 1
+    assert expected_rounds(0.5, 1, 3) == 1 + 0.5 + 0.25
+
+
+def test_a_lane_is_a_pool_of_everything_that_it_drew():
+    played = lane(2, fixed_budget=False, max_rounds=1)
+    play(played, lambda position: 1.0, 2)
+    assert isinstance(played, Pool) and len(played) == played.positives == 2

@@ -1,0 +1,340 @@
+"""How the trainer takes part of TRL's work by itself: phases, frames, threads, environments, refusals."""
+
+import functools
+import random
+import threading
+import traceback
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.sampling.rollout_sampler import Completion, _portable
+from ada_trl.utils.distributed import gather_unless_local, is_local, local
+from ada_trl.vllm.generation import AdaVLLMGeneration, _vllm_options
+
+from ..conversations import Counting, ToolUser
+from ..conversations import build as build_multi_turn
+from ..helpers import (
+    QUICK,
+    build,
+    chat_tokenizer,
+    even_reward,
+    prompt_dataset,
+    tiny_tokenizer,
+    tiny_vision_language_model,
+)
+
+
+# Phases
+
+
+def test_a_trainer_made_without_init_dispatches_a_rollout():
+    """As TRL's own tests make theirs: `object.__new__`, and what the method under test reads."""
+    tokenizer = tiny_tokenizer()
+    trainer = object.__new__(AdaGRPOTrainer)
+    gather = gather_unless_local(lambda tensor: tensor)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=gather, is_main_process=True)
+    trainer.model, trainer.state = (
+        SimpleNamespace(training=True),
+        SimpleNamespace(num_input_tokens_seen=0, global_step=0),
+    )
+    trainer.rollout_func = lambda prompts, trainer: {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}
+    trainer._metrics, trainer.use_vllm, trainer.tools = {"train": Counter()}, False, None
+    trainer._metrics["train"] = {
+        f"completions/{kind}_{name}": [] for kind in ("mean", "min", "max") for name in LENGTHS
+    }
+    trainer._metrics["train"]["completions/clipped_ratio"] = []
+    trainer._tokenizer = trainer.processing_class = tokenizer
+    trainer.eos_token_ids = [tokenizer.eos_token_id]
+    columns = trainer._generate(["1+2="])
+    assert columns[:2] == ([[1]], [[2]]) and trainer.state.num_input_tokens_seen == 2
+    trainer.environments, trainer.reward_funcs, trainer.reward_func_names = None, [even_reward], ["even_reward"]
+    trainer.reward_processing_classes, trainer.args = [None], SimpleNamespace(report_to=[])
+    rewards = trainer._calculate_rewards([{"prompt": "1+2="}], ["1+2="], columns[3], columns[1])
+    assert rewards.tolist() == [even_reward(columns[3])]
+
+
+LENGTHS = ("length", "terminated_length")
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
+def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path):
+    broken = []
+
+    def reward(completions, **kwargs):
+        if broken:
+            raise ZeroDivisionError("my bug")
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, adaptive_sampling=mode)
+    idle, metrics = trainer._phase, trainer._metrics
+    trainer.train()
+    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
+    broken.append(True)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
+
+
+def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_path):
+    def reward(completions, **kwargs):
+        raise ZeroDivisionError("my bug")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        build(tmp_path, reward).train()
+    frames = [(frame.filename, frame.name) for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert (grpo_trainer.__file__, "_calculate_rewards") in frames
+    assert (grpo_trainer.__file__, "_generate_and_score_completions") not in frames
+    assert caught.value.__context__ is None and caught.value.__cause__ is None
+
+
+# Threads
+
+
+def test_only_the_thread_that_asks_for_it_is_local():
+    def collective(tensor):
+        return "everyone's"
+
+    gather, inside, outside = gather_unless_local(collective), threading.Event(), threading.Event()
+    seen = []
+
+    def other():
+        inside.wait(10)
+        seen.append(gather("mine"))
+        with local():
+            seen.append(gather("mine"))
+            outside.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with local():
+        inside.set()
+        assert outside.wait(10)
+        with local():
+            assert gather("mine") == "mine"
+        assert gather("mine") == "mine"
+    thread.join()
+    assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not is_local()
+
+
+def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
+    built = []
+
+    class Plain:
+        def __init__(self, **options):
+            built.append(("plain", options))
+
+    monkeypatch.setattr("ada_trl.vllm.generation.VLLMGeneration", Plain)
+    monkeypatch.setattr(AdaVLLMGeneration, "__init__", lambda self, **options: built.append(("ours", options)))
+    with _vllm_options(weight_sync="disk"):
+        thread = threading.Thread(target=lambda: grpo_trainer.VLLMGeneration(mode="server"))
+        thread.start()
+        thread.join()
+        grpo_trainer.VLLMGeneration(mode="server")
+    grpo_trainer.VLLMGeneration(mode="server")
+    plain = ("plain", {"mode": "server"})
+    assert built == [plain, ("ours", {"mode": "server", "weight_sync": "disk"}), plain]
+
+
+class Scripted(AdaGRPOTrainer):
+    """Draws its completions from a generator of its own, and remembers its pools and its collective calls."""
+
+    def prepare(self):
+        self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()
+        self.accelerator.gather = gather_unless_local(self.counting("accelerator"))
+
+    def counting(self, name):
+        def gather(tensor):
+            self.gathered[name] += 1
+            return tensor
+
+        return gather
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        texts = ["".join(self.rng.choices("0123456789", k=self.rng.randint(1, 4))) for _ in prompt_ids]
+        return self.processing_class(texts)["input_ids"], None
+
+    def _collect(self, inputs):
+        replay = super()._collect(inputs)
+        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in replay.pools])
+        return replay
+
+
+@pytest.mark.parametrize("other_mode", ["seq-balance", "uniform"])
+def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_path):
+    """Their reward functions run at the same time, and one of them leaves before the other, which then leaves after it."""
+    meeting = [None]
+
+    def reward(number):
+        def seldom(completions, **kwargs):
+            if meeting[0] is not None:
+                try:
+                    meeting[0].wait(0.5)
+                except threading.BrokenBarrierError:  # the other one is not scoring, or has finished
+                    meeting[0].reset()
+                threading.Event().wait(0.1 * number)
+            return [float(sum(map(ord, completion)) % 5 == 0) for completion in completions]
+
+        return seldom
+
+    def both(name):
+        trainers = [
+            build(tmp_path / f"{name}{i}", reward(i), trainer_class=Scripted, adaptive_sampling=mode)
+            for i, mode in enumerate(("seq-balance", other_mode))
+        ]
+        for trainer in trainers:
+            trainer.prepare()
+        return trainers
+
+    alone, together = both("alone"), both("together")
+    for trainer in alone:
+        trainer.train()
+    errors = []
+
+    def train(trainer):
+        try:
+            trainer.train()
+        except Exception as error:
+            errors.append(error)
+
+    meeting[0] = threading.Barrier(2)
+    threads = [threading.Thread(target=train, args=(trainer,)) for trainer in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for expected, found in zip(alone, together, strict=True):
+        assert found.pools == expected.pools
+        assert found.gathered == expected.gathered and found.gathered["accelerator"] > 0
+        expected_logs, logs = expected.state.log_history[0], found.state.log_history[0]
+        for key, value in expected_logs.items():
+            assert "time" in key or logs[key] == pytest.approx(value, rel=1e-3, abs=1e-6, nan_ok=True), key
+    assert not is_local()
+
+
+# Environments
+
+
+class Late(Counting):
+    """Nobody is right in a prompt's first round, so that there is a second one."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+
+    def get_reward(self):
+        return float(self.resets[self.target] > 32 and super().get_reward())
+
+
+def test_environments_after_a_step_are_those_that_its_rows_were_played_in(tmp_path):
+    Counting.resets.clear()
+    Late.made, seen = 0, []
+    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]}
+
+    class Reader(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            seen.append([(environment.target, environment.given) for environment in trainer.environments])
+
+    options = {"samples_per_round": 32, "max_rounds": 2, "max_steps": 2}
+    trainer = build_multi_turn(ToolUser, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
+    trainer.add_callback(Reader())
+    outputs, original = [], trainer._overwrite_advantages_and_metrics
+    trainer._overwrite_advantages_and_metrics = lambda replay, output: (
+        original(replay, output),
+        outputs.append(output),
+    )
+    trainer.train()
+    for environments, output in zip(seen, outputs, strict=True):
+        prompts = trainer._tokenizer.batch_decode(output["prompt_ids"])
+        completions = trainer._tokenizer.batch_decode(output["completion_ids"])
+        for (target, given), prompt, completion in zip(environments, prompts, completions, strict=True):
+            assert f"Please give {target}+0" in prompt
+            assert (f"It is {given}." in completion) == (given is not None)
+    assert len({id(environment) for environment in trainer.environments}) == 16
+    assert sorted({given is None for _, given in seen[0]}) == [False, True]
+    logs = trainer.state.log_history
+    assert [logs[i]["ada/rounds/mean"] for i in (0, 1)] == [2, 1]
+    # As many as rollouts of the first step, which has two rounds; the second step makes no new ones.
+    assert Late.made == len(trainer._environment_pool[None]) == 4 * 2 * 32
+
+
+def test_a_failed_step_loses_no_environment(tmp_path):
+    def reward(completions, **kwargs):
+        raise ZeroDivisionError
+
+    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]}
+    trainer = build_multi_turn(ToolUser, tmp_path, reward, Dataset.from_dict(rows), factory=Counting)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert len(trainer._environment_pool[None]) == 32
+
+
+def test_an_environment_that_cannot_leave_its_process_stays():
+    completion = Completion(([1], [2]), {"prompt": "1+2="}, {}, 1, False, threading.Lock())
+    assert _portable(completion) == completion._replace(environment=None)
+    counting = completion._replace(environment=Counting())
+    assert _portable(counting) is counting
+
+
+# Refusals
+
+
+def rollout(prompts, trainer):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({}, {"rollout_func": rollout}, "rollout_func is not supported"),
+        (
+            {"adaptive_sampling": "est-value"},
+            {"environment_factory": Counting},
+            "environment_factory is not supported",
+        ),
+        (
+            {"adaptive_sampling": "est-value"},
+            {"processing_class": "a processor"},
+            "a vision-language model is not supp",
+        ),
+        ({"success_reward": "accuracy"}, {}, r"success_reward \('accuracy'\) must name exactly one"),
+    ],
+    ids=["rollout_func", "environment", "vision", "success_reward"],
+)
+def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, given, message, tmp_path, monkeypatch):
+    @functools.wraps(GRPOTrainer.__init__)
+    def init(self, *args, **kwargs):
+        raise AssertionError("GRPOTrainer was built first.")
+
+    if "processing_class" in given:
+        given = {"processing_class": tiny_vision_language_model(chat_tokenizer())[1]}
+    monkeypatch.setattr(GRPOTrainer, "__init__", init)
+    args = AdaGRPOConfig(str(tmp_path), **QUICK | options)
+    with pytest.raises(ValueError, match=message):
+        AdaGRPOTrainer("org/never-loaded", even_reward, args, prompt_dataset(), **given)
+
+
+def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch):
+    model, processor = tiny_vision_language_model(chat_tokenizer())
+    monkeypatch.setattr("trl.trainer.grpo_trainer.AutoProcessor.from_pretrained", lambda *args, **kwargs: processor)
+    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"adaptive_sampling": "est-value"})
+    with pytest.raises(ValueError, match="a vision-language model is not supported"):
+        AdaGRPOTrainer(model, even_reward, args, prompt_dataset())
+
+
+def test_a_second_call_of_train_makes_its_own_rollouts(tmp_path):
+    trainer = build(tmp_path, num_iterations=2, max_steps=3)
+    steps, collect = [], trainer._collect
+    trainer._collect = lambda inputs: (steps.append(trainer.state.global_step), collect(inputs))[1]
+    trainer.train()
+    trainer.train()
+    assert steps == [0, 2, 0, 2]
