@@ -137,7 +137,7 @@ class AdaGRPOConfig(GRPOConfig):
             What happens to a prompt without any contrast (all its advantages are 0), whether or not it met its exit
             condition. `"keep"` leaves it in the batch as GRPO does, where it dilutes the mean over tokens or rows;
             `"mask"` makes the loss what it would be without the prompt, in every mode and for every `loss_type` (a KL
-            term is not rescaled where the mean is over rows). `"replace"` asks another prompt in its place, up to
+            term is not rescaled where the mean is over rows). `"resample"` asks another prompt in its place, up to
             `max_rounds - 1` times: with `"uniform"` the dynamic sampling of
             [DAPO](https://huggingface.co/papers/2503.14476).
 
@@ -304,7 +304,7 @@ class AdaGRPOConfig(GRPOConfig):
         default="keep",
         metadata={
             "help": "Prompts without any contrast stay in the loss with advantage 0 (`'keep'`), leave the loss and its "
-            "token count (`'mask'`), or are replaced by other prompts (`'replace'`, DAPO's dynamic sampling).",
+            "token count (`'mask'`), or are replaced by other prompts (`'resample'`, DAPO's dynamic sampling).",
             "choices": list(CHOICES["zero_variance_groups"]),
         },
     )

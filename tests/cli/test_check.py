@@ -72,7 +72,7 @@ MODES = {
     "est-value": ["--adaptive_sampling=est-value"],
     "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
-    "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=replace"],
+    "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=resample"],
     "across steps": ["--adaptive_sampling=seq-pos", "--baseline=posterior", "--num_generations=1"],
     "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
 }

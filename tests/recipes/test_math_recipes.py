@@ -139,7 +139,7 @@ def test_methods_name_their_mode_and_rewards(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
     mode = "seq-pos" if method == "retry_unsolved" else method.removesuffix("-n4").removesuffix("-hybrid")
     assert args.adaptive_sampling == (mode if mode.startswith(("seq", "est")) else "uniform")
-    assert args.zero_variance_groups == ("replace" if method == "dapo" else "keep")
+    assert args.zero_variance_groups == ("resample" if method == "dapo" else "keep")
     assert args.scale_rewards == ("group" if method.startswith(("grpo", "dapo")) else "none")
     names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
     assert names == ["math_accuracy_reward"] + ["soft_overlong_punishment_reward"] * (method == "dapo")

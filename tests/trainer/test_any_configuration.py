@@ -20,7 +20,7 @@ FIELDS = {
     "baseline": ["pool", "posterior", "batch"],
     "num_generations": [1, 2, 4],
     "per_device_train_batch_size": [1, 4, 8, 16],
-    "zero_variance_groups": ["keep", "mask", "replace"],
+    "zero_variance_groups": ["keep", "mask", "resample"],
     "prompt_oversampling": [1, 3],
     "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
     "scale_rewards": ["none", "batch", "group"],
