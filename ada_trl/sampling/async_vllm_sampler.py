@@ -97,15 +97,15 @@ class AsyncVLLMSampler(RolloutSampler):
         self._tick = loop["progress"].tick
         # The same words on every process, whatever its share of the prompts.
         received = gather_results(lambda: self._sample_own(loop), self.vllm.words("rollouts of this step are missing"))
-        if self.lanes is None:
+        if self.slots is None:
             return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
-        for i, (lane, rollouts) in enumerate(
-            zip(self.lanes, (rollouts for process in received for rollouts in process), strict=True)
+        for i, (slot, rollouts) in enumerate(
+            zip(self.slots, (rollouts for process in received for rollouts in process), strict=True)
         ):
             if i not in self.prompts:
                 for rollout in rollouts:
-                    lane.add(rollout)
-        return list(self.lanes)
+                    slot.add(rollout)
+        return list(self.slots)
 
     def _sample_own(self, loop: dict) -> list[list[Rollout]]:
         """The rollouts of each prompt of this process."""
@@ -120,9 +120,9 @@ class AsyncVLLMSampler(RolloutSampler):
                 self._submitter(start, sizes),
                 self._collect,
                 max_in_flight=self.max_in_flight,
-                pools=self.lanes and self.lanes[self.prompts.start : self.prompts.stop],
-                # What a lane asks next is not known before its round is over.
-                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.lanes is None else 0,
+                pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
+                # What a slot asks next is not known before its round is over.
+                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,
                 barrier=self.barrier,
                 **loop,
             )
@@ -156,8 +156,8 @@ class AsyncVLLMSampler(RolloutSampler):
         return submit
 
     def _own_row(self, prompt: int, draw: int) -> int:
-        """Which of this process's rows prompt or lane `prompt` of this process asks."""
-        if self.lanes is None:
+        """Which of this process's rows prompt or slot `prompt` of this process asks."""
+        if self.slots is None:
             return prompt
         first = self.prompts.start
         return self.dataset_row_index(first + prompt, draw) - self._first[first]

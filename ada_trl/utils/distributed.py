@@ -33,7 +33,7 @@ class DistributedError(RuntimeError):
         self.cause, self.remedy = cause, remedy
 
 
-class Report(NamedTuple):
+class ErrorInfo(NamedTuple):
     """What the other processes are told of an error; cause and remedy are those of a [`DistributedError`]."""
 
     text: str
@@ -44,20 +44,20 @@ ErrorFactory = Callable[[int, str, str], DistributedError]
 """Takes the process that a [`DistributedError`] was first met on, its cause and its remedy; returns what every process raises."""
 
 
-def report(error: Exception | None) -> Report | None:
+def describe_error(error: Exception | None) -> ErrorInfo | None:
     if error is None:
         return None
     common = (error.cause, error.remedy) if isinstance(error, DistributedError) else None
-    return Report(f"{type(error).__name__}: {error}", common)
+    return ErrorInfo(f"{type(error).__name__}: {error}", common)
 
 
-def raise_first(reports: Sequence[Report | None], error: Exception | None, words: ErrorFactory | None = None) -> None:
+def raise_first(reports: Sequence[ErrorInfo | None], error: Exception | None, words: ErrorFactory | None = None) -> None:
     """
     Raise if any process has failed; the first one that did decides.
 
     Args:
-        reports (`Sequence[Report | None]`):
-            [`report`] of every process.
+        reports (`Sequence[ErrorInfo | None]`):
+            [`describe_error`] of every process.
         error (`Exception`, *optional*):
             This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
         words (`ErrorFactory`, *optional*):
@@ -87,7 +87,7 @@ def gather_results(work: Callable[[], T], words: ErrorFactory | None = None) -> 
         result = work()
     except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
         error = caught
-    received = gather_object([(report(error), result)])
+    received = gather_object([(describe_error(error), result)])
     raise_first([told for told, _ in received], error, words)
     return [result for _, result in received]
 
@@ -100,7 +100,7 @@ def shared(words: ErrorFactory | None = None) -> Iterator[None]:
         yield
     except Exception as caught:  # as above
         error = caught
-    raise_first(gather_object([report(error)]), error, words)
+    raise_first(gather_object([describe_error(error)]), error, words)
 
 
 # Objects for one process

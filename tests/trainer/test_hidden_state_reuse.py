@@ -73,7 +73,7 @@ def test_a_chosen_prompt_is_estimated_once(tmp_path):
     seen, original = [], reader.read
     reader.read = lambda prompts: (seen.append(len(prompts)), original(prompts))[1]
     trainer.train()
-    assert seen == [12] * 4  # three candidates for each of four places
+    assert seen == [12] * 4  # three candidates for each of four slots
 
 
 @torch.no_grad()
