@@ -163,17 +163,19 @@ class QueuedPrompts(DataLoaderPrompts):
         tracker, self._estimated = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.begin([self.queue.stream.row(position) for position in positions[start : start + share]])
+        tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
         gains = [self.gain(p) for p in rates]
-        return CandidateScores(tracker.visit.keys, gains if tracker.predicts else None, sum(rates) / len(rates))
+        return CandidateScores(
+            tracker.predictions.keys, gains if tracker.is_informative else None, sum(rates) / len(rates)
+        )
 
     def _keep(self, asked: list[int]) -> bool:
         """Whether all prompts that may be asked have been estimated when they were chosen: then only those are kept."""
         index = {position: i for i, position in enumerate(self._estimated)}
         if not index.keys() >= set(asked):
             return False
-        self.tracker.keep([index[position] for position in asked])
+        self.tracker.restrict_to([index[position] for position in asked])
         return True
 
     def lanes(self, question: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot]:

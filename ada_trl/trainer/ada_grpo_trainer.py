@@ -29,9 +29,9 @@ from ..utils.logging import deduplicate_warnings, get_logger
 from ..vllm.generation import _vllm_options
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_success_reward, check_support
+from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
-from .compared import build_baseline
 from .diagnostics import TrainingDiagnostics
 from .loss_masking import ess_ratio, mask_rows
 from .phases import RewardCapture, finite
@@ -142,7 +142,7 @@ class AdaGRPOTrainer(VLLMMixin):
             )
             self.pass_rates = PassRateTracker(args, reader, hash_entire_row=self.environment_factories is not None)
             self._capture_hidden_states = self.pass_rates.captures_hidden_states
-        self._compared = build_baseline(args, self.pass_rates)
+        self._baseline = build_baseline(args, self.pass_rates)
         if args.max_staleness and not self._uses_async_vllm:
             raise ValueError(
                 f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
@@ -219,7 +219,7 @@ class AdaGRPOTrainer(VLLMMixin):
         args, tracker = self.args, self.pass_rates
         question = self.prompt_source.ask(inputs)
         if tracker is not None and not question.predicted:
-            tracker.begin(question.own)
+            tracker.start_step(question.own)
         number, size = len(question.slot_ranks), args.sampling_strategy.round_size(args)
         budgets = tracker.budgets() if tracker is not None and args.sampling_strategy.by_estimates else None
         lanes = self.prompt_source.lanes(question, budgets or [size] * number)
@@ -231,7 +231,7 @@ class AdaGRPOTrainer(VLLMMixin):
             sizes,
             self.state.global_step,
             lanes,
-            None if tracker is None else tracker.visit,
+            None if tracker is None else tracker.predictions,
         )
 
     def _prefetch_next_generation(self) -> None:
@@ -246,12 +246,12 @@ class AdaGRPOTrainer(VLLMMixin):
             return  # this was the last generation
         self._sync_weights_if_needed()
         tracker = self.pass_rates
-        visit = None if tracker is None else tracker.visit  # of the step that is yet to be trained on
+        visit = None if tracker is None else tracker.predictions  # of the step that is yet to be trained on
         self._ahead = self._plan_sampling([])
         self._ahead.source.ask(self._ahead.sizes)
         self._ahead.sent = True
         if tracker is not None and visit is not None:
-            tracker.visit = visit
+            tracker.predictions = visit
 
     def _collect(self, inputs: list[dict[str, Any]]) -> RolloutBatch:
         """Sample all processes' prompts, select their groups and bring this process's share of them here."""
@@ -260,7 +260,7 @@ class AdaGRPOTrainer(VLLMMixin):
         source, lanes = asking.source, asking.lanes
         tracker = self.pass_rates
         if tracker is not None and asking.visit is not None:
-            tracker.visit = asking.visit
+            tracker.predictions = asking.visit
         self._staleness = self.state.global_step - asking.step
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
@@ -278,7 +278,7 @@ class AdaGRPOTrainer(VLLMMixin):
         seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
         asked = self.prompt_source.asked(pools)
         if tracker is not None:
-            tracker.keep(asked.indices)
+            tracker.restrict_to(asked.indices)
         groups = [
             args.sampling_strategy.group(pool, args, (*seed, *number)) if trained else []
             for pool, number, trained in zip(asked.pools, asked.numbers, asked.trained, strict=True)
@@ -288,7 +288,7 @@ class AdaGRPOTrainer(VLLMMixin):
         replay.take(batch.rows, self.accelerator.process_index)
         self._log_sampling(replay, batch)
         if tracker is not None and self._capture_hidden_states:
-            replay.states = tracker.reader.share([source.states.get(i) for i in asked.indices])
+            replay.states = tracker.reader.all_gather_states([source.states.get(i) for i in asked.indices])
         replay.metrics |= self.prompt_source.close(pools)
         return replay
 
@@ -303,10 +303,11 @@ class AdaGRPOTrainer(VLLMMixin):
         tracker = self.pass_rates
         if tracker is not None and not tracker.predict_before_sampling:
             if self._capture_hidden_states and states is not None:
-                replay.states = tracker.reader.share(replay.by_prompt(states))
+                replay.states = tracker.reader.all_gather_states(replay.by_prompt(states))
             tracker.predict(replay.states)
-        priors, stds = self._compared.expect(replay.pools)
-        replay.judge(self.args, self.reward_weights.tolist(), priors, stds)
+        estimates, stds = self._baseline.compute(replay.pools)
+        replay.judge(self.args, self.reward_weights.tolist(), estimates, stds)
+        self._baseline.update(replay.pools)
         if tracker is not None:
             step = self.state.global_step + 1
             replay.metrics |= tracker.observe(replay.pools, step, replay.is_on_distribution)
@@ -352,7 +353,7 @@ class AdaGRPOTrainer(VLLMMixin):
         """What is saved beside the record of the prompts."""
         # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
         under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        return self.prompt_source.state_dict(under_way + (self._ahead is not None)) | self._compared.state_dict()
+        return self.prompt_source.state_dict(under_way + (self._ahead is not None)) | self._baseline.state_dict()
 
     def _warn_of_unfinished_generation(self) -> None:
         """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
@@ -381,7 +382,7 @@ class AdaGRPOTrainer(VLLMMixin):
         if checkpoint is not None and self._sampler_state_dict():
             state = load_state(checkpoint)
             self.prompt_source.load_state_dict(state)
-            self._compared.load_state_dict(state)
+            self._baseline.load_state_dict(state)
 
     def get_train_dataloader(self):
         """As the parent's; where the prompts come from a stream, one that only counts the steps."""
@@ -457,7 +458,7 @@ class AdaGRPOTrainer(VLLMMixin):
         rewards = finite(observed.rewards)
         pools, metrics = uniform_pools(rewards.tolist(), *self.split_rewards(rewards), self.args)
         if self.pass_rates is not None:
-            self.pass_rates.identify(self.prompt_source.ask(inputs).own)
+            self.pass_rates.register_prompts(self.prompt_source.ask(inputs).own)
             self.pass_rates.predict()
             metrics |= self.pass_rates.observe(pools, self.state.global_step + 1)
         tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)

@@ -151,7 +151,7 @@ class RolloutBatch:
             "prompt_weight/max": max(weights),
             "baseline/explained_variance": explained_variance(ordered, baselines),
             "baseline/explained_variance_leave_one_out": explained_variance(ordered, leave_one_out),
-            "baseline/pseudo_counts": math.fsum(prior.strength for prior in priors) / len(priors),
+            "baseline/pseudo_counts": math.fsum(prior.pseudo_counts for prior in priors) / len(priors),
         }
         return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
 
