@@ -164,10 +164,10 @@ class QueuedPrompts(DataLoaderPrompts):
         tracker, self._predicted = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.begin([self.queue.stream.row(position) for position in positions[start : start + share]])
+        tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
         scores = [self.learnability(p) for p in rates]
-        return CandidateScores(tracker.visit.keys, scores if tracker.predicts else None, sum(rates) / len(rates))
+        return CandidateScores(tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates))
 
     def _reuse_predictions(self, chosen: list[int]) -> bool:
         """
@@ -178,7 +178,7 @@ class QueuedPrompts(DataLoaderPrompts):
         index = {position: i for i, position in enumerate(self._predicted)}
         if not index.keys() >= set(chosen):
             return False
-        self.tracker.keep([index[position] for position in chosen])
+        self.tracker.restrict_to([index[position] for position in chosen])
         return True
 
     def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot]:

@@ -262,7 +262,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             return output
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
         if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.visit = plan.predictions
+            self.pass_rates.predictions = plan.predictions
         if self.args.is_multi_round:
             batch, output = self._run_multiple_rounds(plan)
         else:
@@ -279,7 +279,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         tracker = self.pass_rates
         prompts = self.prompt_source.next_prompts(inputs)
         if tracker is not None and not prompts.is_predicted:
-            tracker.begin(prompts.local_rows)
+            tracker.start_step(prompts.local_rows)
         if tracker is not None and self.strategy.uses_estimated_budgets:
             sizes = tracker.budgets()
         else:
@@ -293,7 +293,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             prompts,
             sizes,
             self.prompt_source.make_slots(prompts, sizes),
-            None if tracker is None else tracker.visit,
+            None if tracker is None else tracker.predictions,
             self.state.global_step,
             rows,
         )
@@ -327,7 +327,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(plan.rows)
         assert sampled is not None, "GRPOTrainer made a batch without calling `_calculate_rewards`"
         if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.visit = plan.predictions  # again: the prefetched step has predictions of its own
+            self.pass_rates.predictions = plan.predictions  # again: the prefetched step has predictions of its own
         groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
         batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
         batch.metrics |= queue_metrics | self._average_seconds(capture.seconds)
@@ -409,7 +409,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             )
         sampled = self.prompt_source.sampled_prompts(pools)
         if tracker is not None:
-            tracker.keep(sampled.indices)
+            tracker.restrict_to(sampled.indices)
         # Seeded by the position of this generation in the run, which a resumed run shares.
         micro_step = trl_hooks.micro_step(self) % args.gradient_accumulation_steps
         seed = (args.seed, self.state.global_step, micro_step)
@@ -424,7 +424,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         batch.rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
         self._log_sampling(batch, selected)
         if tracker is not None and self.captures_hidden_states:
-            batch.hidden_states = tracker.reader.share([sampler.states.get(i) for i in sampled.indices])
+            batch.hidden_states = tracker.reader.all_gather_states([sampler.states.get(i) for i in sampled.indices])
         batch.metrics |= self.prompt_source.finish_step(pools)
         return batch
 
@@ -488,7 +488,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         if tracker is not None and not tracker.predict_before_sampling:
             if self.captures_hidden_states and states is not None:
                 by_prompt = batch.first_row_states(states, self.accelerator.process_index)
-                batch.hidden_states = tracker.reader.share(by_prompt)
+                batch.hidden_states = tracker.reader.all_gather_states(by_prompt)
             tracker.predict(batch.hidden_states)
         estimates, stds = self.baseline.compute(batch.pools)
         batch.compute_advantages(self.args, self.reward_weights.tolist(), estimates, stds)

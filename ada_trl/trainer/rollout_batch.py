@@ -181,7 +181,7 @@ class RolloutBatch:
             "prompt_weight/max": max(weights),
             "baseline/explained_variance": explained_variance(pools, baselines),
             "baseline/explained_variance_leave_one_out": explained_variance(pools, leave_one_out),
-            "baseline/pseudo_counts": math.fsum(estimate.strength for estimate in estimates) / len(estimates),
+            "baseline/pseudo_counts": math.fsum(estimate.pseudo_counts for estimate in estimates) / len(estimates),
         }
         return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
