@@ -96,7 +96,7 @@ class PassRateTracker:
     @property
     def predict_before_sampling(self) -> bool:
         """Whether sampling depends on the predictions, so that hidden states take a separate forward pass."""
-        return self.args.sampling_strategy.by_estimates or self.args.prompt_oversampling > 1
+        return self.args.sampling_strategy.uses_estimated_budgets or self.args.prompt_oversampling > 1
 
     @property
     def captures_hidden_states(self) -> bool:

@@ -3,8 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from concurrent.futures import Future
 
 from ..core import Pool, Rollout, eliminate_async
 from ..core.sequential_sampling import round_sizes
@@ -74,24 +73,6 @@ class AsyncVLLMSampler(RolloutSampler):
         self._submitted = self._failures = 0
         self._unavailable: VLLMServerUnavailable | None = None
         self._idle_since: float | None = None
-        self._ahead: list[Future] = []  # by prompt, its first round where it was asked for before the step
-        self._open = ExitStack()  # closing it cancels what is under way
-        self._start: Callable[..., Future] | None = None
-
-    def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        self.vllm.vllm_client.retries = self.vllm.vllm_client.timeouts = 0
-        start = self._start = self._open.enter_context(self.vllm.requests())
-        sizes = round_sizes(samples_per_round, len(self.prompts))
-        rows = [self._own_row(prompt, 0) for prompt in range(len(self.prompts))]
-        self._ahead = [
-            start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
-        ]
-
-    def settle(self) -> None:
-        wait(self._ahead)
-
-    def drop(self) -> None:
-        self._open.close()
 
     def sample(self, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
@@ -111,10 +92,8 @@ class AsyncVLLMSampler(RolloutSampler):
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
-        if self._start is None:
-            client.retries = client.timeouts = 0
-        with self._open:
-            start = self._start or self._open.enter_context(self.vllm.requests())
+        client.retries = client.timeouts = 0
+        with self.vllm.requests() as start:  # what is still in flight on leaving is cancelled
             pools = eliminate_async(
                 len(self.prompts),
                 self._submitter(start, sizes),
@@ -147,10 +126,7 @@ class AsyncVLLMSampler(RolloutSampler):
                 return
             self._submitted += 1
             row = self._own_row(prompt, first_draw)
-            if self._ahead and first_draw == 0:
-                future = self._ahead[prompt]
-            else:
-                future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
+            future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

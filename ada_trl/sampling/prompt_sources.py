@@ -167,7 +167,9 @@ class QueuedPrompts(DataLoaderPrompts):
         tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
         scores = [self.learnability(p) for p in rates]
-        return CandidateScores(tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates))
+        return CandidateScores(
+            tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates)
+        )
 
     def _reuse_predictions(self, chosen: list[int]) -> bool:
         """

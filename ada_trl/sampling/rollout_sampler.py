@@ -70,7 +70,7 @@ class Completions(NamedTuple):
     states: torch.Tensor | None = None
 
 
-class Batch(NamedTuple):
+class SelectedRollouts(NamedTuple):
     """
     The selected completions that one process trains on, and what is known of all processes' sampling.
 
@@ -147,15 +147,6 @@ class RolloutSampler:
         """
         raise NotImplementedError
 
-    def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        """Send the requests of the first round now, where there is somebody to send them to; [`sample`] takes the answers."""
-
-    def settle(self) -> None:
-        """Wait until what was asked ahead has been answered, or has failed."""
-
-    def drop(self) -> None:
-        """Cancel what was asked ahead."""
-
     def keep(self, completions: Completions, *, first_round: bool, padding: int = 0) -> int:
         """
         Store what this process has generated.
@@ -193,7 +184,7 @@ class RolloutSampler:
             )
         ]
 
-    def fetch(self, selected: Sequence[Rollout]) -> Batch:
+    def fetch(self, selected: Sequence[Rollout]) -> SelectedRollouts:
         """
         Bring the selected completions to the processes that train on them, and to nobody else. Collective; a completion
         that is trained on where it was generated does not travel.
@@ -219,7 +210,7 @@ class RolloutSampler:
         received = gather_object([(dict(self.stats), self.first_round)])
         names = sorted({name for stats, _ in received for name in stats})
         start = self.process_index * share
-        return Batch(
+        return SelectedRollouts(
             rows=[rows[position] for position in range(start, start + share)],
             stats={
                 name: sum(stats.get(name, 0.0) for stats, _ in received)

@@ -122,7 +122,9 @@ class SequentialSampling(SamplingStrategy):
     is_sequential = True
     default_weighting = "inverse_sqrt"
 
-    def __init__(self, num_generations: int, *, samples_per_round: int, max_rounds: int, exit_condition: ExitCondition):
+    def __init__(
+        self, num_generations: int, *, samples_per_round: int, max_rounds: int, exit_condition: ExitCondition
+    ):
         super().__init__(num_generations)
         self._samples_per_round, self._max_rounds, self._exit_condition = samples_per_round, max_rounds, exit_condition
         if samples_per_round < num_generations:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
+from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
 from ..utils.fields import optional_field
 from .config_checks import (
     CHOICES,
@@ -14,7 +15,6 @@ from .config_checks import (
     resolve_defaults,
     resolve_sampling,
 )
-from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
 
 
 @dataclass
@@ -355,7 +355,8 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_sampling(self)
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. Other baselines do not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
-        num_generations, num_generations_eval = self.num_generations, self.num_generations_eval
+        num_generations: int = self.num_generations
+        num_generations_eval: int | None = self.num_generations_eval
         if num_generations == 1:
             self.num_generations = placeholder_group_size(self)
             self.num_generations_eval = num_generations_eval or 1

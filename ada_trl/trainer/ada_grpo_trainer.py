@@ -345,11 +345,11 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_hooks.append_extra_columns(self, columns)
         return batch, output
 
-    def _fill_pools(self, plan: StepPlan, rewards: torch.Tensor) -> list[Pool]:
+    def _fill_pools(self, plan: StepPlan, rewards: torch.Tensor) -> Sequence[Pool]:
         """One pool, or slot, per prompt, from `rewards` of all ranks' rows, `(rows, num_reward_funcs)`."""
         totals, success_rewards = self.split_rewards(rewards)
         scored = zip(totals, success_rewards, map(tuple, rewards.tolist()), strict=True)
-        pools: list[Pool] = list(plan.slots or [Pool(self.args.positive_threshold) for _ in plan.sizes])
+        pools: Sequence[Pool] = plan.slots or [Pool(self.args.positive_threshold) for _ in plan.sizes]
         for pool, size in zip(pools, plan.sizes, strict=True):
             for index in range(size):
                 pool.add(Rollout(index, *next(scored)))
@@ -430,7 +430,11 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _build_sampler(self, plan: StepPlan) -> RolloutSampler:
         local_rows, rank = plan.prompts.local_rows, self.accelerator.process_index
-        common: dict[str, Any] = {"split_rewards": self.split_rewards, "accelerator": self.accelerator, "slots": plan.slots}
+        common: dict[str, Any] = {
+            "split_rewards": self.split_rewards,
+            "accelerator": self.accelerator,
+            "slots": plan.slots,
+        }
         if not self.vllm.samples_async:
             generate = self._rounds.generate_and_score
             return SynchronousSampler(rows=local_rows, owners=plan.prompts.row_ranks, complete=generate, **common)

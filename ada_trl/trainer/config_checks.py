@@ -134,12 +134,16 @@ def check_config(args: GRPOConfig) -> None:
             "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling",
         )
     if not args.tracks_pass_rates:
-        _reject_unused(args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'")
+        _reject_unused(
+            args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'"
+        )
     used = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
     for other in STRATEGIES.values():
         _reject_unused(args, [name for name in other.options if name not in used], other.used_by)
     if not strategy.is_sequential or strategy.retries_across_steps:
-        _reject_unused(args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'")
+        _reject_unused(
+            args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'"
+        )
     if args.num_generations == 1 and args.baseline == "pool":
         raise ValueError(
             "num_generations=1 requires baseline='batch' or 'posterior': the group mean is undefined for a single rollout. "

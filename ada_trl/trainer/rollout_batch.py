@@ -142,7 +142,8 @@ class RolloutBatch:
             self.advantages = pool_advantages(self.pools, self.groups, args, reward_weights)
             of_baseline = {}
         else:
-            weighting, divisors = args.prompt_weighting, stds or [None] * len(estimates)
+            weighting = args.prompt_weighting
+            divisors: Sequence[float | None] = stds or [None] * len(estimates)
             self.advantages = [
                 posterior_advantages(pool, estimate, weighting=weighting, std=std)
                 for pool, estimate, std in zip(self._pools_in_order(), estimates, divisors, strict=True)
@@ -163,7 +164,9 @@ class RolloutBatch:
         self.metrics = sampled | self.metrics | of_baseline
 
     def _pools_in_order(self) -> list[Pool]:
-        return [Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index"))) for pool in self.pools]
+        return [
+            Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index"))) for pool in self.pools
+        ]
 
     def _baseline_metrics(self, estimates: Sequence[BaselineEstimate], weighting: Any) -> dict[str, float]:
         """

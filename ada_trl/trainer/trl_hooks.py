@@ -292,7 +292,9 @@ class RoundGenerator:
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
-        self._used_environments: dict[str | None, list] | None = None  # by environment name, instances used in this step
+        self._used_environments: dict[str | None, list] | None = (
+            None  # by environment name, instances used in this step
+        )
 
     def prepare(self, rows: list[dict]) -> list:
         """Prompts of data set rows. Not collective."""
@@ -306,7 +308,8 @@ class RoundGenerator:
             raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
         if self._used_environments is not None:
             # TRL takes environments from the front of its pool: hide those that this step's rollouts have used.
-            for name, number in Counter(trainer._batch_environments).items():
+            names: list[str | None] = trainer._batch_environments
+            for name, number in Counter(names).items():
                 pool = trainer._environment_pool[name]
                 self._used_environments[name] += pool[:number]
                 del pool[:number]
@@ -343,9 +346,7 @@ class RoundGenerator:
         def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
             copies = [copy_containers((rows[i], prompts[i])) for i in positions]
             local_ids, local_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
-            hook = LocalSampling(
-                self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs)
-            )
+            hook = LocalSampling(self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs))
             return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round, hook)
 
         return score
@@ -463,6 +464,11 @@ def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> N
     """Overwrite what TRL has logged of this batch."""
     for name, value in metrics.items():
         trainer._metrics["train"][name][-1] = value
+
+
+def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
+    """Log the number of tokens seen in training so far; TRL logs the latest value, not a mean."""
+    trainer._metrics["train"]["num_tokens"] = [tokens]
 
 
 def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float | None:

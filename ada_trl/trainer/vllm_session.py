@@ -37,7 +37,9 @@ class VLLMSession:
         self.trainer = trainer
         self._is_running = False
         self._is_generating = False
-        self._weights_verified = True  # whether the weights of the last rollouts could be verified after the generation
+        self._weights_verified = (
+            True  # whether the weights of the last rollouts could be verified after the generation
+        )
         self._has_prefetched = False
         self._prefetch_verified: bool | None = None  # the same for prefetched rollouts; None while they are generated
         self._warned_of_other_weights = False

@@ -51,7 +51,9 @@ def describe_error(error: Exception | None) -> ErrorInfo | None:
     return ErrorInfo(f"{type(error).__name__}: {error}", common)
 
 
-def raise_first(reports: Sequence[ErrorInfo | None], error: Exception | None, words: ErrorFactory | None = None) -> None:
+def raise_first(
+    reports: Sequence[ErrorInfo | None], error: Exception | None, words: ErrorFactory | None = None
+) -> None:
     """
     Raise if any process has failed; the first one that did decides.
 
@@ -140,6 +142,33 @@ def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int,
         transfer.wait()
     with shared():
         return {process: pickle.loads(content.cpu().numpy().tobytes()) for process, content in arriving.items()}
+
+
+def exchange_rows(
+    local_rows: Sequence[T], ranks: Sequence[int], needed: Sequence[Sequence[int]], accelerator: Accelerator
+) -> dict[int, T]:
+    """
+    Send rows to the ranks that need them. Collective; a row that is needed only where it is does not travel.
+
+    Args:
+        local_rows (`Sequence`):
+            The rows of this rank, in order.
+        ranks (`Sequence[int]`):
+            By index of all rows, which rank has it.
+        needed (`Sequence[Sequence[int]]`):
+            By rank, the indices that it needs; the same on every rank.
+
+    Returns:
+        `dict[int, Any]`: by index, the rows of this rank and those it needs.
+    """
+    me = accelerator.process_index
+    rows = dict(zip((index for index, rank in enumerate(ranks) if rank == me), local_rows, strict=True))
+    missing = [{index for index in indices if ranks[index] != rank} for rank, indices in enumerate(needed)]
+    if any(missing):
+        outgoing = {rank: {i: rows[i] for i in indices if i in rows} for rank, indices in enumerate(missing)}
+        for received in exchange({rank: found for rank, found in outgoing.items() if found}, accelerator).values():
+            rows |= received
+    return rows
 
 
 def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:

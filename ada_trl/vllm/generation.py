@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
@@ -450,24 +449,3 @@ class _SentBatch:
 
 def _rows(prompts: list[list[int]], images: list | None) -> list[tuple[list[int], list | None]]:
     return list(zip(prompts, images or [None] * len(prompts), strict=True))
-
-
-_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
-
-
-@contextmanager
-def _vllm_options(**options: Any) -> Iterator[None]:
-    """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
-    token = _options.set(options)
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def build_vllm_generation(*args: Any, **kwargs: Any) -> VLLMGeneration:
-    """TRL's own outside of [`_vllm_options`]."""
-    options = _options.get()
-    if options is None:
-        return VLLMGeneration(*args, **kwargs)
-    return AdaVLLMGeneration(*args, **kwargs, **options)

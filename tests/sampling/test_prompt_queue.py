@@ -205,9 +205,7 @@ def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplo
     options = ACROSS | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
     build(tmp_path, never, prompts(), **options).train()
     for slots in (2, 1):
-        resumed = build(
-            tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4}
-        )
+        resumed = build(tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4})
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
         assert "6 prompts were to be asked again; a step has room for 1 of them now" in caplog.text
