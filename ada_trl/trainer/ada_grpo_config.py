@@ -7,7 +7,7 @@ from trl import GRPOConfig
 from ..core import ExitCondition
 from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
 from ..utils.fields import optional_field
-from .config_checks import (
+from .validation import (
     CHOICES,
     check_config,
     check_types,

@@ -41,13 +41,14 @@ from ..utils.distributed import exchange_rows, shared
 from ..utils.logging import deduplicate_warnings, get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
-from .argument_checks import check_arguments, check_success_reward, check_support
 from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
 from .diagnostics import TrainingDiagnostics
 from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows
-from .trl_hooks import Hook, RoundGenerator, StepCapture, injecting, rank_local_collectives, using_hook
+from .round_generator import RoundGenerator
+from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
+from .validation import check_arguments, check_success_reward, check_support
 from .vllm_session import VLLMSession, ess_ratio
 
 
@@ -128,7 +129,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     """
 
     pass_rates: PassRateTracker | None = None
-    vllm: VLLMSession | None = None
+    vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
     captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
@@ -557,7 +558,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list) -> tuple:
         if self._hook is not None:
             return self._hook.generate(super()._generate, prompts)
-        if self.vllm is None:  # made without `__init__`, as TRL's own tests do
+        if self.vllm is None:  # made without `__init__`, as in tests of TRL
             return super()._generate(prompts)
         with self.vllm.generation():  # evaluation
             return super()._generate(prompts)

@@ -14,7 +14,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core.advantages import POWERS
 from ada_trl.planning.outcomes import sequential_outcome
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
-from ada_trl.trainer.config_checks import CHOICES
+from ada_trl.trainer.validation import CHOICES
 from benchmarks.analyses import diagram, overview
 from benchmarks.common import FIGURES
 

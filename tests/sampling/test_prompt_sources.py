@@ -151,7 +151,7 @@ def test_what_a_step_does_not_need_is_not_lost():
     asked = []
     for _ in range(10):
         candidates = queue.open()
-        slots = queue.slots(candidates, [2] * len(candidates))
+        slots = queue.make_slots(candidates, [2] * len(candidates))
         for slot in slots:
             for draw in range(2):  # contrast at once
                 reward = next(mixed)
@@ -188,7 +188,7 @@ def simulate(queue, passes, steps, rounds, beliefs=None, seed=0):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         candidates = queue.open(beliefs)
-        slots = queue.slots(candidates, [1] * len(candidates))
+        slots = queue.make_slots(candidates, [1] * len(candidates))
         for slot in slots:
             play(slot, lambda position: float(rng.random() < passes(position)), rounds)
         yield slots, queue.close(slots)

@@ -471,5 +471,5 @@ def test_a_checkpoint_in_the_middle_of_a_generation_is_said_to_be_one(options, t
     assert "falls inside a generation batch" not in caplog.text
     build(tmp_path / "bad", save_steps=1, **common).train()
     assert caplog.text.count("falls inside a generation batch") == 1
-    assert "checkpoint at step 1 is in the middle of a generation, which is 2 steps long" in caplog.text
+    assert "Checkpoint 1 falls inside a generation batch of 2 steps" in caplog.text
     assert "Set save_steps to a multiple of 2." in caplog.text

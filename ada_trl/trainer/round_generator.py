@@ -1,0 +1,168 @@
+"""
+Sampling in several rounds per step: rows are prepared, generated and scored through TRL's own methods, on this rank alone.
+
+Private names of TRL that this needs are those of trl_hooks.py.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trl import GRPOTrainer
+
+from ..sampling.rollout_sampler import Completion, Completions
+from ..utils.copying import copy_containers
+from ..utils.distributed import local
+from .trl_hooks import (
+    LocalSampling,
+    PromptPreparation,
+    PromptsPrepared,
+    ServerCompletions,
+    override_attributes,
+    using_hook,
+    without_infinities,
+)
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_trainer import AdaGRPOTrainer
+
+
+class RoundGenerator:
+    """
+    Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], on this rank alone and as often as a step needs it,
+    while TRL's metrics of these calls are kept apart from those of the step.
+    """
+
+    def __init__(self, trainer: "AdaGRPOTrainer"):
+        self.trainer = trainer
+        self._used_environments: dict[str | None, list] | None = (
+            None  # by environment name, instances used in this step
+        )
+
+    def prepare(self, rows: list[dict]) -> list:
+        """Prompts of data set rows. Not collective."""
+        trainer = self.trainer
+        try:
+            with using_hook(trainer, PromptPreparation(trainer)):
+                GRPOTrainer._generate_and_score_completions(trainer, rows)
+        except PromptsPrepared as prepared:
+            prompts = prepared.prompts
+        else:
+            raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
+        if self._used_environments is not None:
+            # TRL takes environments from the front of its pool: hide those that this step's rollouts have used.
+            names: list[str | None] = trainer._batch_environments
+            for name, number in Counter(names).items():
+                pool = trainer._environment_pool[name]
+                self._used_environments[name] += pool[:number]
+                del pool[:number]
+        return prompts
+
+    @contextmanager
+    def hold_environments(self) -> Iterator[None]:
+        """No two rollouts of a step share an environment. Afterwards all of them are free again."""
+        if self.trainer.environment_factories is None:
+            yield
+            return
+        self._used_environments = defaultdict(list)
+        try:
+            yield
+        finally:
+            for name, environments in self._used_environments.items():
+                self.trainer._environment_pool[name][:0] = environments
+            self._used_environments = None
+
+    def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Completions:
+        """
+        One completion for each of `rows`, on this rank. Ranks need not call it together, except where the model's own forward
+        pass is collective (FSDP, ZeRO-3).
+        """
+        rows = [copy_containers(row) for row in rows]  # as from the data loader: reward functions may modify their row
+        return self._sample(rows, self.prepare(rows), is_first_round, LocalSampling(self.trainer))
+
+    def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
+        """
+        A function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions of
+        prompts, completion ids, their log-probabilities, and whether they belong to the first round.
+        """
+
+        def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
+            copies = [copy_containers((rows[i], prompts[i])) for i in positions]
+            local_ids, local_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
+            hook = LocalSampling(self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs))
+            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round, hook)
+
+        return score
+
+    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool, hook: LocalSampling) -> Completions:
+        trainer = self.trainer
+        tokens_seen = trainer.state.num_input_tokens_seen
+        # Metrics of a part of the step are not metrics of the step. What reward functions log themselves is kept of the first
+        # round only, which is comparable with GRPO.
+        isolated: dict[str, Any] = {"_metrics": trainer._metrics | {"train": defaultdict(list)}}
+        if not is_first_round:
+            isolated["_pending_metrics"] = defaultdict(list)
+        try:
+            with using_hook(trainer, hook), override_attributes(trainer, **isolated), local():
+                columns = trainer._generate(prompts)
+                _, completion_ids, _, completions, *_ = columns
+                started = time.perf_counter()
+                rewards = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
+                extras = self._take_extra_columns(len(prompts))
+                seconds = time.perf_counter() - started
+            seen = trainer.state.num_input_tokens_seen - tokens_seen
+        finally:
+            trainer.state.num_input_tokens_seen = tokens_seen
+        return Completions(
+            rows=self._split(columns, prompts, extras),
+            rewards=without_infinities(rewards),
+            tool_calls=hook.tool_calls,
+            reward_seconds=seconds,
+            tokens_seen=seen,
+            states=hook.hidden_states,
+        )
+
+    def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
+        trainer = self.trainer
+        _, completion_ids, tool_mask, *_ = columns
+        # Tokens of tool results were not generated by the model.
+        lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        final_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+        rows: list[dict] = [{"prompt": prompt} for prompt in prompts]
+        if trainer.environment_factories is not None and trainer._multi_environment:
+            names = trainer._batch_environments
+            rows = [row | {"environment": name} for row, name in zip(rows, names, strict=True)]
+        return [
+            Completion(
+                columns=values,
+                row=rows[i],
+                extras=extras[i],
+                length=lengths[i],
+                truncated=completion_ids[i][-1] not in final_ids,
+                environment=trainer.environments and trainer.environments[i],
+            )
+            for i, values in enumerate(_columns_to_rows(columns, len(prompts)))
+        ]
+
+    def _take_extra_columns(self, rows: int) -> list[dict]:
+        """By row, what reward functions logged with `log_extra`; the last one's where several logged the same column."""
+        trainer = self.trainer
+        extras: list[dict] = [{} for _ in range(rows)]
+        for name, values in trainer._pending_extra_logs.items():
+            if len(values) < rows and trainer.log_completions:  # without the table nobody sees the values
+                raise ValueError(
+                    f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
+                    "value per completion, or set log_completions=False."
+                )
+            if len(values) >= rows:
+                for row, value in zip(extras, values[-rows:], strict=True):
+                    row[name] = value
+        trainer._pending_extra_logs.clear()
+        return extras
+
+
+def _columns_to_rows(columns: tuple, number: int) -> list[tuple]:
+    return list(zip(*(column or [None] * number for column in columns), strict=True))
