@@ -171,7 +171,7 @@ class CommandParser(TrlParser):
             raise reject("one value" if list not in kinds else "a list")
         if isinstance(value, list):
             if list not in kinds:
-                raise reject("a mapping" if dict in kinds and str not in kinds else "one value")
+                raise reject("a mapping" if dict in kinds else "one value")
             return [item if _is_config(action) else self._converted(item, action, reject) for item in value]
         if dict in kinds and (not isinstance(value, str) or str not in kinds):
             raise reject("a mapping")

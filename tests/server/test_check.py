@@ -90,4 +90,4 @@ def test_no_server_fails_the_check(task, capsys):
     with serving(task, refuse) as server:
         with pytest.raises(SystemExit) as ended:
             start("check", words(task, server, "--vllm_weight_sync=disk"))
-    assert ended.value.code == 2 and "engine dead" in capsys.readouterr().err
+    assert ended.value.code == 2 and "answered with 500" in capsys.readouterr().err
