@@ -12,10 +12,10 @@ import json
 import logging
 from pathlib import Path
 
-from .cli import start
-from .cli.checks import check_backend, check_installed, check_model, check_scorer
-from .cli.errors import explained
-from .cli.parser import CommandParser
+from .commands import start
+from .commands.checks import check_backend, check_installed, check_model, check_scorer
+from .commands.errors import user_errors
+from .commands.parser import CommandParser
 from .measurement.arguments import SelectionArguments
 
 
@@ -37,7 +37,7 @@ def main(args: list[str] | None = None) -> None:
     check_model(selection.model_name_or_path)
     from .measurement.training_set import run  # imports torch, which takes seconds
 
-    with explained():
+    with user_errors():
         run(selection)
     counts = json.loads((Path(selection.output_dir) / "selection.json").read_text())
     print("\n".join(f"{count:>10,}  {name}" for name, count in counts.items()))

@@ -10,10 +10,10 @@ added to a table without sampling again.
 
 import logging
 
-from .cli import start
-from .cli.checks import check_backend, check_installed, check_model, check_scorer
-from .cli.errors import explained
-from .cli.parser import CommandParser
+from .commands import start
+from .commands.checks import check_backend, check_installed, check_model, check_scorer
+from .commands.errors import user_errors
+from .commands.parser import CommandParser
 from .measurement.arguments import EvaluationArguments
 
 
@@ -37,7 +37,7 @@ def main(args: list[str] | None = None) -> None:
     from .measurement.evaluation import run  # imports torch, which takes seconds
     from .measurement.summary import markdown
 
-    with explained():
+    with user_errors():
         results = run(evaluation)
     print(markdown(results))
 

@@ -1,8 +1,8 @@
 """
 What the pages say, read by the tests; and the tables that the code writes.
 
-`python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md from the help texts of the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
+`python -m tests.documentation` writes them: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
+docs/commands.md and the help page of `ada-trl train` from the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
 """
 
 import inspect
@@ -14,7 +14,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.cli.parser import CommandParser
+from ada_trl.commands import OUTSIDE
+from ada_trl.commands.options import HELP_PAGE, help_page
+from ada_trl.commands.parser import CommandParser
 from ada_trl.trainer import callbacks as logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
@@ -114,7 +116,7 @@ def options_of(command: str) -> list[tuple[str, str, str]]:
     """The options of a command as its parser has them: name, default, help."""
     parsers, rows = [], []
     with patch.object(CommandParser, "print_help", lambda parser: parsers.append(parser)), suppress(SystemExit):
-        import_module(f"ada_trl.{command}").main(["--help"])
+        import_module(f"ada_trl.{command}" if command in OUTSIDE else f"ada_trl.commands.{command}").main(["--help"])
     for action in (action for action in parsers[0]._actions if action.dest != "help"):
         name = action.option_strings[0] if action.option_strings else f"{action.metavar} …"
         default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
@@ -126,7 +128,7 @@ def options_of(command: str) -> list[tuple[str, str, str]]:
 
 def option_tables() -> str:
     """docs/commands.md's tables; what `data` and `evaluate` share is said once."""
-    options = {command: options_of(command) for command in ("data", "evaluate", "plan", "plots")}
+    options = {command: options_of(command) for command in ("data", "evaluate", "plots")}
     shared = [row for row in options["data"] if row in options["evaluate"]]
     tables = {f"`ada-trl {name}`": [row for row in rows if row not in shared] for name, rows in options.items()}
     tables = {"`ada-trl data` and `ada-trl evaluate`": shared} | tables
@@ -151,3 +153,4 @@ if __name__ == "__main__":
     fill("metrics", metric_tables(), DOCS / "metrics.md")
     fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")
+    HELP_PAGE.write_text(help_page(), encoding="utf-8")

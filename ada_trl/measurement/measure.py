@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..cli.reward_funcs import load_reward_func
+from ..commands.reward_funcs import load_reward_func
 from ..mathematics.problems import Problem
 from ..mathematics.prompts import to_prompt
 from ..mathematics.verification import verify_answers
@@ -204,7 +204,7 @@ class CustomReward:
 
     Args:
         name (`str`):
-            Import path, or a call of a function that makes one, see [`~cli.reward_funcs.load_reward_func`].
+            Import path, or a call of a function that makes one, see [`~commands.reward_funcs.load_reward_func`].
         prompt_format (`str`):
             See [`to_model_prompt`].
 

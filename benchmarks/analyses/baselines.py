@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ada_trl.core import BaselineEstimate, Pool, Rollout, group_advantages, posterior_advantages
-from ada_trl.planning.outcomes import binomial_probability
 
 from ..common import ROOT, computed_or_stored, fill, markdown, save_figure
+from .outcomes import binomial_probability
 from .variance import GRID, pass_rate_gradient, policy
 
 

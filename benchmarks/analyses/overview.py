@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ada_trl.core import ExitCondition
-from ada_trl.planning.outcomes import Outcome, sequential_outcome, single_round_outcome
 
 from ..common import FIGURES, README, fill
 from ..learning import figures
@@ -34,6 +33,7 @@ from ..learning.report import (
     verdict,
 )
 from ..learning.statistics import by_seed, paired_difference
+from .outcomes import Outcome, sequential_outcome, single_round_outcome
 
 
 OUTCOMES = {  # the settings of the learning benchmark and the paper

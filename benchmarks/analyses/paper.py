@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 
-from ada_trl.drawing.curves import STEPS, Log, by_round, curve, smoothed
-from ada_trl.drawing.panels import draw, legend_above, make_panels
+from ada_trl.commands.plots import add_options, find_in, labelled, read_log, save
+from ada_trl.commands.plotting import STEPS, Log, by_round, curve, draw, legend_above, make_panels, smoothed
 from ada_trl.pass_rates.store import PASS_RATES_FILE
-from ada_trl.planning.difficulty import fit_pass_rate_distribution
-from ada_trl.plots import add_options, find_in, labelled, read_log, save
+
+from .difficulty import fit_pass_rate_distribution
 
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ALLOCATION = "ada/allocation/rollouts_at_"  # with the middle of a bin of estima
 def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
     """
     The distribution of true pass rates behind a run's last difficulty record, from its discounted counts: pass rates and
-    weights, see [`~planning.difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
+    weights, see [`~difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
     """
     path = find_in(run, PASS_RATES_FILE)
     if path is None:
@@ -86,7 +86,7 @@ def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
     What sampling cost and which quota is missing after each round: figure 5, a row per run. First the rollouts per step (of
     the other runs in grey), last the share of prompts that have met their quotas by a round.
     """
-    rows = {run: log for run, log in runs.items() if by_round(log, "ada/short_of_positives")}
+    rows = {run: log for run, log in runs.items() if by_round(log, "ada/frac_missing_positives")}
     if not rows:
         return None
     figure, panels = make_panels(len(rows), 4, sharey="col")
@@ -208,7 +208,7 @@ def draws_figure(
             Correct completions of each problem and the number n drawn of each, by label: 1 − C(n − c, k) / C(n, k) and
             C(c, k) / C(n, k), both unbiased.
         fitted (`Mapping[str, tuple[np.ndarray, np.ndarray]]`):
-            Pass rates and their weights, by label, as [`~planning.difficulty.fit_pass_rate_distribution`] finds them
+            Pass rates and their weights, by label, as [`~difficulty.fit_pass_rate_distribution`] finds them
             behind a run's record: E[1 − (1 − p)^k] and E[p^k]. Dashed.
     """
     if not counts and not fitted:

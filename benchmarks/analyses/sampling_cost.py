@@ -2,9 +2,9 @@
 What a quota costs: rollouts per prompt of Seq-pos and Seq-balance for K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
 
 Figure 10 of the paper (v3, appendix D), which simulates it, in rounds of M = N_max / 8; here it is the closed form of
-`ada_trl.planning.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
-table into `docs/reproducing_the_paper.md`; with `--pass_rates FILE`, which takes what `ada_trl.plan` takes, it prints the table for your own
-prompts and draws nothing.
+`benchmarks.analyses.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
+table into `docs/reproducing_the_paper.md`; with `--pass_rates RUN` it prints the
+table for the prompts of a run instead.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ada_trl.core import ExitCondition
-from ada_trl.planning.observed import read_prompts
-from ada_trl.planning.outcomes import Outcome, sequential_outcome
 
 from ..common import fill, markdown, save_figure
+from .outcomes import Outcome, sequential_outcome
+from .paper import read_difficulty
 
 
 QUOTAS = (1, 2, 4, 8)
@@ -45,9 +45,8 @@ def at_pass_rates(method: str, quota: int, largest: int) -> str:
     return " / ".join(f"{rollouts:.1f}" for rollouts in cost(method, quota, largest, TABLE_RATES).rollouts)
 
 
-def of_prompts(path: Path, column: str, draws: int | None):
-    """Cells for one's own prompts: mean rollouts, and the share of the prompts without gradient."""
-    rates, weights = read_prompts(path, column=column, draws=draws).distribution
+def of_prompts(rates: np.ndarray, weights: np.ndarray):
+    """Cells for a distribution of pass rates: mean rollouts, and the share of the prompts without a gradient."""
 
     def show(method: str, quota: int, largest: int) -> str:
         out = cost(method, quota, largest, rates)
@@ -77,18 +76,14 @@ def plot() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--pass_rates", "--pass-rates", type=Path, help="difficulty record, or parquet, CSV, JSON lines"
-    )
-    parser.add_argument("--column", default="pass_rate", help="column of pass rates (default: %(default)s)")
-    parser.add_argument("--draws", type=int, help="draws behind each pass rate; default: pass rates are exact")
+    parser.add_argument("--pass_rates", "--pass-rates", type=Path, help="run or checkpoint with stored pass rates")
     options = parser.parse_args()
     if options.pass_rates:
-        try:
-            print(table(of_prompts(options.pass_rates, options.column, options.draws)))
-        except (ValueError, FileNotFoundError) as error:
-            parser.error(str(error))
-        print("\nMean rollouts per prompt (in brackets: prompts without gradient).")
+        distribution = read_difficulty(options.pass_rates)
+        if distribution is None:
+            parser.error(f"{options.pass_rates} has no stored pass rates; train with --pass_rate_estimator ema")
+        print(table(of_prompts(*distribution)))
+        print("\nMean rollouts per prompt (in brackets: prompts without a gradient).")
         return
     plot()
     fill("sampling-cost", table(at_pass_rates))

@@ -1,8 +1,8 @@
 """
 How often a prompt has no gradient and what it costs, in closed form and simulated with the real core.
 
-`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its table into `docs/reproducing_the_paper.md`,
-and the plan for the example run's prompts into `docs/plan.md`. `--plot` draws figure and table from the stored data.
+`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its table into `docs/reproducing_the_paper.md`.
+`--plot` draws figure and table from the stored data.
 """
 
 import math
@@ -10,12 +10,9 @@ import math
 import numpy as np
 
 from ada_trl.core import ExitCondition, allocate, group_advantages, select_group
-from ada_trl.planning import report
-from ada_trl.planning.observed import Prompts, read_prompts
-from ada_trl.planning.outcomes import refill_outcome, sequential_outcome, single_round_outcome
-from ada_trl.planning.settings import Setting, settings
 
-from ..common import COLORS, ONE_ROUND, ROOT, bernoulli_pools, computed_or_stored, fill, markdown, save_figure
+from ..common import COLORS, ONE_ROUND, bernoulli_pools, computed_or_stored, fill, markdown, save_figure
+from .outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 
 BALANCE = ExitCondition(2, 2)
@@ -30,9 +27,6 @@ METHODS = {  # name: exit condition, M, N, n; Est draws by pass rate
 GRID = np.round(1 / (1 + np.exp(-np.linspace(-5.3, 5.3, 61))), 6)
 SIMULATED = slice(4, None, 7)
 PROMPTS = 2000
-EXAMPLE = ROOT / "notebooks" / "data" / "seq-balance" / "ada_pass_rates.parquet"
-BUDGET = 16  # of the example plan
-PLAN_DOCUMENT = ROOT / "docs" / "plan.md"
 TABLE_RATES = (0.02, 0.1, 0.5, 0.9, 0.98)
 
 
@@ -164,19 +158,10 @@ def table(rows: list[dict]) -> str:
     )
 
 
-def example_plan() -> tuple[Prompts, list[Setting]]:
-    """For the prompts of the run that the notebooks show."""
-    prompts = read_prompts(EXAMPLE)
-    return prompts, settings(prompts, num_generations=4, budget=BUDGET, max_samples=32)
-
-
 def main() -> None:
     rows = computed_or_stored("signal_loss", compute, __doc__)
     plot(rows)
     fill("signal-loss", table(rows))
-    prompts, found = example_plan()
-    save_figure(report.figure(prompts, found, BUDGET), "plan")
-    fill("plan", report.report(prompts, found, BUDGET), PLAN_DOCUMENT)
 
 
 if __name__ == "__main__":

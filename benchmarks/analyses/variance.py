@@ -14,9 +14,9 @@ import numpy as np
 
 from ada_trl.core import ExitCondition, Pool, Rollout, group_advantages, select_group
 from ada_trl.core.advantages import PromptWeighting
-from ada_trl.planning.outcomes import pool_distribution
 
 from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
+from .outcomes import pool_distribution
 from .signal_loss import est_budgets
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from transformers import ProgressCallback
 
-from ada_trl import plots
-from ada_trl.train import build_trainer, parse_args
+from ada_trl.commands import plotting
+from ada_trl.commands.train import build_trainer, parse_args
 from ada_trl.utils.tables import markdown_table
 
 from .task import prepare
@@ -65,14 +65,14 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
 
 def summarise(log_history: list[dict]) -> dict:
     """Curves and means of a run, all read from its logs."""
-    evaluations = plots.curve(log_history, "eval_reward")
+    evaluations = plotting.curve(log_history, "eval_reward")
     return {
         "steps": evaluations.steps.tolist(),
         "accuracy": evaluations.values.tolist(),
-        "tokens": plots.against(log_history, "eval_reward", plots.TOKENS)[0].tolist(),
-        "zero_signal": plots.curve(log_history, "ada/frac_zero_advantage_groups").values.mean(),
-        "rollouts_per_prompt": plots.curve(log_history, "ada/samples_per_prompt/mean").values.mean(),
-        "step_seconds": plots.total(log_history, "step_time").values[-1],
+        "tokens": plotting.against(log_history, "eval_reward", plotting.TOKENS)[0].tolist(),
+        "zero_signal": plotting.curve(log_history, "ada/frac_zero_advantage_groups").values.mean(),
+        "rollouts_per_prompt": plotting.curve(log_history, "ada/samples_per_prompt/mean").values.mean(),
+        "step_seconds": plotting.total(log_history, "step_time").values[-1],
     }
 
 
@@ -133,7 +133,7 @@ def main() -> None:
     (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
     (args.output_dir / "benchmarks.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
     logs = {result["method"]: result["log_history"] for result in results}
-    plots.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"}).savefig(
+    plotting.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"}).savefig(
         args.output_dir / "curves.png", dpi=150
     )
     print(f"\n{report}\n\nWrote {args.output_dir / 'benchmarks.md'} and {args.output_dir / 'curves.png'}.")

@@ -332,10 +332,10 @@ def test_samples_by_estimate_are_means_over_bins():
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
-        ("ada_trl.core, ada_trl.planning.outcomes, ada_trl.planning.difficulty", {"torch", "trl", "transformers"}),
-        ("ada_trl.plan", {"torch", "transformers"}),  # whose options are parsed by TRL's parser
+        ("ada_trl.core, benchmarks.analyses.outcomes", {"torch", "trl", "transformers"}),
+        ("ada_trl.commands.plots", {"torch", "transformers"}),  # whose options are parsed by TRL's parser
     ],
 )
-def test_core_and_planning_start_without_torch(modules, without):
+def test_core_and_plots_start_without_torch(modules, without):
     code = f"import sys, {modules}; print({without!r} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -10,11 +10,11 @@ from datasets import load_dataset
 from peft import LoraConfig
 from transformers import Trainer
 
+from ada_trl.commands.train import parse_args
 from ada_trl.core import mean_and_std, prompt_key
 from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
-from ada_trl.train import parse_args
 
 from ..helpers import (
     PROMPTS,

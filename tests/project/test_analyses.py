@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
-from ada_trl.planning.report import report as planned
 from benchmarks import common
-from benchmarks.analyses import cost_benefit, discounting, objectives, sampling_cost, signal_loss, variance
+from benchmarks.analyses import cost_benefit, discounting, objectives, paper, sampling_cost, signal_loss, variance
 
 
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
@@ -226,14 +225,15 @@ def test_sampling_cost_is_what_the_scheduler_draws(method, quota, largest):
     ).all()
 
 
-def test_the_sampling_cost_of_ones_own_prompts(tmp_path, monkeypatch, capsys):
-    (tmp_path / "rates.csv").write_text("pass_rate\n0.1\n0.9\n")
-    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path / "rates.csv")])
+def test_the_sampling_cost_of_a_runs_own_prompts(tmp_path, monkeypatch, capsys):
+    run = common.ROOT / "notebooks" / "data" / "seq-balance"
+    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(run)])
     sampling_cost.main()
     shown = capsys.readouterr().out
-    rollouts, lost = (value.mean() for value in sampling_cost.cost("Seq-balance", 1, 32, [0.1, 0.9])[1::-1])
+    rates, weights = paper.read_difficulty(run)
+    lost, rollouts, _ = (weights @ values for values in sampling_cost.cost("Seq-balance", 1, 32, rates))
     assert f"| Seq-balance, N_max = 32, M = 4 | {rollouts:.1f} ({lost:.1%}) |" in shown
-    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path / "none.csv")])
+    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path)])
     with pytest.raises(SystemExit):
         sampling_cost.main()
 
@@ -279,11 +279,6 @@ def test_the_document_shows_the_stored_data(module, data, marker):
     assert f"<!-- {marker} -->\n{table}\n<!-- end -->" in common.DOCUMENT.read_text()
     assert f"](figures/{data}.png)" in common.DOCUMENT.read_text()
     assert (common.FIGURES / f"{data}.png").exists()
-
-
-def test_the_document_shows_the_plan_for_the_example_run():
-    report = planned(*signal_loss.example_plan(), signal_loss.BUDGET)
-    assert f"<!-- plan -->\n{report}\n<!-- end -->" in signal_loss.PLAN_DOCUMENT.read_text()
 
 
 def test_stored_curves_are_those_of_the_code():

@@ -11,11 +11,12 @@ import yaml
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.commands import OUTSIDE
 from ada_trl.core.advantages import POWERS
-from ada_trl.planning.outcomes import sequential_outcome
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from ada_trl.trainer.validation import CHOICES
 from benchmarks.analyses import diagram, overview
+from benchmarks.analyses.outcomes import sequential_outcome
 from benchmarks.common import FIGURES
 
 from ..documentation import (
@@ -195,7 +196,7 @@ def test_commands_can_be_pasted(page, capsys):
 def called(words: list[str]) -> tuple[str | None, list[str]]:
     """The module of ours that a command starts, and its arguments; `None` for other commands."""
     if words[0].endswith("ada-trl") and not words[1].startswith("-"):
-        return f"ada_trl.{words[1]}", words[2:]
+        return f"ada_trl.{words[1]}" if words[1] in OUTSIDE else f"ada_trl.commands.{words[1]}", words[2:]
     start = words.index("-m") + 1 if "-m" in words else len(words)
     ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
     return (words[start], words[start + 1 :]) if ours else (None, [])
@@ -209,7 +210,7 @@ def check_options(module: str, words: list[str], capsys) -> None:
     shown = spec.loader.get_source(spec.name)
     if re.search(r"^def main\(args: ", shown, flags=re.M):
         with pytest.raises(SystemExit):
-            importlib.import_module(module).main(["--help-all" if module == "ada_trl.train" else "--help"])
+            importlib.import_module(module).main(["--help-all" if module == "ada_trl.commands.train" else "--help"])
         shown = capsys.readouterr().out
     assert all(re.search(rf"{option}\b", shown) for option in options), (module, options)
 

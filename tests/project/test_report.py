@@ -12,7 +12,7 @@ import yaml
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.analyses import overview
 from benchmarks.common import interval, load_rows
-from benchmarks.learning import one_rollout, planned, report, staleness
+from benchmarks.learning import one_rollout, report, staleness
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
 
@@ -348,12 +348,3 @@ def test_what_one_step_ahead_costs_is_as_stored():
     rows = load_rows(staleness.NAME)
     assert staleness.table(rows) in staleness.PAGE.read_text()
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5} and len(rows) == 2 * 2 * len(staleness.SETS) * 5
-
-
-def test_what_is_planned_is_behind_nowhere():
-    rows = load_rows(planned.NAME)
-    text = planned.PAGE.read_text()
-    assert planned.table(rows) in text
-    differences = re.findall(r"([+-][\d.]+) ± ([\d.]+) \|$", planned.table(rows), flags=re.MULTILINE)
-    assert len(differences) == 8 and all(float(mean) - float(width) <= 0 for mean, width in differences)
-    assert {row["seed"] for row in rows} == {1, 2, 3} and {row["prompt_set"] for row in rows} == set(planned.FILES)

@@ -8,7 +8,7 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 
-from ada_trl.train import build_trainer, parse_args
+from ada_trl.commands.train import build_trainer, parse_args
 
 from ..documentation import ROOT
 from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer

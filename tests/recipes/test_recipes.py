@@ -1,4 +1,4 @@
-"""The arithmetic recipes parse with the real parser, and `ada_trl.train` runs as a user would run it."""
+"""The arithmetic recipes parse with the real parser, and `ada_trl.commands.train` runs as a user would run it."""
 
 import json
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ada_trl.cli.reward_funcs import load_reward_funcs
-from ada_trl.train import build_trainer, main, parse_args
+from ada_trl.commands.reward_funcs import load_reward_funcs
+from ada_trl.commands.train import build_trainer, main, parse_args
 from recipes.arithmetic.demo import LABELS, summarise, table
 from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
@@ -105,7 +105,7 @@ def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
     # 8 rows per process and step: 4 prompts in a step of both processes.
     words = command_line(task_dir, ROOT / "recipes/arithmetic/seq-balance.yaml", tmp_path)
     words += ["--per_device_train_batch_size=8", "--samples_per_round=5", "--max_rounds=3"]
-    result = run_module("ada_trl.train", *words, processes=2)
+    result = run_module("ada_trl.commands.train", *words, processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     steps = [logs for logs in history if "ada/active_prompts/round_1" in logs]

@@ -12,8 +12,8 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.cli.reward_funcs import load_reward_funcs
-from ada_trl.train import main, parse_args
+from ada_trl.commands.reward_funcs import load_reward_funcs
+from ada_trl.commands.train import main, parse_args
 from benchmarks.common import load_rows, save_rows
 from benchmarks.learning import equal_tokens, sorting
 from recipes.arithmetic.task import build_tokenizer

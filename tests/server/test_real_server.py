@@ -12,10 +12,10 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.cli import start
+from ada_trl.commands import start
+from ada_trl.commands.train import main
 from ada_trl.measurement.arguments import EvaluationArguments
 from ada_trl.measurement.evaluation import run
-from ada_trl.train import main
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from ada_trl.vllm.weight_sync import WeightSync
 from recipes.arithmetic.task import exact_match, prepare

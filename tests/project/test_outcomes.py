@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, select_group
-from ada_trl.planning.difficulty import PassRateDistribution, fit_pass_rate_distribution
-from ada_trl.planning.outcomes import (
+from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
+from benchmarks.analyses.difficulty import fit_pass_rate_distribution
+from benchmarks.analyses.outcomes import (
     binomial_probability,
     pool_distribution,
     refill_outcome,
@@ -199,13 +199,3 @@ def test_fractional_and_missing_counts():
     assert (fitted.weights == without.weights).all()
     with pytest.raises(ValueError, match="None of the 2 prompts"):
         fit_pass_rate_distribution([0, 0], [0, 0])
-
-
-def test_posterior_is_bayes_rule():
-    prior = PassRateDistribution(np.array([0.0, 0.25, 1.0]), np.array([0.5, 0.3, 0.2]))
-    posterior = prior.posterior([0, 1, 2], [2, 2, 2])
-    hopeless = 0.3 * 0.75**2 / (0.5 + 0.3 * 0.75**2)
-    solved = 0.3 * 0.25**2 / (0.2 + 0.3 * 0.25**2)
-    assert posterior == pytest.approx(np.array([[1 - hopeless, hopeless, 0], [0, 1, 0], [0, solved, 1 - solved]]))
-    pool = Pool(0.7, [Rollout(0, 1.0, 1.0)])
-    assert prior.posterior([pool.positives], [pool.scored])[0] == pytest.approx([0, 0.075 / 0.275, 0.2 / 0.275])

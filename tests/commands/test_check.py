@@ -1,14 +1,16 @@
-"""`ada-trl check`: what it finds, what it fails with, and that it leaves nothing behind."""
+"""`ada-trl check`: findings, failures, and that no file is left."""
 
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
-from ada_trl import AdaGRPOTrainer, check
-from ada_trl.checking.findings import CheckResult
-from ada_trl.cli import start
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.commands import check, start
+from ada_trl.commands.findings import SIMULATED_STEPS, CheckResult, expected_sampling
+from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
 
@@ -79,18 +81,25 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_looked_at_and_leaves_nothing(mode, task, capsys):
+def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
     before = files_of(task)
     found, code = checked(capsys, *words(task, *MODES[mode]))
     assert code == 0 and files_of(task) == before
     assert list(found) == [
-        *("model and data", "generation", "cut off", "reward even_reward", "pass rate", "plan"),
-        *("optimizer step", "peak memory", "forecast"),
+        *("model and data", "generation", "truncated", "reward even_reward", "pass rate"),
+        *("optimizer step", "peak memory", "cost"),
     ]
     assert f"16 rows of {LONGEST} + 7 tokens" in found["optimizer step"]
     norm = re.search(r"gradient norm ([\d.e+-]+)", found["optimizer step"])[1]
     assert float(norm) > 1e-3
-    assert "17 rows" in found["model and data"]
+    assert "17 rows" in found["model and data"] and "64 completions" in found["generation"]
+
+
+def test_no_setting_is_recommended(task, capsys):
+    """The cost is stated; which mode is better cannot be told from eight prompts."""
+    found, _ = checked(capsys, *words(task))
+    assert re.search(r"4 prompts \(\d+% of them with a gradient\): \d+ rollouts", found["cost"])
+    assert found["cost"].endswith(" | ")
 
 
 def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
@@ -107,24 +116,52 @@ def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
     assert prompts.tolist() == [LONGEST] * 16 and completions.tolist() == [7] * 16 and advantages.all()
 
 
-def test_the_forecast_follows_from_the_sample(task, capsys):
-    """Uniform sampling draws n for each of its prompts, whatever they are like."""
+def test_the_cost_follows_from_the_sample(task, capsys):
+    """Uniform sampling draws n for each of its prompts, whatever their difficulty."""
     found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform"))
-    rollouts, tokens = map(int, re.search(r"4 prompts: (\d+) rollouts, (\d+) tokens", found["forecast"]).groups())
+    rollouts, tokens = map(int, re.search(r": (\d+) rollouts, (\d+) tokens", found["cost"]).groups())
     mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
     assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
-    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward="tests.cli.test_check.no_reward"))
-    assert "0.00 of 32 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
-    assert "plan" not in found  # 32 failures say nothing of settings
+    reward = "tests.commands.test_check.no_reward"
+    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward=reward))
+    assert "0.00 of 64 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
+    assert "with a gradient" not in found["cost"]  # 64 failures do not determine any pass rate
+
+
+SAMPLING = {
+    "seq-balance": {"samples_per_round": 4, "max_rounds": 3, "min_positives": 2, "min_negatives": 1},
+    "seq-pos": {"samples_per_round": 8, "max_rounds": 4, "min_positives": 1},
+    "uniform": {"num_generations": 4},
+    "uniform, resampled": {"num_generations": 4, "zero_variance_groups": "resample", "max_rounds": 3},
+}
+
+
+@pytest.mark.parametrize("mode", SAMPLING)
+def test_simulated_sampling_agrees_with_the_closed_forms(mode):
+    """With so many rollouts of each prompt that its pass rate is known."""
+    rates, draws = np.array([0.05, 0.5, 0.9]), np.full(3, 10**7)
+    options = SAMPLING[mode] | {"adaptive_sampling": mode.split(",")[0]}
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, per_device_train_batch_size=16, **options)
+    with_gradient, rollouts = expected_sampling(args, np.rint(rates * draws), draws)
+    if "resampled" in mode:
+        exact = refill_outcome(rates, np.full(3, 1 / 3), 4, max_rounds=3)
+    elif mode == "uniform":
+        exact = single_round_outcome(rates, 4)
+    else:
+        rounds = {name: options[name] for name in ("samples_per_round", "max_rounds")}
+        exact = sequential_outcome(rates, args.exit_condition, **rounds)
+    errors = 5 * np.array([0.5, args.max_rounds * 8]) / np.sqrt(3 * SIMULATED_STEPS)
+    assert with_gradient == pytest.approx(1 - exact.zero_signal.mean(), abs=errors[0])
+    assert rollouts == pytest.approx(exact.rollouts.mean(), abs=errors[1])
 
 
 def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
-    found, code = checked(capsys, *words(task, reward="tests.cli.test_check.low_reward"))
+    found, code = checked(capsys, *words(task, reward="tests.commands.test_check.low_reward"))
     assert code == 0
-    assert "ranges from 0 to 0.3" in found["pass rate"] and "positive_threshold (0.7)" in found["pass rate"]
-    two = [*words(task)[:2], "--reward_funcs", "tests.helpers.even_reward", "tests.cli.test_check.low_reward"]
+    assert "range from 0 to 0.3" in found["pass rate"] and "positive_threshold (0.7)" in found["pass rate"]
+    two = [*words(task)[:2], "--reward_funcs", "tests.helpers.even_reward", "tests.commands.test_check.low_reward"]
     found, _ = checked(capsys, *two, *words(task)[3:])
-    assert "success_reward" in found["signal"]
+    assert "success_reward" in found["success reward"]
 
 
 def many_points(completions, **kwargs):
@@ -133,22 +170,23 @@ def many_points(completions, **kwargs):
 
 
 def test_a_threshold_that_tells_nothing_apart_is_named(task, capsys):
-    findings, _ = checked(capsys, *words(task, reward="tests.cli.test_check.many_points"))
-    assert "positive_threshold (0.7) hardly tells any of it apart" in findings["pass rate"]
-    more = words(task, "--positive_threshold=5", reward="tests.cli.test_check.many_points")
+    more = words(task, "--per_device_train_batch_size=64", reward="tests.commands.test_check.many_points")
+    findings, _ = checked(capsys, *more)
+    assert "positive_threshold (0.7) separates almost none of them" in findings["pass rate"]
+    more = words(task, "--positive_threshold=5", reward="tests.commands.test_check.many_points")
     findings, _ = checked(capsys, *more)
     assert "positive_threshold" not in findings["pass rate"]
 
 
 def test_cut_off_completions_are_counted(task, capsys):
     found, _ = checked(capsys, *words(task, "--max_completion_length=1"))
-    share = int(found["cut off"].split("%")[0])
-    assert share > 50 and "Raise max_completion_length (1)" in found["cut off"]
+    share = int(found["truncated"].split("%")[0])
+    assert share > 50 and "Raise max_completion_length (1)" in found["truncated"]
 
 
 def test_what_nothing_can_be_learnt_from_ends_with_code_1(task, capsys):
     before = files_of(task)
-    found, code = checked(capsys, *words(task, reward="tests.cli.test_check.silent_reward"))
+    found, code = checked(capsys, *words(task, reward="tests.commands.test_check.silent_reward"))
     assert (
         code == 1
         and "nothing was scored" in found["pass rate"]
@@ -160,7 +198,7 @@ def test_what_nothing_can_be_learnt_from_ends_with_code_1(task, capsys):
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
     before = files_of(task)
     with pytest.raises(ZeroDivisionError, match="my bug"):
-        start("check", words(task, reward="tests.cli.test_check.failing_reward"))
+        start("check", words(task, reward="tests.commands.test_check.failing_reward"))
     assert "**failed** in sampling and scoring" in capsys.readouterr().out
     assert files_of(task) == before
 
@@ -206,8 +244,8 @@ def test_two_processes_look_at_their_own_prompts(task):
     """One table, of what both have drawn; nothing stays."""
     before = files_of(task)
     more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
-    done = run_module("ada_trl.check", *words(task, *more), processes=2)
+    done = run_module("ada_trl.commands.check", *words(task, *more), processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("| forecast |") == 1
+    assert done.stdout.count("| cost |") == 1
     assert f"{2 * 8 * 8} completions" in done.stdout
     assert files_of(task) == before

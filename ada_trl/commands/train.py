@@ -1,8 +1,8 @@
 """
 Train with Reinforce-Ada from a configuration file.
 
-`ada-trl train --config arithmetic/seq-balance.yaml [--any_field value]`, or under
-`accelerate launch -m ada_trl.train …`. Of several files, the later ones win.
+`ada-trl train --config arithmetic/seq-balance.yaml [--any_field value]`, or with several processes
+`accelerate launch -m ada_trl.commands.train …`. Of several files, the later ones win.
 """
 
 import logging
@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
+from trl.scripts.utils import DatasetConfig, DatasetMixtureConfig, ScriptArguments
 
-from .cli import start
-from .cli.checks import check_model
-from .cli.errors import UserError, explained
-from .cli.options import train_help
-from .cli.parser import CommandParser
-from .cli.reward_funcs import load_reward_funcs, read_call
-from .utils.files import last_checkpoint
+from ..utils.files import last_checkpoint
+from . import start
+from .checks import check_model
+from .errors import SETUP_ERRORS, UserError, user_errors
+from .options import build_parser, print_help
+from .reward_funcs import load_reward_funcs, read_call
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -30,13 +29,13 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from transformers import PreTrainedModel
     from trl import ModelConfig
 
-    from .trainer.ada_grpo_config import AdaGRPOConfig
-    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
 REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
-# Of libraries, about what nobody who runs a command can change.
+# Warnings of libraries about settings that a user of the command cannot change.
 NOISE = (
     "`gradient_checkpointing` is deprecated",
     "`is_gradient_checkpointing` is deprecated",
@@ -82,39 +81,47 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
     )
 
     def __post_init__(self) -> None:
-        try:
-            super().__post_init__()
-        except TypeError as error:  # an unknown or a missing key
-            raise UserError(f"datasets ({self.datasets}) cannot be read: {error}. Each needs a `path`.") from error
-        if isinstance(self.reward_funcs, str):  # in a file, one without a list
-            self.reward_funcs = [self.reward_funcs]
+        for source in self.datasets:
+            if isinstance(source, dict):
+                unknown = ", ".join(map(repr, source.keys() - DatasetConfig.__dataclass_fields__.keys()))
+                if not unknown and isinstance(source.get("path"), str):
+                    continue
+                flaw = f"has the unknown key {unknown}" if unknown else "has no `path` that is text"
+            else:
+                flaw = "is not a mapping"
+            raise UserError(f"datasets: {source} {flaw}. Each data set needs a `path`: `- path: outputs/easy`.")
+        super().__post_init__()
 
 
 def parse_args(
     args: list[str] | None = None, command: str = "train", required: Sequence[Sequence[str]] = REQUIRED
 ) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
-    Parse a command line (default: `sys.argv`) into script, trainer and model arguments; `command` is whose it is, and of
-    each of `required` one field must be set.
+    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
+
+    Args:
+        args (`list[str]`, *optional*):
+            The command line.
+        command (`str`, *optional*, defaults to `"train"`):
+            The command in help and messages.
+        required (`Sequence[Sequence[str]]`, *optional*):
+            Fields of which one must be set.
 
     Raises:
-        `ValueError`: for a file that is missing or no mapping, for a field that does not exist or does not fit, and for one
-            that is missing.
+        `UserError`: for a file that is missing or not a mapping, and for a field that is unknown, missing, or has a value
+            that it does not take.
     """
     args = sys.argv[1:] if args is None else list(args)
-    if {"--help", "-h", "--help-all", "--help_all"} & set(args):
-        print(train_help(everything=bool({"--help-all", "--help_all"} & set(args)), command=command), end="")
+    if {"--help", "-h"} & set(args):
+        print_help(command)
         raise SystemExit(0)
-    from trl import ModelConfig
-
-    from .trainer.ada_grpo_config import AdaGRPOConfig
-
-    parser = CommandParser(
-        (AdaScriptArguments, AdaGRPOConfig, ModelConfig), command=command, description="", example="--config FILE"
-    )
+    parser = build_parser(command)
+    if {"--help-all", "--help_all"} & set(args):
+        parser.print_help()
+        raise SystemExit(0)
     try:
         return parser.parse_args_and_config(args, required)
-    except ValueError as error:
+    except UserError as error:
         if "bf16/gpu" not in str(error):
             raise
         raise UserError(
@@ -129,11 +136,12 @@ def build_trainer(
     Load the data set and the model and build the trainer.
 
     Raises:
-        `ValueError`: if the model, the data set, its split or a reward function is missing.
+        `UserError`: if the model, the data set, its split or a reward function is missing, or an option is rejected.
     """
     from trl import get_peft_config, get_quantization_config
 
-    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
+    from ..vllm.client import VLLMServerError
 
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
@@ -142,21 +150,23 @@ def build_trainer(
         if isinstance(name, str):
             _check_reward_model(name)
     evaluate = training_args.eval_strategy != "no"
-    train_dataset, eval_dataset = load_data(script_args, evaluate)
+    with user_errors():
+        train_dataset, eval_dataset = load_data(script_args, evaluate)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     } | (training_args.model_init_kwargs or {})
-    trainer = AdaGRPOTrainer(
-        model=model_args.model_name_or_path,
-        reward_funcs=reward_funcs,
-        args=training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
-    )
+    with user_errors(*SETUP_ERRORS, VLLMServerError):
+        trainer = AdaGRPOTrainer(
+            model=model_args.model_name_or_path,
+            reward_funcs=reward_funcs,
+            args=training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
     if trainer.accelerator.device.type == "cpu":
         make_lm_head_inputs_contiguous(trainer.model)
     return trainer
@@ -164,8 +174,8 @@ def build_trainer(
 
 def make_lm_head_inputs_contiguous(model: "PreTrainedModel") -> None:
     """
-    Of the prompts' last positions, which are no contiguous tensor, torch multiplies with a copy of the head per row on a CPU:
-    half of a step's time with 64 rows and 49,000 tokens.
+    Make the inputs of the LM head contiguous: on a CPU, torch otherwise copies the head's weight once per row, which is
+    half of a step's time with 64 rows and a vocabulary of 49,000 tokens.
     """
     head = model.get_output_embeddings()
     if head is not None:
@@ -184,31 +194,31 @@ def _check_reward_model(name: str) -> None:
 
 
 def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
-    """Make the model and the data as the recipe says, once per machine, if one of them is not there."""
+    """Call the recipe's function that makes the model and the data, once per machine, if one of them is missing."""
     if not script_args.prepare:
         return
     function, arguments = read_call(script_args.prepare)
     if "output_dir" not in arguments:
-        raise ValueError(f"prepare ({script_args.prepare!r}) needs the keyword output_dir, where it writes.")
+        raise UserError(f"prepare ({script_args.prepare!r}) needs the keyword output_dir, where it writes.")
     paths = [Path(name) for name in (model_args.model_name_or_path, script_args.dataset_name) if name]
     made = [path for path in paths if path.is_relative_to(arguments["output_dir"])]
     if not all(path.exists() for path in made):
         with training_args.main_process_first(desc="making the model and the data"):
-            if not all(path.exists() for path in made):  # not made by another process meanwhile
+            if not all(path.exists() for path in made):  # another process may have made them meanwhile
                 function(**arguments)
 
 
 def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset", "Dataset | None"]:
     """
-    The sets to train and, if `evaluate`, to evaluate on: of a file, a directory, a name on the hub, or a mixture.
+    Load the training set and, if `evaluate`, the evaluation set: from a file, a directory, the hub, or a mixture.
 
     Raises:
         `ValueError`: if the data set or its split is missing.
     """
     from trl import get_dataset
 
-    from .mathematics.problems import load_splits, take_split
-    from .mathematics.prompts import with_prompts
+    from ..mathematics.problems import load_splits, take_split
+    from ..mathematics.prompts import with_prompts
 
     name = script_args.dataset_name
     if script_args.datasets:
@@ -226,10 +236,10 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
 
 def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
     """
-    The directory that `resume_from_checkpoint` names; `true` is the last checkpoint of `output_dir`.
+    Return the directory that `resume_from_checkpoint` names; `true` is the last checkpoint of `output_dir`.
 
     Raises:
-        `UserError`: if there is none, naming those there are.
+        `UserError`: if there is none, naming the last one of `output_dir`.
     """
     asked = str(training_args.resume_from_checkpoint or "false")
     if asked.lower() in ("false", "no"):
@@ -239,31 +249,33 @@ def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
         if last is None:
             raise UserError(
                 f"resume_from_checkpoint is {asked}, but {training_args.output_dir} has no checkpoint. Leave it out to "
-                "start anew, or correct output_dir."
+                "start from the beginning, or correct output_dir."
             )
         return str(last)
     if not (Path(asked) / "trainer_state.json").is_file():
         there = f"the last one in {training_args.output_dir} is {last.name}" if last else "output_dir has none"
-        raise UserError(f"resume_from_checkpoint {asked!r} is no checkpoint; {there}. Correct the path.")
+        raise UserError(f"resume_from_checkpoint {asked!r} is not a checkpoint; {there}. Correct the path.")
     return asked
 
 
 def silence_library_warnings() -> None:
-    """Leave out warnings of libraries that say nothing about this run."""
+    """Hide warnings of libraries that a user of the command cannot act on."""
     for text in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(text))
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 
 def main(args: list[str] | None = None) -> None:
-    """Parse a command line (default: `sys.argv`), train, save to `output_dir`."""
+    """Parse a command line (default: `sys.argv`), train and save to `output_dir`."""
     silence_library_warnings()
-    with explained():
-        script_args, training_args, model_args = parse_args(args)
-        checkpoint = checkpoint_to_resume(training_args)
-        trainer = build_trainer(script_args, training_args, model_args)
+    script_args, training_args, model_args = parse_args(args)
+    checkpoint = checkpoint_to_resume(training_args)
+    trainer = build_trainer(script_args, training_args, model_args)
+    from ..vllm.client import VLLMServerError
+
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with user_errors(VLLMServerError):
+            trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt as error:
         saved = last_checkpoint(training_args.output_dir)
         remedy = f"the same command with --resume_from_checkpoint true continues from {saved}"

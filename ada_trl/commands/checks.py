@@ -1,9 +1,9 @@
-"""What a command needs is there: models, optional packages. Looked at before anything slow begins."""
+"""Preflight checks for models and optional packages, before anything slow begins."""
 
 import importlib.util
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, user_errors
 from .reward_funcs import load_reward_func
 
 
@@ -12,13 +12,13 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 
 def check_model(name: str, option: str = "--model_name_or_path") -> None:
     """
-    A model by name or path is one.
+    Check that a model exists.
 
     Args:
         name (`str`):
             A directory with a model or an adapter, or a name on the hub.
         option (`str`):
-            What it was given as.
+            The option that it was given as.
 
     Raises:
         `UserError`: if it is neither, or the hub does not give it to this user.
@@ -33,48 +33,36 @@ def check_model(name: str, option: str = "--model_name_or_path") -> None:
         hint = f"It has checkpoints; give {checkpoints[-1]}."
     else:
         hint = "Give the directory of a model; a data set belongs to --dataset_name."
-    raise UserError(f"{option} {name!r} is no model: it has no {' or '.join(MODEL_FILES)}. {hint}")
+    raise UserError(f"{option} {name!r} is not a model: it has no {' or '.join(MODEL_FILES)}. {hint}")
 
 
 def _check_on_hub(name: str, option: str) -> None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors, hf_hub_download
 
     try:
         hf_hub_download(name, MODEL_FILES[0])
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise UserError(f"{option} {name!r}: there is no such directory. Correct the path.") from error
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise UserError(
-            f"{option} {name!r} is gated. Ask for access on https://huggingface.co/{name}, then run `hf auth login`."
+            f"{option} {name!r} is gated. Request access on https://huggingface.co/{name}, then run `hf auth login`."
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{option} {name!r} is neither a directory here nor a model on the hub. Correct the name; for a private "
             "one run `hf auth login`."
         ) from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise UserError(
             f"{option} {name!r} is neither a directory here nor in the hub's cache, and the hub cannot be reached. "
             "Correct the name, or download the model where there is a connection."
         ) from error
-    except EntryNotFoundError:
-        return  # an adapter; whoever loads it says what else is missing
+    except errors.EntryNotFoundError:
+        return  # an adapter; loading it reports any other missing file
 
 
 def check_backend(backend: str) -> None:
-    """
-    What samples is installed.
-
-    Raises:
-        `UserError`: if it is vLLM and is not.
-    """
+    """Raise a `UserError` if `backend` is vLLM and vLLM is not installed."""
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "--backend vllm: vLLM is not installed. Install it (pip install 'ada_trl[vllm]'), or set --backend "
@@ -83,28 +71,16 @@ def check_backend(backend: str) -> None:
 
 
 def check_scorer(reward_func: str | None) -> None:
-    """
-    What decides whether a completion is right is there: the function, or math-verify in its place.
-
-    Raises:
-        `UserError`: if not.
-    """
+    """Raise a `UserError` if the reward function, or without one math-verify, is missing."""
     if reward_func is None:
         check_installed("math_verify", "math", "compares the answers; or give your own --reward_func")
         return
-    try:
+    with user_errors():
         load_reward_func(reward_func)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def check_installed(module: str, extra: str, purpose: str) -> None:
-    """
-    An optional package is installed.
-
-    Raises:
-        `UserError`: if not, with the command that installs it.
-    """
+    """Raise a `UserError` with the command that installs an optional package if it is missing."""
     if importlib.util.find_spec(module) is None:
         name = module.replace("_", "-")
         raise UserError(f"{name}, which {purpose}, is not installed. Install it: pip install 'ada_trl[{extra}]'.")

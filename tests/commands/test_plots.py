@@ -9,20 +9,10 @@ import numpy as np
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, plots
-from ada_trl.drawing.curves import by_round
-from ada_trl.plots import (
-    STEPS,
-    TOKENS,
-    against,
-    curve,
-    learning_figure,
-    main,
-    read_log,
-    read_record,
-    smoothed,
-    total,
-)
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.commands import plots, plotting
+from ada_trl.commands.plots import main, read_log, read_record
+from ada_trl.commands.plotting import STEPS, TOKENS, against, by_round, curve, learning_figure, smoothed, total
 from benchmarks.analyses import paper
 
 from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
@@ -122,10 +112,10 @@ def test_command_line(runs, tmp_path, capsys):
 def test_labels_are_the_shortest_ends_that_differ(tmp_path):
     for path in ("a/run/checkpoint-5", "b/run"):
         (tmp_path / path).mkdir(parents=True)
-    assert plots._labels([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
-    assert plots._labels([tmp_path / "a/run", tmp_path / "a/run/checkpoint-5"]) == ["run", "checkpoint-5"]
+    assert plots.default_labels([tmp_path / "a/run", tmp_path / "b/run"]) == ["a/run", "b/run"]
+    assert plots.default_labels([tmp_path / "a/run", tmp_path / "a/run/checkpoint-5"]) == ["run", "checkpoint-5"]
     (tmp_path / "b/run/trainer_state.json").touch()
-    assert plots._labels([tmp_path / "b/run/trainer_state.json"]) == ["run"]
+    assert plots.default_labels([tmp_path / "b/run/trainer_state.json"]) == ["run"]
 
 
 def test_prompts_are_shown_where_they_come_from_the_stream():
@@ -134,13 +124,13 @@ def test_prompts_are_shown_where_they_come_from_the_stream():
         for i in (1, 2, 3)
     ]
     plain = [{"step": 1, "reward": 0.5}]
-    asked, new, epoch = plots.prompts_figure({"run": log, "grpo": plain}).axes
+    asked, new, epoch = plotting.prompts_figure({"run": log, "grpo": plain}).axes
     assert [list(panel.lines[0].get_ydata()) for panel in (asked, new, epoch)] == [
         [9, 10, 11],
         [0.5] * 3,
         [0.25, 0.5, 0.75],
     ]
-    assert len(asked.lines) == 1 and plots.prompts_figure({"grpo": plain}) is None
+    assert len(asked.lines) == 1 and plotting.prompts_figure({"grpo": plain}) is None
 
 
 def test_smoothing_is_the_mean_of_the_last_steps():
@@ -165,7 +155,9 @@ def test_costs_are_per_step_and_relative_to_the_first_run():
         metrics = {"ada/tokens/generated": 10.0, "ada/samples_per_prompt/mean": 4.0, "step_time": seconds}
         return [{"step": step, **metrics} for step in (2, 4, 5)]
 
-    lines = plots.cost_table({"one": log(2.0), "other": log(5.0), "old": [{"step": 3, "step_time": 1.0}]}).splitlines()
+    lines = plotting.cost_table(
+        {"one": log(2.0), "other": log(5.0), "old": [{"step": 3, "step_time": 1.0}]}
+    ).splitlines()
     assert lines[2:] == [
         "| one | 5 | 4.0 | 50 | 2 | 1.00× |",
         "| other | 5 | 4.0 | 50 | 5 | 2.50× |",
@@ -187,6 +179,6 @@ def test_rounds_that_were_not_logged_had_no_prompts():
 
 def test_matplotlib_is_imported_only_to_draw(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
-    assert importlib.reload(plots).curve([], "reward").steps.size == 0
+    assert importlib.reload(plotting).curve([], "reward").steps.size == 0
     with pytest.raises(ImportError):
-        plots.signal_figure({})
+        plotting.signal_figure({})

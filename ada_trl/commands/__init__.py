@@ -1,22 +1,20 @@
-"""The console script `ada-trl`: one subcommand for each command, each of which is a module as well."""
+"""The console script `ada-trl`. Each command is a module as well: `python -m ada_trl.commands.train`."""
 
 import sys
 from importlib import import_module
 
 from .. import __version__
 from .errors import run, suggestion
-from .parser import program
 
 
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
-    "check": "see in about a minute whether a training run will work, and what it will cost",
+    "check": "test in about a minute whether a training run will work, and what a step costs",
     "data": "select training problems by how often a model solves them",
     "evaluate": "compare models on mathematics: average@k and pass@k with intervals",
-    "plan": "find the sampling settings that fit your prompts and your budget",
     "plots": "draw what training runs have logged",
 }
-
+OUTSIDE = ("data", "evaluate")  # modules of the package itself
 
 HELP = """\
 usage: ada-trl COMMAND …
@@ -26,11 +24,11 @@ GRPO with Reinforce-Ada's adaptive sampling, on top of TRL.
 commands:
 {commands}
 
-`ada-trl COMMAND --help` describes each one. `python -m ada_trl.COMMAND` is the same.
+`ada-trl COMMAND --help` describes each one. `python -m {package}.COMMAND` is the same.
 
 options:
   --version  print the version
-  --debug    of every command: show the traceback of an error
+  --debug    with any command: show the traceback of an error
 
 example:
   ada-trl train --config arithmetic/seq-balance.yaml
@@ -42,29 +40,26 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else list(args)
     command = args[0] if args else "--help"
     if command in COMMANDS:
-        return start(command, args[1:])
-    if command == "--version":
+        start(command, args[1:])
+    elif command == "--version":
         print(f"ada_trl {__version__}")
     elif command in ("--help", "-h"):
-        run(lambda _: print(help_text(), end=""), [], "ada-trl")
+        lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+        run(lambda _: print(HELP.format(commands=lines, package=__name__), end=""), [], "ada-trl")
     else:
-        print(
-            f"ada-trl: error: unknown command {command!r}{suggestion(command, COMMANDS)}. --help lists them.",
-            file=sys.stderr,
-        )
+        hint = suggestion(command, COMMANDS)
+        print(f"ada-trl: error: unknown command {command!r}{hint}. --help lists the commands.", file=sys.stderr)
         raise SystemExit(2)
-
-
-def help_text() -> str:
-    """The commands, a line each."""
-    return HELP.format(commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()))
 
 
 def start(command: str, args: list[str] | None = None) -> None:
     """Run a command as a user sees it, see [`~errors.run`]."""
-    # The module is looked up when it runs: importing torch takes seconds that --help need not wait for.
+    from .parser import program
+
+    # Imported when it runs: importing torch takes seconds, for which --help need not wait.
+    package = "ada_trl" if command in OUTSIDE else __name__
     run(
-        lambda rest: import_module(f"ada_trl.{command}").main(rest),
+        lambda rest: import_module(f"{package}.{command}").main(rest),
         sys.argv[1:] if args is None else args,
         program(command),
     )

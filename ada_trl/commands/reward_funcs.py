@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .errors import suggestion
+from .errors import UserError, suggestion
 
 
 def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
     """
-    Dotted import paths to functions; anything that is no importable path is kept as the name of a reward model.
+    Import reward functions by dotted path or call; any other name is kept as the name of a reward model.
 
     Raises:
-        `ValueError`: for a path or a call that leads to no function.
+        `UserError`: for a path or a call that does not lead to a function.
     """
     if not names:
-        raise ValueError(
+        raise UserError(
             "No reward function was given. Set `reward_funcs` to one or more import paths, for example "
             "`--reward_funcs trl.rewards.accuracy_reward`."
         )
@@ -30,15 +30,15 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
 
 def load_reward_func(name: str) -> Callable:
     """
-    One that is to be called here, so no reward model.
+    Import one reward function, which cannot be a reward model.
 
     Raises:
-        `ValueError`: as [`load_reward_funcs`], and for a name that is no path of a function.
+        `UserError`: as [`load_reward_funcs`], and for the name of a reward model.
     """
     (function,) = load_reward_funcs([name])
     if isinstance(function, str):
-        raise ValueError(
-            f"reward_func ({name!r}) is no function. Give the import path of one, such as my_rewards.right."
+        raise UserError(
+            f"reward_func ({name!r}) is not a function. Give the import path of one, such as my_rewards.right."
         )
     return function
 
@@ -54,33 +54,33 @@ def _import_function(path: str) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except (ModuleNotFoundError, ValueError) as error:
-        raise ValueError(_not_imported(path, error)) from error
+        raise _not_imported(path, error) from error
     try:
         found = getattr(module, attribute)
     except AttributeError as error:
-        raise ValueError(_not_imported(path, error, suggestion(attribute, dir(module)))) from error
+        raise _not_imported(path, error, suggestion(attribute, dir(module))) from error
     if not callable(found):
-        raise ValueError(_not_imported(path, f"it is {type(found).__name__}, not a function"))
+        raise _not_imported(path, f"it is {type(found).__name__}, not a function")
     return found
 
 
-def _not_imported(path: str, reason: Exception | str, guess: str = "") -> str:
-    return (
+def _not_imported(path: str, reason: Exception | str, guess: str = "") -> UserError:
+    return UserError(
         f"Function {path!r} could not be imported ({reason}){guess}. Give the dotted path of a function that is "
         f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
     )
 
 
 def read_call(text: str) -> tuple[Callable, dict[str, Any]]:
-    """Function and arguments of a call with literal keyword arguments, such as `package.get_reward(limit=5)`."""
+    """Return function and arguments of a call with literal keyword arguments: `package.get_reward(limit=5)`."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):
-            raise ValueError("it is no call with keyword arguments only")
+            raise ValueError("it is not a call with keyword arguments only")
         path = ast.unparse(call.func)
         arguments = {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg}
     except (SyntaxError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"Function {text!r} could not be read ({error}). Write a call as `package.get_reward(name=value, ...)` "
             "with plain values."
         ) from error
@@ -92,5 +92,5 @@ def _make_reward_func(text: str) -> Callable:
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"Reward function {text!r} cannot be called: {error}. Correct its arguments.") from error
+        raise UserError(f"Reward function {text!r} cannot be called: {error}. Correct its arguments.") from error
     return function(**arguments)

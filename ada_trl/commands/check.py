@@ -1,9 +1,10 @@
 """
-Will this run work, and what will it cost? Looks in about a minute, before a long run, on your machine.
+Test in about a minute, before a long run, whether it will work on this machine and what a step costs.
 
-`ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, samples a handful of
-prompts, scores them with your reward functions, sends the weights to a vLLM server and compares log-probabilities, and makes
-one optimizer step on rows of the greatest length. Nothing of it is kept. Under `accelerate launch`: `-m ada_trl.check …`.
+`ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, samples a few prompts,
+scores them with the reward functions, sends the weights to a vLLM server and compares log-probabilities, and makes one
+optimizer step on rows of the greatest length. It leaves no files behind. With several processes:
+`accelerate launch -m ada_trl.commands.check …`.
 """
 
 import os
@@ -13,21 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .checking.findings import CheckResult
-from .checking.preflight import Preflight
-from .cli import start
-from .cli.errors import explained
-from .utils.tables import markdown_table
+from ..utils.tables import markdown_table
+from . import start
+from .findings import CheckResult
+from .train import build_trainer, parse_args, silence_library_warnings
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from .trainer.ada_grpo_config import AdaGRPOConfig
-    from .trainer.ada_grpo_trainer import AdaGRPOTrainer
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 
 @contextmanager
 def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
-    """Let a configuration be for one step that leaves nothing: a directory of its own, no reports, no checkpoints."""
+    """Change a configuration to one step in a temporary output directory, without reports and checkpoints."""
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
@@ -39,8 +39,8 @@ def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(directory, ignore_errors=True)  # every process, since the last one may have made it anew
-        with suppress(OSError):  # not empty: another process's, or a recipe has made its data there meanwhile
+        shutil.rmtree(directory, ignore_errors=True)  # on every process: another one may have made it again
+        with suppress(OSError):  # not empty: another process is not done, or a recipe has made its data there
             for path in missing:
                 path.rmdir()
 
@@ -52,16 +52,15 @@ def report(findings: list[CheckResult]) -> str:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Parse a command line (default: `sys.argv`), check, print what was found."""
-    from .train import build_trainer, parse_args, silence_library_warnings
-
+    """Parse a command line (default: `sys.argv`), check the run and print the findings."""
     silence_library_warnings()
     script_args, training_args, model_args = parse_args(args, command="check")
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
     with temporary_run(training_args):
-        with explained():
-            trainer = build_trainer(script_args, training_args, model_args)
+        trainer = build_trainer(script_args, training_args, model_args)
         _disable_side_effects(trainer)
+        from .preflight import Preflight
+
         check = Preflight(trainer)
         sizes = f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.3g} M parameters"
         data = f"{len(trainer.train_dataset)} rows" if hasattr(trainer.train_dataset, "__len__") else "a stream"
@@ -79,7 +78,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _disable_side_effects(trainer: "AdaGRPOTrainer") -> None:
-    """No evaluation and no checkpoint within the one step, and no log of it."""
+    """Turn off evaluation, checkpoints and the printed log."""
     from transformers import PrinterCallback
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 

@@ -1,11 +1,11 @@
-"""The pass rates behind noisy counts: what a histogram of k/16 would look like with infinitely many draws."""
+"""Maximum-likelihood distribution of true pass rates from noisy counts of successes."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
+from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 
 
 GRID_SIZE = 129
@@ -28,11 +28,6 @@ class PassRateDistribution(NamedTuple):
     pass_rates: np.ndarray
     weights: np.ndarray
 
-    def posterior(self, positives: ArrayLike, draws: ArrayLike) -> np.ndarray:
-        """What each prompt's counts say about its own pass rate, `(num_prompts, G)`; rows sum to 1."""
-        joint = likelihood(self.pass_rates, positives, draws) * self.weights
-        return joint / joint.sum(axis=1, keepdims=True)
-
 
 def likelihood(pass_rates: np.ndarray, positives: ArrayLike, draws: ArrayLike) -> np.ndarray:
     """p^k (1−p)^(n−k), each row relative to its largest value, `(num_prompts, G)`; counts may be fractional."""
@@ -49,8 +44,7 @@ def fit_pass_rate_distribution(positives: ArrayLike, draws: ArrayLike) -> PassRa
     The distribution of true pass rates that makes the counts most likely, by expectation maximisation on a grid.
 
     A histogram of k/n is wider than that of p: prompts of p = 1/2 look like anything between 1/4 and 3/4 with 16
-    draws, and one that fails 16 times may still pass 5 % of the time. Planning with k/n would find too many prompts
-    hopeless. The likelihood p^k (1−p)^(n−k) does not depend on the rule that stopped the sampling, so counts of
+    draws, and one that fails 16 times may still pass 5 % of the time. The likelihood p^k (1−p)^(n−k) does not depend on the rule that stopped the sampling, so counts of
     early-stopped pools need no correction.
 
     EM starts from the fitted beta-binomial and ends when an iteration gains less than 0.001 nats. So what the counts do

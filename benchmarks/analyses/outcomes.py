@@ -1,11 +1,11 @@
-"""How often a prompt teaches nothing and what it costs, exactly, as functions of its pass rate."""
+"""Closed forms by pass rate: the probability that a group has no gradient, rollouts and rounds."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core.exit_conditions import ExitCondition
+from ada_trl.core.exit_conditions import ExitCondition
 
 
 class _Counts(NamedTuple):

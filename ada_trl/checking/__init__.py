@@ -1,1 +1,0 @@
-"""What `ada-trl check` does: one step, looked at closely."""

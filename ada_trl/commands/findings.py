@@ -1,0 +1,168 @@
+"""The report of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..core.metrics import threshold_outside_reward_range
+
+
+if TYPE_CHECKING:  # it imports torch
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+
+MANY_TRUNCATED = 0.1
+SIMULATED_STEPS = 1000
+
+
+class CheckResult(NamedTuple):
+    """A line of the report. `is_fatal` means that a run could not learn anything."""
+
+    checked: str
+    found: str
+    advice: str = ""
+    is_fatal: bool = False
+
+
+class Sample(NamedTuple):
+    """
+    Rollouts of the prompts of all processes.
+
+    Args:
+        rewards (`np.ndarray`):
+            By reward function, `(prompts, rollouts, num_reward_funcs)`; NaN where a function has not scored.
+        success_rewards (`np.ndarray`):
+            Rewards that are compared with `positive_threshold`, `(prompts, rollouts)`.
+        mean_length, max_length (`float`):
+            Generated tokens of a completion.
+        truncated (`float`):
+            Share of the completions that reached the maximum length.
+        seconds, reward_seconds (`float`):
+            Time of generation and scoring together, and of scoring, on the slowest process.
+    """
+
+    rewards: np.ndarray
+    success_rewards: np.ndarray
+    mean_length: float
+    max_length: float
+    truncated: float
+    seconds: float
+    reward_seconds: float
+
+    @property
+    def tokens(self) -> float:
+        return self.mean_length * self.success_rewards.size
+
+
+def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
+    slow_rewards = sample.seconds > 1 and sample.reward_seconds > sample.seconds / 2
+    yield CheckResult(
+        "generation",
+        f"{sample.success_rewards.size} completions of {sample.mean_length:.0f} tokens (longest {sample.max_length:.0f}) in "
+        f"{sample.seconds:.1f} s, {sample.tokens / max(sample.seconds, 1e-9):.0f} tokens/s; reward functions "
+        f"{sample.reward_seconds:.1f} s",
+        "Reward functions take most of the time." if slow_rewards else "",
+    )
+    advice = f"Raise max_completion_length ({args.max_completion_length}): truncated completions cannot be scored."
+    found = f"{sample.truncated:.0%} of the completions"
+    yield CheckResult("truncated", found, advice if sample.truncated > MANY_TRUNCATED else "")
+
+
+def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator[CheckResult]:
+    for name, values in zip(names, np.moveaxis(sample.rewards, -1, 0), strict=True):
+        scored = values[~np.isnan(values)]
+        if not scored.size:
+            yield CheckResult(f"reward {name}", "no completion scored", "It returns None or NaN; check its columns.")
+            continue
+        constant = np.ptp(scored) == 0
+        advice = "All completions received the same reward, so there is no learning signal." if constant else ""
+        missing = f"; {1 - scored.size / values.size:.0%} not scored" if scored.size < values.size else ""
+        found = f"{scored.min():.3g} to {scored.max():.3g}, mean {scored.mean():.3g}{missing}"
+        yield CheckResult(f"reward {name}", found, advice)
+    if len(names) > 1 and args.success_reward is None and not args.is_vanilla_grpo:
+        yield CheckResult(
+            "success reward",
+            f"the weighted total of {' and '.join(names)}",
+            "Set success_reward to the function that defines a success.",
+        )
+
+
+def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Positive and scored rollouts of each prompt, `(prompts,)` each."""
+    scored = ~np.isnan(sample.success_rewards)
+    positive = np.where(scored, sample.success_rewards, -np.inf) > args.positive_threshold
+    return positive.sum(axis=1), scored.sum(axis=1)
+
+
+def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
+    positives, scored = counts(args, sample)
+    if not scored.any():
+        return CheckResult("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
+    values = sample.success_rewards[~np.isnan(sample.success_rewards)]
+    low, high, mean = values.min(), values.max(), values.mean()
+    pass_rate = positives.sum() / scored.sum()
+    threshold, span = (
+        f"positive_threshold ({args.positive_threshold:g})",
+        f"Rewards range from {low:.3g} to {high:.3g}",
+    )
+    advice = ""
+    if not low <= args.positive_threshold < high:
+        if low < high:
+            advice = (
+                f"{span} and never cross {threshold}: set it between them, or check the difficulty of the prompts."
+            )
+        else:
+            advice = f"All of them {'pass: harder' if positives.any() else 'fail: easier'} prompts, or other rewards."
+    elif threshold_outside_reward_range(low, high, mean, pass_rate):
+        advice = (
+            f"{span} with a mean of {mean:.3g}, and {threshold} separates almost none of them: set it to the reward of a "
+            "success."
+        )
+    per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))
+    return CheckResult("pass rate", f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}", advice)
+
+
+def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.ndarray) -> tuple[float, float]:
+    """
+    Simulate the sampling of prompts with these counts, whose pass rates are drawn from their posterior under Jeffreys'
+    prior.
+
+    Returns:
+        `tuple[float, float]`: the share of the groups that have a gradient, and rollouts per group.
+    """
+    rng = np.random.default_rng(0)
+    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (SIMULATED_STEPS, len(positives)))
+    # Without rounds a prompt has one batch of rollouts; Est's budgets have this mean.
+    rounds, size = 1, args.num_generations
+    if args.adaptive_sampling in ("seq-pos", "seq-balance") and args.baseline == "pool":
+        rounds, size = args.max_rounds, args.samples_per_round
+    successes, drawn = np.zeros(rates.shape), np.zeros(rates.shape)
+    active = np.ones(rates.shape, dtype=bool)
+    for _ in range(rounds):
+        successes += rng.binomial(size, rates) * active
+        drawn += size * active
+        if rounds > 1:
+            missing = successes < (args.min_positives or 0)
+            active &= missing | (drawn - successes < (args.min_negatives or 0))
+    if args.baseline != "pool":
+        return 1.0, float(drawn.mean())
+    lost, rollouts = float(((successes == 0) | (successes == drawn)).mean()), float(drawn.mean())
+    if args.zero_variance_groups == "resample":
+        rollouts *= sum(lost**again for again in range(args.max_rounds))
+        lost **= args.max_rounds
+    return 1 - lost, rollouts
+
+
+def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:
+    """Cost of one generation batch and its update. Small batches generate slowly, so sampling takes at most that long."""
+    positives, scored = counts(args, sample)
+    share, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step
+    if 0 < positives.sum() < scored.sum():
+        with_gradient, rollouts = expected_sampling(args, positives, scored)
+        share = f" ({with_gradient:.0%} of them with a gradient)"
+    drawn = prompts * rollouts
+    return CheckResult(
+        "cost",
+        f"a step of {prompts} prompts{share}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
+        f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update",
+    )

@@ -1,0 +1,81 @@
+"""
+Help of `ada-trl train` and `ada-trl check`.
+
+The configuration classes import torch, which takes seconds. So `--help` prints a stored page, which
+`python -m tests.documentation` writes from the parser and a test compares with it; `--help-all` asks the parser.
+"""
+
+import argparse
+import textwrap
+from pathlib import Path
+
+from .parser import CommandParser, HelpFormatter, program
+
+
+HELP_PAGE = Path(__file__).with_name("train_help.txt")
+EXAMPLE = "--config arithmetic/seq-balance.yaml --max_steps 20"
+DESCRIPTIONS = {
+    "train": "Train a causal language model with Reinforce-Ada.",
+    "check": "Test in about a minute whether a training run will work, and what a step costs: samples and scores some "
+    "prompts, sends the weights to the server, makes one optimizer step on rows of the greatest length, and leaves no "
+    "files behind. Takes the arguments of train.",
+}
+USAGE = (
+    "A field is set in a YAML file, on the command line (which wins), or left at its default. Of several files the last "
+    "one wins; a recipe that comes with the package is found by its name. With several processes: accelerate launch "
+    "-m {package}.{command} …"
+)
+REQUIRED = ("model_name_or_path", "dataset_name", "reward_funcs", "output_dir")
+# The inherited fields that a first run is likely to set.
+MOST_USED = {
+    "Data": ("dataset_config", "dataset_train_split", "dataset_test_split", "datasets", "prepare"),
+    "Training": tuple(
+        "max_steps learning_rate per_device_train_batch_size gradient_accumulation_steps beta loss_type "
+        "max_completion_length temperature use_vllm vllm_mode use_peft lora_r dtype bf16 use_cpu eval_strategy eval_steps "
+        "save_steps logging_steps log_completions report_to resume_from_checkpoint seed".split()
+    ),
+}
+
+
+def print_help(command: str) -> None:
+    """Print the stored page of `--help`."""
+    description = textwrap.fill(DESCRIPTIONS[command] + " " + USAGE.format(package=__package__, command=command), 114)
+    print(f"usage: {program(command)} --config … [options]\n\n{description}\n")
+    print(HELP_PAGE.read_text(encoding="utf-8"))
+    print(f"example:\n  {program(command)} {EXAMPLE}")
+
+
+def build_parser(command: str) -> CommandParser:
+    """The parser of `train` and `check`, with every field of the three configuration classes."""
+    from trl import ModelConfig
+
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+    from .train import AdaScriptArguments
+
+    classes = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)
+    return CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
+
+
+def help_page() -> str:
+    """The options of `--help`: required ones, those of [`AdaGRPOConfig`], and the most used inherited ones."""
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+
+    # A field that is true by default has a second action, --no_<field>, after its own.
+    actions = {action.dest: action for action in reversed(build_parser("train")._actions)}
+    general = argparse.ArgumentParser()
+    general.add_argument("--config", nargs="+", metavar="FILE", help="YAML files, or names of recipes.")
+    general.add_argument(
+        "--help-all", action="store_true", help="List every field, those of TRL and transformers too."
+    )
+    general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    own = list(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
+    groups = {"Required (a recipe sets them)": REQUIRED, "Reinforce-Ada": own, **MOST_USED}
+    formatter = HelpFormatter("")
+    sections = {"Options": general._actions}
+    for title, names in groups.items():
+        sections[title] = [actions[name] for name in names]
+    for title, shown in sections.items():
+        formatter.start_section(title)
+        formatter.add_arguments(shown)
+        formatter.end_section()
+    return formatter.format_help()

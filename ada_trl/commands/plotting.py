@@ -1,0 +1,315 @@
+"""Curves and figures of training runs, from what they have logged. matplotlib is imported only to draw."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..utils.tables import markdown_table
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Log = Sequence[Mapping[str, Any]]  # `log_history` of a trainer
+
+STEPS, TOKENS, ALL_TOKENS, MINUTES = "Optimizer steps", "Generated tokens", "Prompt and generated tokens", "Minutes"
+COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed up by `total`, and so never smoothed
+
+
+# Curves
+
+
+class Curve(NamedTuple):
+    """A logged metric over the steps at which it was logged; NaN where it had no value."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def curve(log: Log, name: str) -> Curve:
+    """The metric `name`; empty if the run has not logged it."""
+    rows = [row for row in log if name in row]
+    values = [math.nan if row[name] is None else row[name] for row in rows]
+    return Curve(np.array([row["step"] for row in rows]), np.array(values, dtype=float))
+
+
+def total(log: Log, name: str) -> Curve:
+    """
+    Sum over the steps so far of a metric of each step. Logged values are means over the steps since the last log, so
+    each is multiplied by their number; a metric without a value counts as 0.
+    """
+    steps, values = curve(log, name)
+    return Curve(steps, np.cumsum(np.nan_to_num(values) * np.diff(steps, prepend=0)))
+
+
+def cost(log: Log, axis: str) -> Curve:
+    """Cost of a run so far, in units of `axis` (except `STEPS`), at every logged step."""
+    if axis == ALL_TOKENS:
+        return curve(log, "num_tokens")
+    if axis == TOKENS:
+        return total(log, "ada/tokens/generated")
+    steps, seconds = total(log, "step_time")
+    return Curve(steps, seconds / 60)
+
+
+def against(log: Log, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """A metric against the cost of the run so far, which is interpolated linearly between two logs."""
+    steps, values = curve(log, name)
+    if axis == STEPS:
+        return steps, values
+    spent = cost(log, axis)
+    if not len(spent.steps):
+        return np.array([]), np.array([])
+    return np.interp(steps, np.append(0, spent.steps), np.append(0.0, spent.values)), values
+
+
+def smoothed(log: Log, window: int) -> list[dict[str, Any]]:
+    """
+    A log in which every metric is its mean over the last `window` steps, as far as they were logged. Costs and
+    evaluations are left as they are.
+
+    Args:
+        log (`Log`):
+            Of one run.
+        window (`int`):
+            Steps, at least 1; the paper's figures have 20.
+    """
+    means = [dict(row) for row in log]
+    names = {name for row in log for name, value in row.items() if isinstance(value, int | float)}
+    for name in sorted(names - {"step", "epoch", *COST}):
+        if name.startswith("eval_"):
+            continue
+        rows = [i for i, row in enumerate(log) if isinstance(row.get(name), int | float)]
+        steps = np.array([log[i]["step"] for i in rows])
+        values = np.array([log[i][name] for i in rows], dtype=float)
+        first = np.searchsorted(steps, steps - window, side="right")  # the first one after `step - window`
+        for last, i in enumerate(rows):
+            recent = values[first[last] : last + 1]
+            recent = recent[np.isfinite(recent)]
+            means[i][name] = float(recent.mean()) if len(recent) else math.nan
+    return means
+
+
+def by_round(log: Log, name: str) -> dict[int, Curve]:
+    """The metric `name/round_<k>` by k, wherever the run has logged rounds; 0 where it left one out."""
+    prefix = f"{name}/round_"
+    rows = [row for row in log if any(key.startswith(prefix) for key in row)]
+    rounds = sorted({int(key.removeprefix(prefix)) for row in rows for key in row if key.startswith(prefix)})
+    steps = np.array([row["step"] for row in rows])
+    return {k: Curve(steps, np.array([row.get(f"{prefix}{k}") or 0.0 for row in rows], dtype=float)) for k in rounds}
+
+
+# Panels
+
+
+def make_panels(rows: int, columns: int, **options: Any) -> tuple["Figure", np.ndarray]:
+    """A figure and its panels, `(rows, columns)`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for panel in panels.flat:
+        panel.grid(alpha=0.3)
+    return figure, panels
+
+
+def draw(panel: "Axes", points: tuple[ArrayLike, ArrayLike], **style: Any) -> None:
+    """Draw a line through x and y; a value whose neighbours are missing is a dot, as no line would show it."""
+    x, y = (np.asarray(values, dtype=float) for values in points)
+    known = np.pad(np.isfinite(y), 1)
+    isolated = known[1:-1] & ~known[:-2] & ~known[2:]
+    dots: dict[str, Any] = {}
+    if isolated.any():
+        dots = {"marker": "o", "markersize": 3, "markevery": np.flatnonzero(isolated).tolist()}
+    panel.plot(x, y, **dots | style)
+
+
+def legend_above(panel: "Axes", **options: Any) -> None:
+    """A legend in one line on top of the panel."""
+    style = {"fontsize": "small", "frameon": False, "ncols": 4, "handlelength": 1, "columnspacing": 1}
+    panel.legend(**style | {"loc": "lower left", "bbox_to_anchor": (0, 1)} | options)
+
+
+# Figures
+
+
+def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None) -> "Figure":
+    """
+    Rewards against steps, tokens and time.
+
+    Args:
+        runs (`Mapping[str, Log]`):
+            Log histories by label.
+        metrics (`Mapping[str, str]`, *optional*):
+            Label of each metric to draw, one row of panels each; those that no run has logged are left out. By default
+            the training reward (of the first round, where there are several) and the reward on the evaluation set.
+
+    Returns:
+        `matplotlib.figure.Figure`: tokens are generated ones if every run has counted them, else those of the prompts
+        are included. Time leaves evaluation out.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    metrics = metrics or {"reward": "Training reward", "eval_reward": "Evaluation reward"}
+    shown = {name: label for name, label in metrics.items() if logged(runs, name)}
+    counted = len(logged(runs, "ada/tokens/generated")) == len(runs)
+    columns = [STEPS, TOKENS if counted else ALL_TOKENS, MINUTES]
+    figure, panels = make_panels(max(len(shown), 1), len(columns), sharey="row")
+    for row, (name, label) in zip(panels, shown.items(), strict=False):
+        points = {"marker": "o", "markersize": 3, "markevery": None} if name.startswith("eval") else {}
+        for panel, axis in zip(row, columns, strict=True):
+            for run, log in runs.items():
+                draw(panel, against(log, name, axis), label=run, **points)
+            panel.set_xlabel(axis)
+            if axis in (TOKENS, ALL_TOKENS):
+                panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        row[0].set_ylabel(label)
+    panels[0][0].legend(frameon=False, fontsize="small")
+    return figure
+
+
+def logged(runs: Mapping[str, Log], name: str) -> dict[str, Log]:
+    """The runs that have logged a metric."""
+    return {run: log for run, log in runs.items() if len(curve(log, name).steps)}
+
+
+def cost_table(runs: Mapping[str, Log]) -> str:
+    """
+    Cost of a step of each run, as Markdown: the paper's table 3, with rollouts and tokens. Seconds are per optimizer
+    step, without evaluation; the last column is relative to the first run.
+    """
+
+    def shown(value: float, form: str) -> str:
+        return "–" if math.isnan(value) else format(value, form)
+
+    rows, first = [], None
+    for run, log in runs.items():
+        steps = curve(log, "step").steps
+        last = steps[-1] if len(steps) else 0
+        spent = (cost(log, axis).values for axis in (TOKENS, MINUTES))
+        tokens, minutes = (values[-1] if len(values) else math.nan for values in spent)
+        seconds = 60 * minutes / max(last, 1)
+        first = seconds if first is None else first
+        sampled = curve(log, "ada/samples_per_prompt/mean").values
+        rollouts = np.nanmean(sampled) if len(sampled) else math.nan
+        relative = shown(seconds / first, ".2f")
+        cells = [run, f"{last}", shown(rollouts, ".1f"), shown(tokens, ",.0f"), shown(seconds, ".3g")]
+        rows.append([*cells, relative if relative == "–" else f"{relative}×"])
+    return markdown_table(["Run", "Steps", "Rollouts per prompt", TOKENS, "Seconds per step", "Relative"], rows)
+
+
+def signal_figure(runs: Mapping[str, Log]) -> "Figure":
+    """Share of prompts without a gradient, before (dotted) and after further rounds, and the policy's entropy."""
+    figure, ((signal, entropy),) = make_panels(1, 2)
+    for i, (run, log) in enumerate(runs.items()):
+        before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/frac_zero_advantage_groups")
+        if len(after.steps):
+            draw(signal, before, color=f"C{i}", linestyle=":")
+        draw(signal, after if len(after.steps) else before, color=f"C{i}", label=run)
+        draw(entropy, curve(log, "entropy"), color=f"C{i}", label=run)
+    signal.set(ylabel="Prompts without a gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
+    signal.set_title("dotted: first round, as in GRPO; solid: trained on", fontsize="small")
+    entropy.set(ylabel="Entropy of the update (nats/token)", xlabel=STEPS)
+    signal.legend(fontsize="small")
+    return figure
+
+
+def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
+    """
+    Adaptive sampling, a row of panels per run: prompts still active in each round, rollouts per prompt, and why prompts
+    did not meet their exit condition. `None` if no run has sampled in rounds.
+    """
+    adaptive = logged(runs, "ada/rounds/mean")
+    if not adaptive:
+        return None
+    figure, panels = make_panels(len(adaptive), 3)
+    for row, (run, log) in zip(panels, adaptive.items(), strict=True):
+        for k, active in by_round(log, "ada/active_prompts").items():
+            draw(row[0], active, color=f"C{k - 1}", label=f"round {k}")
+        for name, style in (("max", ":"), ("mean", "-"), ("min", ":")):
+            draw(row[1], curve(log, f"ada/samples_per_prompt/{name}"), color="C0", linestyle=style)
+        steps, met = curve(log, "ada/frac_exit_condition_met")
+        correct, wrong = (curve(log, f"ada/frac_all_{name}").values for name in ("correct", "wrong"))
+        other = np.clip(1 - met - correct - wrong, 0, None)  # both kinds, but too few of one; or unscored
+        labels = ["all wrong", "all correct", "too few of one"]
+        row[2].stackplot(steps, wrong, correct, other, labels=labels, alpha=0.8)
+        row[0].set_ylabel(f"{run}\nactive prompts")
+        row[1].set_ylabel("Rollouts per prompt\n(dotted: least, most)")
+        row[2].set_ylabel("Exit condition not met")
+        legend_above(row[0])
+        legend_above(row[2])
+        for panel in row:
+            panel.set_ylim(bottom=0)
+            panel.set_xlabel(STEPS)
+    return figure
+
+
+def metrics_figure(runs: Mapping[str, Log], metrics: Mapping[str, str], dotted: str = "") -> "Figure | None":
+    """
+    A panel for each metric against steps, for the runs that have logged the first one; `None` if none has.
+
+    Args:
+        runs (`Mapping[str, Log]`):
+            Log histories by label.
+        metrics (`Mapping[str, str]`):
+            Label of each metric.
+        dotted (`str`, *optional*):
+            Metric to compare the first one with, in its panel.
+    """
+    using = logged(runs, next(iter(metrics)))
+    if not using:
+        return None
+    figure, (panels,) = make_panels(1, len(metrics))
+    for i, (run, log) in enumerate(using.items()):
+        for panel, name in zip(panels, metrics, strict=True):
+            draw(panel, curve(log, name), color=f"C{i}", label=run)
+        if logged({run: log}, dotted):
+            draw(panels[0], curve(log, dotted), color=f"C{i}", linestyle=":")
+    for panel, label in zip(panels, metrics.values(), strict=True):
+        panel.set(ylabel=label, xlabel=STEPS)
+        panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
+    legend_above(panels[0])
+    return figure
+
+
+def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
+    """
+    Share of the rewards' variance that the baseline explains (dotted: the mean of the prompt's other rollouts), and the
+    number of rollouts that it is worth. `None` if every run has the mean of the pool as baseline.
+    """
+    metrics = {"ada/baseline/explained_variance": "Variance explained", "ada/baseline/pseudo_counts": "Pseudo-counts"}
+    figure = metrics_figure(runs, metrics, dotted="ada/baseline/explained_variance_leave_one_out")
+    if figure is not None:
+        figure.axes[0].set_ylim(-0.5, 1)
+        figure.axes[0].axhline(0, color="black", linewidth=0.8)
+    return figure
+
+
+def prompts_figure(runs: Mapping[str, Log]) -> "Figure | None":
+    """
+    Prompts sampled in a step, the share of them that is sampled for the first time, and epochs of the data. `None` if no
+    run took its prompts from the prompt queue.
+    """
+    labels = {"sampled": "Prompts sampled", "frac_new": "Sampled for the first time", "epoch": "Epochs of the data"}
+    return metrics_figure(runs, {f"ada/prompts/{name}": label for name, label in labels.items()})
+
+
+def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
+    """
+    Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.
+
+    Args:
+        records (`Mapping[str, tuple[Sequence[float], Sequence[float]]]`):
+            Observed pass rates and estimates of the prompts, as [`~plots.read_record`] returns them.
+    """
+    figure, panels = make_panels(len(records), 2, sharex=True)
+    for row, (run, columns) in zip(panels, records.items(), strict=True):
+        for panel, values, label in zip(row, columns, ("Observed over the run", "Estimated now"), strict=True):
+            panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
+            panel.set_xlabel(f"{label}: pass rate")
+        row[0].set_ylabel(f"{run}\nshare of {len(columns[0])} prompts")
+    return figure

@@ -1,0 +1,259 @@
+"""
+One training step of `ada-trl check`: a few rollouts are inspected, then the update batch has the greatest length.
+
+It relies on methods of [`~trl.GRPOTrainer`] only, so that it does not depend on how [`AdaGRPOTrainer`] samples.
+"""
+
+import math
+import random
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
+from ..vllm.client import VLLMServerError
+from .errors import UserError, one_line, user_errors
+from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
+
+
+PROMPTS, ROLLOUTS = 8, 8  # prompts of each process, rollouts of each prompt
+MAX_ROWS = 1000  # of the data set, among which the longest prompt is looked for
+LENGTHS = ("mean_length", "max_length", "clipped_ratio")  # that GRPOTrainer logs under completions/
+
+
+class Preflight(TrainerCallback):
+    """
+    Runs one step of a trainer, with inspected rollouts and an update batch of the greatest length.
+
+    Args:
+        trainer ([`AdaGRPOTrainer`]):
+            Set up for one step, with a temporary output directory.
+    """
+
+    def __init__(self, trainer: AdaGRPOTrainer):
+        self.trainer = trainer
+        self.findings: list[CheckResult] = []
+        self.doing = "setting up"
+        self.sample: Sample | None = None  # from the first batch on
+        self._generate = trainer._generate_and_score_completions
+        self._shape = "sampled rows"
+        self._updating_since = self._update_seconds = math.nan
+        self._uses_server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
+
+    def run(self) -> None:
+        """Fill `findings`. Any error of a run is raised; `doing` says during what."""
+        trainer = self.trainer
+        trainer.add_callback(self)
+        # The step is the trainer's own, but for its generation batch.
+        with replaced(trainer, _generate_and_score_completions=self._first_batch), user_errors(VLLMServerError):
+            try:
+                trainer.train()
+            except torch.OutOfMemoryError as error:
+                raise UserError(self._memory_advice(error)) from error
+
+    def _first_batch(self, inputs: list[dict]) -> dict:
+        self._inspect_rollouts(len(inputs))
+        self.doing = "the optimizer step"
+        batch = self._longest_batch(len(inputs))
+        if batch is None:
+            batch = self._generate(inputs)
+        if self.trainer.accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self._updating_since = time.perf_counter()
+        return batch
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self._update_seconds = time.perf_counter() - self._updating_since
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if "grad_norm" not in (logs or {}):
+            return
+        self._report_update(logs["grad_norm"])
+        if self._uses_server:  # generating after the step pushes the new weights and compares log-probabilities
+            self.doing = "sending the weights again"
+            self._sample_rows(self._random_rows(1), ROLLOUTS)
+            self.findings.append(self._weights("weights after the step"))
+
+    # Rollouts
+
+    def _inspect_rollouts(self, batch_size: int) -> None:
+        trainer, args = self.trainer, self.trainer.args
+        self.doing = "sampling and scoring"
+        sample = self.sample = self._sample_rows(self._random_rows(PROMPTS), batch_size)
+        if self._uses_server:
+            self.findings.append(self._weights("vLLM server"))
+        self.findings += [*generation(args, sample), *rewards(args, sample, trainer.reward_func_names)]
+        self.findings.append(difficulty(args, sample))
+
+    def _random_rows(self, number: int) -> list[dict]:
+        """Rows of the data set, other ones on each process; of a stream the first ones."""
+        data, rank = self.trainer.train_dataset, self.trainer.accelerator.process_index
+        if not hasattr(data, "__len__"):
+            return list(islice(iter(data), rank * number, (rank + 1) * number)) or list(islice(iter(data), 1))
+        rng = random.Random(self.trainer.args.seed)
+        total = number * self.trainer.accelerator.num_processes
+        indices = rng.sample(range(len(data)), total) if total <= len(data) else rng.choices(range(len(data)), k=total)
+        return [data[index] for index in indices[rank * number : (rank + 1) * number]]
+
+    def _sample_rows(self, rows: list[dict], batch_size: int) -> Sample:
+        """
+        Sample and score `ROLLOUTS` rollouts of each row, as an evaluation does: at most `batch_size` at once, which a run
+        samples too, and at least those of one prompt. Collective.
+        """
+        trainer, at_once = self.trainer, max(batch_size // ROLLOUTS, 1)
+        calculate, metrics = trainer._calculate_rewards, trainer._metrics["eval"]
+        seen, reward_seconds = [], 0.0
+
+        def timed_rewards(*given):
+            nonlocal reward_seconds
+            started = time.perf_counter()
+            found = calculate(*given)  # of all processes
+            reward_seconds += time.perf_counter() - started
+            seen.append(found.view(-1, ROLLOUTS, found.shape[-1]).cpu().double().numpy())
+            return found
+
+        trainer._metrics["eval"] = defaultdict(list)
+        trainer.model.eval()
+        started = time.perf_counter()
+        try:
+            with replaced(trainer, _calculate_rewards=timed_rewards), group_size(trainer, ROLLOUTS):
+                for start in range(0, len(rows), at_once):
+                    self._generate([dict(row) for row in rows[start : start + at_once] for _ in range(ROLLOUTS)])
+            seconds = time.perf_counter() - started
+            lengths = {name: trainer._metrics["eval"][f"completions/{name}"] for name in LENGTHS}
+        finally:
+            trainer.model.train()
+            trainer._metrics["eval"] = metrics
+        times = torch.tensor([[seconds, reward_seconds]], device=trainer.accelerator.device)
+        slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
+        scores = np.concatenate(seen)
+        scores[np.isinf(scores)] = np.nan
+        return Sample(
+            scores,
+            self._success_rewards(scores),
+            float(np.mean(lengths["mean_length"])),
+            max(lengths["max_length"]),
+            float(np.mean(lengths["clipped_ratio"])),
+            *slowest,
+        )
+
+    def _success_rewards(self, scores: np.ndarray) -> np.ndarray:
+        trainer, args = self.trainer, self.trainer.args
+        if args.success_reward is not None:
+            return scores[..., trainer.reward_func_names.index(args.success_reward)]
+        total = np.nansum(scores * trainer.reward_weights.cpu().numpy(), axis=-1)
+        return np.where(np.isnan(scores).all(axis=-1), np.nan, total)
+
+    def _weights(self, what: str) -> CheckResult:
+        difference = self.trainer.vllm_generation.weight_difference
+        return CheckResult(
+            what,
+            f"sent by {self.trainer.args.vllm_weight_sync!r}; log-probabilities of a known prompt differ by "
+            f"{difference:.4f} nats per token from the trainer's",
+        )
+
+    # The update
+
+    def _longest_batch(self, size: int) -> dict[str, Any] | None:
+        """
+        The batch that GRPOTrainer makes of the longest prompt of the data and completions of the full length; `None` where
+        a rollout is more than a prompt and a completion.
+        """
+        trainer, args = self.trainer, self.trainer.args
+        if trainer._is_vlm or trainer.tools or trainer.environment_factories is not None:
+            return None
+        prompt_ids, row = self._longest_prompt()
+        completion_ids = self._full_length(prompt_ids)
+        text = trainer._tokenizer.decode(completion_ids)
+        completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        logprobs = [[-1.0] * len(completion_ids)] * size if args.use_vllm else None
+        rollouts: tuple = (
+            [prompt_ids] * size,
+            [completion_ids] * size,
+            None,
+            [completion] * size,
+            logprobs,
+            {},
+            None,
+            [],
+        )
+        total = size * trainer.accelerator.num_processes
+        scores = torch.zeros(total, len(trainer.reward_funcs), device=trainer.accelerator.device)
+        given = {"_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *batch: scores}
+        with replaced(trainer, **given):
+            batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * size)
+        for name in {"advantages", "importance_sampling_ratio"} & set(batch):
+            batch[name] = torch.ones_like(batch[name])  # else the gradient of equal rows would be zero
+        lengths = len(prompt_ids), len(completion_ids)
+        self._shape = f"{args.per_device_train_batch_size} rows of {lengths[0]} + {lengths[1]} tokens at a time"
+        return batch
+
+    def _longest_prompt(self) -> tuple[list[int], dict]:
+        rows = list(islice(iter(self.trainer.train_dataset), MAX_ROWS))
+        ids = self.trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
+        longest = max(range(len(ids)), key=lambda i: len(ids[i]))
+        return list(ids[longest]), rows[longest]
+
+    def _full_length(self, prompt_ids: list[int]) -> list[int]:
+        trainer = self.trainer
+        special = {*trainer.eos_token_ids, *trainer._tokenizer.all_special_ids}
+        token = next((i for i in prompt_ids if i not in special), prompt_ids[-1])
+        return [token] * (trainer.max_completion_length - 1) + [trainer.eos_token_ids[0]]
+
+    def _report_update(self, norm: float) -> None:
+        finite, seconds = math.isfinite(norm), self._update_seconds
+        advice = "" if finite else "Gradients are not finite: train in bf16 or float32 (--dtype float32)."
+        found = f"{self._shape}: {seconds:.1f} s, gradient norm {float(norm):.3g}"
+        self.findings.append(CheckResult("optimizer step", found, advice, not finite))
+        self.findings.append(_peak_memory(self.trainer.accelerator.device))
+        if self.sample is not None:
+            self.findings.append(step_cost(self.trainer.args, self.sample, seconds))
+
+    def _memory_advice(self, error: BaseException) -> str:
+        args = self.trainer.args
+        return (
+            f"Out of memory in {self.doing} ({one_line(error)[:200]}). Halve per_device_train_batch_size "
+            f"({args.per_device_train_batch_size}) and double gradient_accumulation_steps "
+            f"({args.gradient_accumulation_steps}), or lower max_completion_length ({args.max_completion_length})."
+        )
+
+
+@contextmanager
+def replaced(trainer: AdaGRPOTrainer, **methods: Any) -> Iterator[None]:
+    """While the block runs, call these functions in place of the trainer's methods."""
+    for name, method in methods.items():
+        setattr(trainer, name, method)  # an attribute of the instance comes before a method of its class
+    try:
+        yield
+    finally:
+        for name in methods:
+            delattr(trainer, name)
+
+
+@contextmanager
+def group_size(trainer: AdaGRPOTrainer, size: int) -> Iterator[None]:
+    """While the block runs, evaluate with `size` rollouts per prompt."""
+    before, trainer.num_generations_eval = trainer.num_generations_eval, size
+    try:
+        yield
+    finally:
+        trainer.num_generations_eval = before
+
+
+def _peak_memory(device: torch.device) -> CheckResult:
+    if device.type == "cuda":
+        peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(device).total_memory
+        advice = "Little is left: halve per_device_train_batch_size." if peak > 0.95 * total else ""
+        return CheckResult("peak memory", f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU", advice)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return CheckResult("peak memory", f"{peak / 2**30:.1f} GiB of this process, without a GPU")

@@ -1,1 +1,0 @@
-"""Figures of training runs: curves out of logs, and what is drawn of them."""

@@ -1,0 +1,133 @@
+"""The console script: help without slow imports, user errors in one sentence, bugs with their traceback."""
+
+import dataclasses
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trl import ModelConfig
+
+from ada_trl import AdaGRPOConfig
+from ada_trl.commands import COMMANDS, main, start
+from ada_trl.commands.errors import UserError, run, user_errors
+from ada_trl.commands.options import HELP_PAGE, MOST_USED, REQUIRED, help_page
+from ada_trl.commands.train import AdaScriptArguments
+
+
+ROOT = Path(__file__).parents[2]
+FIRST_OPTION = {"data": "--model_name_or_path", "evaluate": "--models", "plots": "-h", "train": "-h"}
+SLOW_IMPORTS = "print(sorted({'torch', 'transformers', 'datasets', 'matplotlib'} & {*sys.modules}), file=sys.stderr)"
+
+
+def command(*words, at_exit="None", **options) -> subprocess.Popen:
+    """The console script in a process of its own."""
+    code = f"import atexit, sys; atexit.register(lambda: {at_exit}); sys.argv[0] = 'ada-trl'; "
+    code += "from ada_trl.commands import main; main()"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    return subprocess.Popen([sys.executable, "-c", code, *words], **pipes | options)
+
+
+# Help
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_is_fast(name):
+    """It takes less than a second of CPU and imports nothing slow."""
+    words, seconds = [name, "--help"] if name else ["--help"], []
+    while not seconds or (seconds[-1] > 1 and len(seconds) < 3):  # others share the machine
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out, err = command(*words, at_exit=SLOW_IMPORTS).communicate()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert err == "[]\n" and out.startswith(f"usage: ada-trl {name or 'COMMAND'}")
+    assert min(seconds) < 1, seconds
+    assert "example:\n  ada-trl " in out
+
+
+@pytest.mark.parametrize("name", FIRST_OPTION)
+def test_required_options_come_first(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    options = re.findall(r"^  (-\S+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert options[0] == FIRST_OPTION[name] and "-h" in options[:4]
+
+
+def test_the_stored_help_is_that_of_the_parser():
+    assert HELP_PAGE.read_text(encoding="utf-8") == help_page(), "Run python -m tests.documentation."
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_help_of_train_lists_its_fields_with_their_defaults(everything, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all" if everything else "--help"])
+    text = capsys.readouterr().out
+    classes = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)
+    fields = {field.name: field for config in classes for field in dataclasses.fields(config)}
+    listed = [name for name in re.findall(r"^  --(\w+)", text, flags=re.MULTILINE) if not name.startswith("no_")]
+    shown = {*fields} if everything else {*REQUIRED, *AdaGRPOConfig.__annotations__, *sum(MOST_USED.values(), ())}
+    assert shown <= set(listed) <= {*fields, "config", "help"}
+    assert len(set(listed)) == len(listed)
+    for name in ("learning_rate", "max_rounds", "max_completion_length", "lora_r", "logging_steps"):
+        default = re.search(rf"^  --{name} .*?\(default:\s+(\S+)\)", text, flags=re.MULTILINE | re.DOTALL)
+        assert float(default[1]) == fields[name].default
+
+
+def test_a_closed_pipe_is_not_an_error():
+    """`ada-trl train --help | head -1`: the reader leaves before everything is written."""
+    read, write = os.pipe()
+    process = command("train", "--help", stdout=write)
+    os.close(write)
+    os.close(read)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 141
+
+
+def test_without_a_command_and_version(capsys):
+    main([])
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    main(["--version"])
+    assert re.fullmatch(r"ada_trl \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+# Errors
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), ValueError("x"), TypeError("x"), FileNotFoundError("x")])
+def test_only_a_user_error_loses_its_traceback(error, capsys):
+    with pytest.raises(type(error)):
+        run(lambda args: fail(error), [], "ada-trl train")
+    with pytest.raises(SystemExit) as ended:
+        run(lambda args: fail(UserError("wrong\nvalue")), [], "ada-trl train")
+    assert ended.value.code == 2 and capsys.readouterr().err == "ada-trl train: error: wrong value\n"
+
+
+def test_errors_of_the_setup_become_user_errors():
+    with pytest.raises(UserError, match="8 bit and 4 bit"), user_errors():
+        ModelConfig(load_in_8bit=True, load_in_4bit=True)
+    with pytest.raises(UserError, match="^mine$") as kept, user_errors():
+        raise UserError("mine")
+    assert kept.value.__cause__ is None
+    for classes, error in (((), TypeError("a bug")), ((KeyError,), ValueError("not one of these"))):
+        with pytest.raises(type(error)) as kept, user_errors(*classes):
+            raise error
+        assert not isinstance(kept.value, UserError)
+
+
+def test_debug_keeps_the_traceback_and_its_value_is_that_of_transformers():
+    with pytest.raises(UserError):
+        start("plots", ["nowhere", "--debug"])
+    with pytest.raises(SystemExit):
+        start("plots", ["nowhere"])
+    seen = []
+    run(seen.append, ["--debug", "underflow_overflow", "--seed", "1"], "train")
+    run(seen.append, ["--seed", "1", "--debug"], "train")
+    assert seen == [["--debug", "underflow_overflow", "--seed", "1"], ["--seed", "1"]]

@@ -1,0 +1,149 @@
+"""`ada-trl train`: configuration files, data, checkpoints, interruptions and what a recipe makes."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig
+
+from ada_trl import AdaGRPOConfig
+from ada_trl.commands import start
+from ada_trl.commands.errors import UserError
+from ada_trl.commands.parser import find_config, recipes_folder
+from ada_trl.commands.train import AdaScriptArguments, checkpoint_to_resume, load_data, parse_args
+from ada_trl.commands.train import main as train
+from ada_trl.commands.train import prepare as prepare_task
+
+from ..helpers import QUICK, tiny_model, tiny_tokenizer
+
+
+def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = find_config("arithmetic/seq-balance.yaml")
+    assert (
+        shipped
+        == find_config("recipes/arithmetic/seq-balance.yaml")
+        == recipes_folder() / "arithmetic/seq-balance.yaml"
+    )
+    (tmp_path / "arithmetic").mkdir()
+    (tmp_path / "arithmetic" / "seq-balance.yaml").write_text("{}")
+    assert find_config("arithmetic/seq-balance.yaml") == Path("arithmetic/seq-balance.yaml")
+
+
+def test_several_files_environment_and_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.delenv("ADA_TEST", raising=False)
+    for name, config in {"a": {"seed": 1, "env": {"ADA_TEST": 1}}, "b": {"seed": 2, "use_cpu": True}}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    script, args, _ = parse_args(
+        [f"--config={tmp_path / 'a.yaml'}", "--config", str(tmp_path / "b.yaml"), "--bf16=false"], required=()
+    )
+    assert args.seed == 2 and os.environ["ADA_TEST"] == "1"
+    monkeypatch.delenv("ADA_TEST")
+
+
+@dataclasses.dataclass
+class Files:
+    path: Path
+    options: list[str]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model, a file of sums in each format, and options of a run that takes a second."""
+    directory = tmp_path_factory.mktemp("cli")
+    tiny_model().save_pretrained(directory / "model")
+    tiny_tokenizer().save_pretrained(directory / "model")
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
+    (directory / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "sums.csv").write_text("prompt,answer\n" + "".join(f"{a}+1=,{a + 1}\n" for a in range(8)))
+    quick = {name: str(value).lower() for name, value in QUICK.items()} | {"max_steps": "1"}
+    options = [f"--{name}={value}" for name, value in quick.items()]
+    options += [f"--model_name_or_path={directory / 'model'}", f"--dataset_name={directory / 'sums.jsonl'}"]
+    options += [f"--output_dir={directory / 'out'}", "--reward_funcs=tests.helpers.even_reward"]
+    return Files(directory, options)
+
+
+def failing_reward(completions, **kwargs):
+    raise ValueError("the user's own bug")
+
+
+def test_an_error_of_a_reward_function_keeps_its_traceback(files):
+    with pytest.raises(ValueError, match="the user's own bug") as kept:
+        start("train", [*files.options, "--reward_funcs=tests.commands.test_train.failing_reward"])
+    assert not isinstance(kept.value, UserError)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv"])
+def test_train_takes_local_files(name, streaming, files):
+    arguments = AdaScriptArguments(dataset_name=str(files.path / name), dataset_streaming=streaming)
+    train_set, test_set = load_data(arguments, evaluate=False)
+    assert [row["prompt"] for row in train_set] == [f"{a}+1=" for a in range(8)] and test_set is None
+
+
+def test_a_mixture_as_in_trls_own_script(files, tmp_path):
+    source = {"path": "json", "data_files": str(files.path / "sums.jsonl")}
+    config = {"datasets": [source, source | {"columns": ["prompt", "answer"]}], "test_split_size": 0.25}
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump(config))
+    script, _, _ = parse_args(["--config", str(tmp_path / "mixture.yaml"), "--use_cpu", "--bf16=false"], required=())
+    train_set, test_set = load_data(script, evaluate=True)
+    assert (len(train_set), len(test_set)) == (12, 4)
+
+
+def test_a_run_is_resumed_from_its_last_checkpoint(files, tmp_path):
+    options = [*files.options, f"--output_dir={tmp_path}", "--save_strategy=steps", "--save_steps=1", "--max_steps=2"]
+    train(options)
+    train([*options, "--max_steps=3", "--resume_from_checkpoint", "true"])
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [row["step"] for row in history if "reward" in row] == [1, 2, 3]  # the first two are the first run's
+    for given, expected in {None: None, "false": None, "True": "checkpoint-3"}.items():
+        found = checkpoint_to_resume(AdaGRPOConfig(str(tmp_path), use_cpu=True, resume_from_checkpoint=given))
+        assert found == (expected and str(tmp_path / expected))
+
+
+def test_ctrl_c_says_how_to_go_on(files, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def interrupting(completions, **kwargs):
+        calls.append(completions)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr("tests.helpers.even_reward", interrupting)
+    saving = [f"--output_dir={tmp_path}", "--save_strategy=steps", "--save_steps=1", "--max_steps=5", "--max_rounds=1"]
+    with pytest.raises(SystemExit) as ended:
+        start("train", [*files.options, *saving])
+    error = capsys.readouterr().err
+    assert ended.value.code == 130
+    remedy = f"the same command with --resume_from_checkpoint true continues from {tmp_path}"
+    assert f"2 of 5 steps done; {remedy}" in error, error[-500:]
+
+
+def test_recipes_make_what_they_need_once(tmp_path, monkeypatch):
+    made = []
+
+    def make(output_dir):
+        made.append(output_dir)
+        (tmp_path / output_dir / "base").mkdir(parents=True)
+        (tmp_path / output_dir / "data").mkdir()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tests.helpers.make_task", make, raising=False)
+    call = "tests.helpers.make_task(output_dir='outputs/task')"
+    args = AdaGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+
+    def prepare(model, data):
+        prepare_task(AdaScriptArguments(dataset_name=data, prepare=call), args, ModelConfig(model_name_or_path=model))
+
+    prepare("Qwen/Qwen3-0.6B", "other/data")  # neither is the recipe's
+    assert made == []
+    prepare("outputs/task/base", "other/data")
+    prepare("outputs/task/base", "outputs/task/data")
+    assert made == ["outputs/task"]
+    with pytest.raises(ValueError, match="needs the keyword output_dir"):
+        script = AdaScriptArguments(dataset_name="x", prepare="tests.helpers.make_task()")
+        prepare_task(script, args, ModelConfig(model_name_or_path="y"))
