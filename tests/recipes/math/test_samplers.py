@@ -8,8 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from ada_trl.mathematics.problems import Problem
-from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT
+from ada_trl.recipes.math.problems import Problem
+from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT
 from ada_trl.measurement.arguments import SamplingArguments
 from ada_trl.measurement.measure import fingerprint, render
 from ada_trl.measurement.samplers import Request, TransformersSampler, VLLMSampler

@@ -1,7 +1,10 @@
-r"""The prompt of the paper's runs: a problem as a conversation that asks for a `\boxed{}` answer."""
+r"""The paper's prompt format: a problem as a conversation that asks for a `\boxed{}` answer."""
 
-from datasets import Dataset, IterableDataset
+from typing import TYPE_CHECKING
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 SYSTEM_PROMPT = r"Please reason step by step, and put your final answer within \boxed{}."
 INSTRUCTION = r"Let's think step by step and output the final answer within \boxed{}."
@@ -9,16 +12,9 @@ INSTRUCTION = r"Let's think step by step and output the final answer within \box
 
 def to_prompt(problem: str) -> list[dict[str, str]]:
     """
-    The conversation that the authors of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) train every model on.
-
-    Args:
-        problem (`str`):
-            Text of the problem.
-
-    Returns:
-        `list[dict[str, str]]`:
-            The system prompt, and the problem followed by a space and the instruction, to be rendered by the model's
-            own chat template.
+    Build the conversation that the authors of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) train every model
+    on: the system prompt, and the problem followed by a space and the instruction. The model's own chat template renders
+    it.
     """
     return [
         {"role": "system", "content": SYSTEM_PROMPT},
@@ -26,16 +22,14 @@ def to_prompt(problem: str) -> list[dict[str, str]]:
     ]
 
 
-def with_prompts(dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
+def with_prompts(dataset: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
     """
-    A training set from a data set of problems; one that has a column `prompt` is left as it is.
+    Add the column `prompt` to a data set of problems, and rename `gt` to `answer`. A data set with prompts is returned as
+    it is.
 
     Args:
         dataset (`Dataset` or `IterableDataset`):
             With the column `problem`, and `answer`, `solution` or, as in the authors' sets on the hub, `gt`.
-
-    Returns:
-        `Dataset` or `IterableDataset`: with the further column `prompt`, and `gt` renamed to `answer`.
 
     Raises:
         `ValueError`: if there is neither `prompt` nor `problem`.

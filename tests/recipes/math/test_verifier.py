@@ -16,9 +16,9 @@ from math_verify import parse, verify
 from trl.rewards import get_soft_overlong_punishment
 
 from ada_trl.mathematics import verifier
-from ada_trl.mathematics.verification import extract_answer, verify_answers
-from ada_trl.mathematics.verifier_worker import compare
-from ada_trl.rewards import boxed_format_reward, get_math_accuracy_reward, math_accuracy_reward
+from ada_trl.recipes.math.verification import extract_answer, verify_answers
+from ada_trl.recipes.math.verifier_worker import compare
+from ada_trl.recipes.math.rewards import boxed_format_reward, get_math_accuracy_reward, math_accuracy_reward
 
 
 PAIRS = Path(__file__).parent / "answer_pairs.tsv"
@@ -206,8 +206,8 @@ def test_the_short_cut_for_integers_agrees_with_math_verify(pair):
 
 SCRIPT = r"""
 import sys
-from ada_trl.mathematics.verification import verify_answers
-from ada_trl.mathematics.verifier import shared_pool
+from ada_trl.recipes.math.verification import verify_answers
+from ada_trl.recipes.math.verifier import shared_pool
 print(verify_answers(["\\boxed{5}", "\\boxed{6}"], ["5", "5"], num_workers=2))
 print(*(w._process.pid for w in shared_pool()._workers if w._process))
 sys.stdout.flush()
