@@ -55,6 +55,8 @@ class EvaluateArguments(SamplingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.pass_at = self.pass_at or [2**i for i in range(self.num_samples.bit_length())]
+        if len(set(self.models)) < len(self.models):
+            raise ValueError(f"models ({self.models}) must be distinct.")
         if not all(1 <= k <= self.num_samples for k in self.pass_at):
             raise ValueError(f"pass_at ({self.pass_at}) must lie between 1 and num_samples ({self.num_samples}).")
         difficulty_bins([], self.difficulty_edges)  # rejects wrong edges before anything is sampled
@@ -114,8 +116,8 @@ def tabulate(
         measured (`Mapping[str, Mapping[str, Measurement]]`):
             By model and data set. The other models are compared with the first one, problem by problem.
         pass_rates (`list[list[float]]`, *optional*):
-            Pass rates of the problems of each data set, measured elsewhere, which make the difficulty bins. (Not those of
-            `measured`: problems chosen for a low measured pass rate regress to the mean only when measured again.)
+            Pass rates of the problems of each data set, which define the difficulty bins. They must be measured with other
+            completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
 
     Returns:
         `pd.DataFrame`: `metric`, `model`, `problems` (a data set, a bin, or all), their `number`, `value`, and the ends

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ada_trl.measurement.accuracy import bootstrap_interval, difficulty_bins, pass_at_k
+from ada_trl.recipes.math.statistics import bootstrap_interval, difficulty_bins, pass_at_k
 
 
 @given(st.data())
@@ -30,7 +30,7 @@ def test_pass_at_k_by_hand():
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_pass_at_k_beyond_the_samples_is_refused(k):
+def test_pass_at_k_beyond_the_samples_is_rejected(k):
     with pytest.raises(ValueError, match=f"pass@{k} cannot be estimated from 4 completions"):
         pass_at_k([1], 4, k)
 
