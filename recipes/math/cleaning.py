@@ -29,19 +29,13 @@ def clean(
     - The annotated solution is verified if math-verify recognises its last `\\boxed{}` and finds it equal to the answer.
       Where the answer itself is not recognised, the boxed one replaces it.
 
-    Args:
-        verify (`bool`, *optional*, defaults to `True`):
-            `False` for a custom reward function: there are no answers to verify.
-
-    Returns:
-        `tuple[list[Problem], dict[str, int]]`: the remaining problems, and the number removed by each filter, in order.
+    With a custom reward function there are no answers to verify (`verify=False`). Returns the remaining problems, and the
+    number removed by each filter, in order.
     """
     if verify:
         problems = _replace_unrecognised_answers(problems)
     filters = {
-        "no problem or no answer" if verify else "no problem": lambda rows: [
-            bool(row.text.strip()) and (not verify or _has_answer(row)) for row in rows
-        ],
+        "no text or no answer": lambda rows: [row.text.strip() and (not verify or _has_answer(row)) for row in rows],
         f"more than {max_tokens} tokens": lambda rows: [
             len(ids) <= max_tokens for ids in tokenizer([row.text for row in rows])["input_ids"]
         ],

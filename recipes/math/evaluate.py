@@ -59,7 +59,6 @@ class EvaluateArguments(SamplingArguments):
             raise ValueError(f"models ({self.models}) must be distinct.")
         if not all(1 <= k <= self.num_samples for k in self.pass_at):
             raise ValueError(f"pass_at ({self.pass_at}) must lie between 1 and num_samples ({self.num_samples}).")
-        difficulty_bins([], self.difficulty_edges)  # rejects wrong edges before anything is sampled
 
 
 def short_names(names: list[str]) -> list[str]:
@@ -82,9 +81,6 @@ def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
     # Whatever can fail early does so before hours of sampling: reward function, tokenizers, data.
     models = [Model(name, args, make) for name in args.models]
     problems = {name: load_problems(name, args)[: args.max_problems] for name in args.datasets}
-    for name, rows in problems.items():
-        if not rows:
-            raise ValueError(f"{name!r} has no problems (max_problems is {args.max_problems}).")
     output_dir = Path(args.output_dir)
     measured: dict[str, dict[str, Measurement]] = {}
     for model, label in zip(models, short_names(args.models), strict=True):
@@ -120,8 +116,8 @@ def tabulate(
             completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
 
     Returns:
-        `pd.DataFrame`: `metric`, `model`, `problems` (a data set, a bin, or all), their `number`, `value`, and the ends
-        `low` and `high` of its 95 % interval.
+        `pd.DataFrame`: `metric`, `model`, `problems` (a data set, a difficulty bin, or all), their `number`, the `value`, and
+        its 95 % interval from `low` to `high`.
     """
     reference, first = next(iter(measured.items()))
     everything = {name: np.arange(len(data.rewards)) for name, data in first.items()}
@@ -129,7 +125,7 @@ def tabulate(
     if len(first) > 1:
         groups[ALL] = everything
     for data, rates in zip(first, pass_rates or [], strict=bool(pass_rates)):
-        for name, members in difficulty_bins(rates, args.difficulty_edges):
+        for name, members in difficulty_bins(rates):
             groups.setdefault(f"pass rate {name}", {})[data] = members
     rows = []
     for model, by_data in measured.items():

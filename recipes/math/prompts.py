@@ -24,15 +24,8 @@ def to_prompt(problem: str) -> list[dict[str, str]]:
 
 def with_prompts(dataset: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
     """
-    Add the column `prompt` to a data set of problems, and rename `gt` to `answer`. A data set with prompts is returned as
-    it is.
-
-    Args:
-        dataset (`Dataset` or `IterableDataset`):
-            With the column `problem`, and `answer`, `solution` or, as in the authors' sets on the hub, `gt`.
-
-    Raises:
-        `ValueError`: if there is neither `prompt` nor `problem`.
+    Add the column `prompt` to a data set with the column `problem`, and rename `gt`, as in the authors' sets on the hub, to
+    `answer`. A data set with prompts is returned as it is; without either column a `ValueError` is raised.
     """
     columns = dataset.column_names or list(next(iter(dataset)))
     if "prompt" in columns:

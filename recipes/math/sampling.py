@@ -51,25 +51,19 @@ class SamplingArguments:
     )
     chat_template_kwargs: dict | str | None = HfArg(
         default=None,
-        help="JSON with variables of the chat template. Llama-3.2's contains the current day unless you set it: "
-        """'{"date_string": "26 Jul 2024"}'.""",
+        help="""JSON with variables of the chat template: '{"date_string": "26 Jul 2024"}' for Llama-3.2.""",
     )
     reward_func: str | None = HfArg(
-        default=None,
-        help="Import path of a reward function, such as my_rewards.correct. Default: math-verify compares the answers.",
+        default=None, help="Import path of a reward function. Default: math-verify compares the answers."
     )
     positive_threshold: float = HfArg(default=0.7, help="A completion with a higher reward is correct.")
     problem_column: str | None = HfArg(default=None, help="Default: found by its name, and logged.")
     answer_column: str | None = HfArg(default=None, help="Default: found by its name, and logged.")
     dataset_split: str = HfArg(default="train", help="Split of the data set.")
     max_problems: int | None = HfArg(default=None, help="Use only the first problems, for a trial.")
-    backend: Literal["vllm", "transformers"] = HfArg(
-        default="vllm", help="What samples; 'transformers' works everywhere, slowly."
-    )
+    backend: Literal["vllm", "transformers"] = HfArg(default="vllm", help="transformers: works everywhere, slow.")
     model_kwargs: dict | str | None = HfArg(
-        default=None,
-        help="JSON with options of vLLM's EngineArgs (gpu_memory_utilization, tensor_parallel_size, max_model_len, ...) or "
-        "of transformers' from_pretrained (dtype, ...).",
+        default=None, help="JSON with options of vllm.LLM (tensor_parallel_size, ...) or transformers (dtype, ...)."
     )
     save_every: int = HfArg(default=256, help="Problems that are sampled together, and saved when all are finished.")
     batch_size: int = HfArg(default=16, help="transformers: completions of a problem that are generated together.")
@@ -82,16 +76,14 @@ class SamplingArguments:
             try:
                 setattr(self, name, dict(json.loads(value) if isinstance(value, str) else value))
             except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f'{name} ({value}) is no JSON object. Write it as \'{{"name": "value"}}\'.'
-                ) from error
+                raise ValueError(f'{name} ({value}) must be a JSON object such as {{"name": "value"}}.') from error
         for name in ("num_samples", "max_new_tokens", "save_every", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")
-        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"temperature ({self.temperature}) must be at least 0 and top_p ({self.top_p}) in (0, 1]."
-            )
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature ({self.temperature}) must be at least 0.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p}) must be in (0, 1].")
 
     def load_reward_func(self) -> Callable:
         """Return the function that scores completions, which is called as TRL calls it."""
@@ -153,18 +145,14 @@ class Model:
 
     def measure(self, problems: list[Problem], folder: Path, data: str) -> Measurement:
         """
-        Sample and score what is not on disk yet.
+        Sample and score what is not in `folder` yet; `data` is the name of the problems' data set.
 
-        Args:
-            problems (`list[Problem]`), data (`str`):
-                Problems and the name of their data set.
-            folder (`Path`):
-                For `settings.json`, the completions in a file for every `save_every` problems, which is written as a whole,
-                so that an interrupted command continues, and `scores.parquet`.
-
-        Raises:
-            `ValueError`: if the samples in `folder` were drawn with other settings.
+        The folder has `settings.json`, `scores.parquet`, and a file with the completions of every `save_every` problems,
+        which is written as a whole, so that an interrupted command continues. A `ValueError` is raised if the completions
+        were sampled with other settings.
         """
+        if not problems:
+            raise ValueError(f"{data!r} has no usable problems (max_problems is {self.args.max_problems}).")
         prompts = [self.render(problem) for problem in problems]
         settings = {name: getattr(self.args, name) for name in SETTINGS}
         # The digest of the token ids stands for the problems, their order, the chat template and the tokenizer.
@@ -173,11 +161,10 @@ class Model:
         with FileLock(folder / ".lock"):
             size = self._check_settings(folder / "settings.json", settings)
         files = {folder / f"{start:08d}.parquet": start for start in range(0, len(prompts), size)}
-        progress = partial(tqdm, total=len(files), unit=" files", desc=f"Sampling {data}, {size} problems per file")
         try:
             # Several processes, one per GPU, share the files: first each samples those that no other one is at, then it
             # waits for the rest, and samples what a process that has ended meanwhile left behind.
-            for file, start in progress(files.items()):
+            for file, start in tqdm(files.items(), f"Sampling {data}, {size} problems per file", unit="file"):
                 self._sample(prompts[start : start + size], start, file, wait=False)
             for file, start in files.items():
                 self._sample(prompts[start : start + size], start, file, wait=True)

@@ -48,14 +48,8 @@ def bootstrap_interval(
     in the mean. The interval covers the choice of prompts and, since each value is itself a measurement, the sampling of
     completions.
 
-    Args:
-        values (`Sequence[Sequence[float]]`):
-            One number per prompt, for each data set. For the difference of two models, the prompts' differences.
-        level (`float`, *optional*, defaults to `0.95`), num_resamples (`int`, *optional*, defaults to `10000`):
-            Confidence level and number of resamples.
-
-    Returns:
-        `tuple[float, float]`: lower and upper end; NaN if there are no prompts.
+    `values` has one number per prompt, for each data set: for the difference of two models, the prompts' differences.
+    Returns the lower and the upper end at confidence `level`; NaN if there are no prompts.
     """
     arrays = [np.asarray(v, dtype=float) for v in values if len(v)]
     if not arrays:
@@ -72,18 +66,10 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def difficulty_bins(pass_rates: ArrayLike, edges: Sequence[float]) -> list[tuple[str, np.ndarray]]:
-    """
-    Bin prompts by pass rate: exactly 0, then above each edge and up to the next one.
-
-    `edges` increase from 0 to 1, else a `ValueError` is raised. Returns the name and the prompt positions of each bin, from
-    hard to easy, including empty ones.
-    """
-    increasing = all(low < high for low, high in zip(edges, edges[1:], strict=False))  # False with a NaN
-    if not increasing or len(edges) < 2 or edges[0] != 0 or edges[-1] != 1:
-        raise ValueError(f"difficulty_edges ({list(edges)}) must increase from 0 to 1.")
+def difficulty_bins(pass_rates: ArrayLike) -> list[tuple[str, np.ndarray]]:
+    """Bin prompts by pass rate as the paper's table 5: name and prompt positions of each bin, including empty ones."""
     rates = np.asarray(pass_rates, dtype=float)
     bins = [("0", np.flatnonzero(rates == 0))]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in ((0, 0.2), (0.2, 0.5), (0.5, 1)):
         bins.append((f"({low:g}, {high:g}]", np.flatnonzero((rates > low) & (rates <= high))))
     return bins

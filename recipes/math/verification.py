@@ -30,15 +30,11 @@ def verify_answers(
     affects no other row.
 
     Args:
-        completions (`Sequence[str]`):
-            Texts, of any content.
-        references (`Sequence[str | Sequence[str]]`):
-            Reference answer of each completion, or several of which any may match: bare (`\frac12`), in dollars, or a
-            solution with a `\boxed{}` answer.
-        timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds for one comparison.
-        num_workers (`int`, *optional*):
-            Maximum number of processes; by default one per available core, divided by `LOCAL_WORLD_SIZE`.
+        completions (`Sequence[str]`), references (`Sequence[str | Sequence[str]]`):
+            Texts, and for each its reference answer, or several of which any may match: bare (`\frac12`), in dollars, or
+            a solution with a `\boxed{}` answer.
+        timeout (`float`, *optional*, defaults to `5.0`), num_workers (`int`, *optional*):
+            Seconds for one comparison, and maximum number of processes, by default one per available core.
 
     Returns:
         `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.

@@ -36,18 +36,10 @@ class VerifierPool:
 
     def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[Verdict]:
         """
-        Compare answers with references. A comparison that takes too long or ends its process counts as unequal.
+        Compare answers with references, those of a task one after the other in one of at most `num_workers` processes.
 
-        Args:
-            tasks (`Sequence[tuple[str, Sequence[str]]]`):
-                References and answers. The answers of one task are compared one after the other, by one process.
-            timeout (`float`):
-                Seconds for one comparison, and for parsing a reference.
-            num_workers (`int`):
-                Maximum number of processes.
-
-        Raises:
-            `RuntimeError`: if a process cannot be started.
+        A comparison that takes longer than `timeout` seconds or ends its process counts as unequal. A `RuntimeError` is
+        raised if a process cannot be started.
         """
         verdicts: dict[int, Verdict] = {}
         waiting = deque(range(len(tasks)))

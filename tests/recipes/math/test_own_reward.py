@@ -70,7 +70,9 @@ def test_problems_are_selected_by_it_and_keep_their_columns(files):
     assert kept["total"] == [2, 4] and kept["level"] == [{"name": "easy"}] * 2
     assert load_dataset("out", split="train")["total"] == [2, 4]
     counts = json.loads((files / "out/selection.json").read_text())["problems"]
-    assert counts["removed: no problem"] == 1 and counts["removed: duplicate"] == 1 and counts["sampled"] == 4
+    assert (
+        counts["removed: no text or no answer"] == 1 and counts["removed: duplicate"] == 1 and counts["sampled"] == 4
+    )
 
 
 def test_another_threshold_needs_no_new_samples(files):

@@ -100,7 +100,7 @@ def test_it_selects_exactly_the_problems_in_the_range_and_counts_the_others(file
     report = json.loads((tmp_path / "selection.json").read_text())
     assert report["problems"] == {
         "loaded": 28,
-        "removed: no problem or no answer": 3,
+        "removed: no text or no answer": 3,
         "removed: more than 700 tokens": 1,
         "removed: neither references nor solution verified": 1,
         "removed: duplicate": 1,
@@ -339,11 +339,11 @@ def test_a_configuration_file(files, tmp_path):
         ("--max_pass_rate=31.3", "max_pass_rate (31.3), which is at most 1"),
         ("--max_pass_rate=nan", "max_pass_rate (nan)"),
         ("--num_samples=0", "num_samples (0) must be at least 1"),
-        ("--top_p=0", "top_p (0.0) in (0, 1]"),
-        ("--temperature=nan", "temperature (nan) must be at least 0"),
+        ("--top_p=0", "top_p (0.0) must be in (0, 1]"),
+        ("--temperature=nan", "temperature (nan) must be at least 0."),
         ("--backend=cuda", "'cuda' (choose from"),
-        ("--chat_template_kwargs={a: 1}", "chat_template_kwargs ({a: 1}) is no JSON object"),
-        ("--model_kwargs=[1]", "model_kwargs ([1]) is no JSON object"),
+        ("--chat_template_kwargs={a: 1}", "chat_template_kwargs ({a: 1}) must be a JSON object"),
+        ("--model_kwargs=[1]", "model_kwargs ([1]) must be a JSON object"),
         ("--seeed=1", "--seeed=1"),
     ],
 )
