@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.commands import OUTSIDE
 from ada_trl.commands.options import HELP_PAGE, help_page
 from ada_trl.commands.parser import CommandParser
 from ada_trl.trainer import callbacks as logs
@@ -116,7 +115,7 @@ def options_of(command: str) -> list[tuple[str, str, str]]:
     """The options of a command as its parser has them: name, default, help."""
     parsers, rows = [], []
     with patch.object(CommandParser, "print_help", lambda parser: parsers.append(parser)), suppress(SystemExit):
-        import_module(f"ada_trl.{command}" if command in OUTSIDE else f"ada_trl.commands.{command}").main(["--help"])
+        import_module(f"ada_trl.commands.{command}").main(["--help"])
     for action in (action for action in parsers[0]._actions if action.dest != "help"):
         name = action.option_strings[0] if action.option_strings else f"{action.metavar} …"
         default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
@@ -127,11 +126,8 @@ def options_of(command: str) -> list[tuple[str, str, str]]:
 
 
 def option_tables() -> str:
-    """docs/commands.md's tables; what `data` and `evaluate` share is said once."""
-    options = {command: options_of(command) for command in ("data", "evaluate", "plots")}
-    shared = [row for row in options["data"] if row in options["evaluate"]]
-    tables = {f"`ada-trl {name}`": [row for row in rows if row not in shared] for name, rows in options.items()}
-    tables = {"`ada-trl data` and `ada-trl evaluate`": shared} | tables
+    """docs/commands.md's tables."""
+    tables = {f"`ada-trl {name}`": options_of(name) for name in ("plots",)}
     return "\n\n".join(
         f"**{title}**\n\n" + markdown_table(["Option", "Default", "Meaning"], rows) for title, rows in tables.items()
     )

@@ -10,11 +10,8 @@ from .errors import run, suggestion
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
     "check": "test in about a minute whether a training run will work, and what a step costs",
-    "data": "select training problems by how often a model solves them",
-    "evaluate": "compare models on mathematics: average@k and pass@k with intervals",
     "plots": "draw what training runs have logged",
 }
-OUTSIDE = ("data", "evaluate")  # modules of the package itself
 
 HELP = """\
 usage: ada-trl COMMAND …
@@ -57,9 +54,8 @@ def start(command: str, args: list[str] | None = None) -> None:
     from .parser import program
 
     # Imported when it runs: importing torch takes seconds, for which --help need not wait.
-    package = "ada_trl" if command in OUTSIDE else __name__
     run(
-        lambda rest: import_module(f"{package}.{command}").main(rest),
+        lambda rest: import_module(f"{__name__}.{command}").main(rest),
         sys.argv[1:] if args is None else args,
         program(command),
     )

@@ -3,8 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from .errors import UserError, user_errors
-from .reward_funcs import load_reward_func
+from .errors import UserError
 
 
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -59,24 +58,6 @@ def _check_on_hub(name: str, option: str) -> None:
         ) from error
     except errors.EntryNotFoundError:
         return  # an adapter; loading it reports any other missing file
-
-
-def check_backend(backend: str) -> None:
-    """Raise a `UserError` if `backend` is vLLM and vLLM is not installed."""
-    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "--backend vllm: vLLM is not installed. Install it (pip install 'ada_trl[vllm]'), or set --backend "
-            "transformers, which is slow but works everywhere, or --backend server."
-        )
-
-
-def check_scorer(reward_func: str | None) -> None:
-    """Raise a `UserError` if the reward function, or without one math-verify, is missing."""
-    if reward_func is None:
-        check_installed("math_verify", "math", "compares the answers; or give your own --reward_func")
-        return
-    with user_errors():
-        load_reward_func(reward_func)
 
 
 def check_installed(module: str, extra: str, purpose: str) -> None:

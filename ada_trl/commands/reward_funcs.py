@@ -28,21 +28,6 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
     return [_load_reward_func(name) for name in names]
 
 
-def load_reward_func(name: str) -> Callable:
-    """
-    Import one reward function, which cannot be a reward model.
-
-    Raises:
-        `UserError`: as [`load_reward_funcs`], and for the name of a reward model.
-    """
-    (function,) = load_reward_funcs([name])
-    if isinstance(function, str):
-        raise UserError(
-            f"reward_func ({name!r}) is not a function. Give the import path of one, such as my_rewards.right."
-        )
-    return function
-
-
 def _load_reward_func(name: str) -> Callable | str:
     if name.endswith(")"):
         return _make_reward_func(name)

@@ -355,13 +355,12 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_sampling(self)
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. Other baselines do not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
-        num_generations: int = self.num_generations
-        num_generations_eval: int | None = self.num_generations_eval
-        if num_generations == 1:
+        given = {name: getattr(self, name) for name in ("num_generations", "num_generations_eval")}
+        if self.num_generations == 1:
             self.num_generations = placeholder_group_size(self)
-            self.num_generations_eval = num_generations_eval or 1
+            self.num_generations_eval = given["num_generations_eval"] or 1
         super().__post_init__()
-        self.num_generations, self.num_generations_eval = num_generations, num_generations_eval
+        vars(self).update(given)
         resolve_defaults(self)
         check_config(self)
 

@@ -2,11 +2,10 @@
 The figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) that are about sampling, of one's own runs.
 
 `python -m benchmarks.analyses.paper RUN [RUN …]` draws what runs have logged under `ada/`; `--samples` draws what
-`ada-trl data` and `ada-trl evaluate` have sampled. A figure for which no run has logged anything is `None`.
+`recipes.math.select` and `recipes.math.evaluate` have sampled. A figure for which no run has logged anything is `None`.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,36 +43,38 @@ def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
     """
-    What `ada_trl.data` and `ada_trl.evaluate` have measured: correct completions of each problem, and how many were drawn.
+    Correct completions of each problem, and the number of its completions, as `recipes.math.select` and `evaluate` scored them.
 
     Args:
         path (`str` or `Path`):
-            A `*.scores.jsonl`, or a directory with some below it; those in the same folder are put together.
+            A `scores.parquet`, or a directory with some below it. Those of several data sets, which are in folders beside
+            each other, are put together.
 
     Returns:
-        `dict[str, tuple[list[int], int]]`: by the name of the folder, or of `path` if there is only one.
+        `dict[str, tuple[list[int], int]]`: by the name of the folder of the data sets (in `evaluate`'s samples a model), or
+        of `path` if there is only one.
 
     Raises:
         `ValueError`: if there is none, or if problems in a folder were sampled different numbers of times.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.rglob("*.scores.jsonl"))
+    files = [path] if path.is_file() else sorted(path.rglob("scores.parquet"))
     found: dict[Path, list[list[float]]] = {}
     for file in files:
-        rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]  # after the header
-        found.setdefault(file.parent, []).extend(row["rewards"] for row in rows if row["rewards"] is not None)
+        rows = pq.read_table(file)["rewards"].to_pylist()
+        found.setdefault(file.parent.parent, []).extend(row for row in rows if None not in row)
     counts = {}
     for folder, rewards in found.items():
         numbers = {len(row) for row in rewards}
         if len(numbers) != 1:
             raise ValueError(
-                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; it takes the same "
-                "number for all. Give one of its *.scores.jsonl files."
+                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; the number must be "
+                "the same for all. Give one of its scores.parquet files."
             )
         counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
     if not counts:
-        raise ValueError(f"{path} has no *.scores.jsonl, which ada_trl.data and ada_trl.evaluate write.")
-    return counts if len(counts) > 1 else {path.name.removesuffix(".scores.jsonl"): next(iter(counts.values()))}
+        raise ValueError(f"{path} has no scores.parquet, which recipes.math.select and recipes.math.evaluate write.")
+    return counts if len(counts) > 1 else {path.name.removesuffix(".parquet"): next(iter(counts.values()))}
 
 
 def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
@@ -248,7 +249,7 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument(
-        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada-trl data and ada-trl evaluate."
+        "--samples", nargs="+", default=[], type=Path, help="Output directories of recipes.math.select and evaluate."
     )
     options = parser.parse_args(args)
     if not options.runs and not options.samples:

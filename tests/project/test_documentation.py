@@ -11,7 +11,6 @@ import yaml
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.commands import OUTSIDE
 from ada_trl.core.advantages import POWERS
 from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from ada_trl.trainer.validation import CHOICES
@@ -196,7 +195,7 @@ def test_commands_can_be_pasted(page, capsys):
 def called(words: list[str]) -> tuple[str | None, list[str]]:
     """The module of ours that a command starts, and its arguments; `None` for other commands."""
     if words[0].endswith("ada-trl") and not words[1].startswith("-"):
-        return f"ada_trl.{words[1]}" if words[1] in OUTSIDE else f"ada_trl.commands.{words[1]}", words[2:]
+        return f"ada_trl.commands.{words[1]}", words[2:]
     start = words.index("-m") + 1 if "-m" in words else len(words)
     ours = start < len(words) and words[start].startswith(("ada_trl.", "recipes.", "benchmarks."))
     return (words[start], words[start + 1 :]) if ours else (None, [])

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from ada_trl.commands import COMMANDS, OUTSIDE
+from ada_trl.commands import COMMANDS
 
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ def layers() -> list[str]:
 
 
 def layer_of(parts: tuple[str, ...]) -> str:
-    return "measurement" if parts[0] in OUTSIDE else parts[0]
+    return parts[0]
 
 
 def imported(path: Path) -> set[str]:
@@ -36,7 +36,7 @@ def imported(path: Path) -> set[str]:
 def test_the_page_lists_every_layer():
     there = {layer_of(path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES}
     assert len(layers()) == len(set(layers())) and set(layers()) == there
-    assert all((PACKAGE / "commands" / f"{name}.py").exists() for name in set(COMMANDS) - set(OUTSIDE))
+    assert all((PACKAGE / "commands" / f"{name}.py").exists() for name in COMMANDS)
 
 
 def test_imports_point_down():
