@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .advantages import PromptWeighting, prompt_weight
+from .advantages import PromptWeighting, bounded, prompt_weight
 from .pool import Pool
 
 
@@ -233,7 +233,7 @@ def posterior_advantages(
         if std is not None:
             scaled = residual / std if std > 0 else 0.0
             residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
-        advantages.append(weight * residual)
+        advantages.append(bounded(weight * residual))
     return advantages
 
 

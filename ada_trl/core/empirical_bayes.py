@@ -281,7 +281,7 @@ class RewardEstimator:
             return
         # Σ (r_i − mean of the others)² = (N / (N − 1))² · Σ (r_i − mean)²
         scatter = max(float(squares.sum() - total**2 / num_rollouts), 0.0)
-        batch_error = scatter / num_rollouts * (num_rollouts / (num_rollouts - 1)) ** 2
+        batch_error = float(scatter / num_rollouts * (num_rollouts / (num_rollouts - 1)) ** 2)
         of_estimate, of_batch = self.recent_errors
         of_estimate, of_batch = RECENT_MEMORY * of_estimate + error, RECENT_MEMORY * of_batch + batch_error
         self.recent_errors = [of_estimate, of_batch]

@@ -90,7 +90,10 @@ class GRPOHooks(GRPOTrainer):
             case Sampling(ServerCompletions() as answers):
                 return answers.completion_ids, answers.logprobs
             case Sampling(states=None) as phase if self._capture_hidden_states and not self.use_vllm:
-                with capture_hidden_states(self.model, -1, first_only=True) as caught:
+                prompt_ids = args[0] if args else kwargs["prompt_ids"]
+                longest, multiple = max(map(len, prompt_ids)), self.pad_to_multiple_of or 1
+                prefill = (len(prompt_ids), -(-longest // multiple) * multiple)
+                with capture_hidden_states(self.model, -1, prefill=prefill) as caught:
                     result = super()._generate_single_turn(*args, **kwargs)
                 phase.states = caught[0] if caught else None
                 return result

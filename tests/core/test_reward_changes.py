@@ -1,5 +1,6 @@
 """Robustness of the reward estimator: changes of the reward function, outliers, ties. Simulated with fixed seeds."""
 
+import json
 from functools import cache
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_the_state_of_the_scale_and_of_the_switch_continues():
         keys, pools = [str(i) for i in range(16)], pools_of(rewards)
         if step == 14:  # amid the change
             resumed = RewardEstimator(has_value_predictions=False)
-            resumed.load_state_dict(estimator.state_dict())
+            resumed.load_state_dict(json.loads(json.dumps(estimator.state_dict())))
             resumed.history = dict(estimator.history)
             assert estimator.is_misled and estimator.reward_std.small_variances
         for each in filter(None, (estimator, resumed)):
