@@ -106,7 +106,7 @@ class GRPOHooks(GRPOTrainer):
             case InjectedBatch(states=None) as phase if self._capture_hidden_states and self.args.recomputes_logprobs:
                 with capture_hidden_states(model, -logits_to_keep - 1) as caught:
                     result = super()._get_per_token_logps_and_entropies(*given, **kwargs)
-                phase.states = torch.cat(caught)
+                phase.states = torch.cat(caught) if caught else None
                 return result
         return super()._get_per_token_logps_and_entropies(*given, **kwargs)
 
