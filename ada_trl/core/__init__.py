@@ -26,12 +26,11 @@ from .pass_rate_ema import EMAPassRate, brier_metrics
 from .pool import Pool, Rollout
 from .prompt_id import prompt_identity, prompt_key, prompt_text
 from .selection import select_group
-from .sequential_sampling import Draw, eliminate, eliminate_async
+from .sequential_sampling import SampleFn, eliminate, eliminate_async
 
 
 __all__ = [
     "BaselineEstimate",
-    "Draw",
     "EMAPassRate",
     "ExitCondition",
     "GridSelector",
@@ -41,6 +40,7 @@ __all__ = [
     "RewardEstimator",
     "Rollout",
     "RunningRewardStd",
+    "SampleFn",
     "add_batch_information",
     "allocate",
     "batch_leave_one_out_baseline",

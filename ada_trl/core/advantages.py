@@ -1,4 +1,4 @@
-"""What advantage each selected rollout gets."""
+"""Prompt weights and advantages with the pool's own statistics."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,12 @@ PromptWeighting = str | float  # a name of `POWERS`, or α
 
 POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power objective by its name
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
+MAX_ADVANTAGE = 1e12  # larger ones overflow float32 in the loss or in the norm of the gradient, and weights become NaN
+
+
+def bounded(advantage: float) -> float:
+    """Clip an advantage to ±[`MAX_ADVANTAGE`], which only rewards close to the largest float32 reach."""
+    return max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, advantage))
 
 
 def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) -> float:
@@ -94,7 +100,9 @@ def group_advantages(
         positive_factor = pool.pass_rate * len(group) / max(kept_positives, 1)
         negative_factor = (1 - pool.pass_rate) * len(group) / max(kept_negatives, 1)
     return [
-        scale * (positive_factor if pool.is_positive(rollout) else negative_factor) * (rollout.reward - baseline)
+        bounded(
+            scale * (positive_factor if pool.is_positive(rollout) else negative_factor) * (rollout.reward - baseline)
+        )
         if pool.is_scored(rollout)
         else 0.0
         for rollout in group

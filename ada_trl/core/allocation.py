@@ -1,4 +1,4 @@
-"""How many rollouts each prompt gets out of a fixed total."""
+"""Allocation of a fixed total of rollouts to prompts."""
 
 import math
 from collections.abc import Sequence

@@ -5,15 +5,16 @@ posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` ho
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .advantages import PromptWeighting, prompt_weight
+from .advantages import PromptWeighting, bounded, prompt_weight
 from .pool import Pool
 
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
+LEVEL_SHIFT = 5.0  # standard errors of a mean residual that show a change of the common mean
 LARGEST_DEVIATION = 1.5  # scaled residuals (r − b) / σ are clipped to ± this
 
 
@@ -93,8 +94,30 @@ def leave_one_out_sums(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarr
     return values.sum(axis=-1, keepdims=True) - values, counts.sum() - counts
 
 
+def is_level_shift(
+    residual_sums: np.ndarray, square_sums: np.ndarray, num_rollouts: np.ndarray, num_prompts: Any, reward_std: float
+) -> np.ndarray:
+    """
+    Test whether the mean residual of some rollouts shows a change of the common mean of all rewards: it is more than
+    [`LEVEL_SHIFT`] standard errors from 0. The standard error counts prompts, not rollouts, since rollouts of one prompt are
+    correlated, and takes at least the running standard deviation, because a few rewards may be equal by chance.
+
+    Args:
+        residual_sums, square_sums (`np.ndarray`):
+            Sums of residuals and of their squares, of any shape.
+        num_rollouts, num_prompts:
+            Numbers that the sums are over. Fewer than three prompts never show a shift.
+        reward_std (`float`):
+            σ of earlier generations.
+    """
+    n = np.maximum(num_rollouts, 1)
+    mean = residual_sums / n
+    variance = np.maximum(square_sums / n - mean**2, reward_std**2)
+    return (num_prompts >= 3) & (mean**2 * num_prompts > LEVEL_SHIFT**2 * variance)
+
+
 def shift_by_batch_residual(
-    estimates: Sequence[BaselineEstimate], pools: Sequence[Pool], *, shrinkage: float
+    estimates: Sequence[BaselineEstimate], pools: Sequence[Pool], *, shrinkage: float, reward_std: float = math.inf
 ) -> list[BaselineEstimate]:
     """
     Shift each estimate by the mean residual of the *other* prompts of the step, so that an error common to all estimates
@@ -109,18 +132,26 @@ def shift_by_batch_residual(
         shrinkage (`float`):
             c, the number of rollouts at which the mean residual counts half. With 0 the common mean of the estimates comes
             from the other prompts alone; without any other rollout the result is then a mean of NaN worth 0 rollouts.
+        reward_std (`float`, *optional*):
+            σ of earlier generations. With it, a residual of the other prompts that shows a change of the common mean
+            ([`is_level_shift`]) is added in full, as with a shrinkage of 0: shrinking would leave a large part of it.
     """
     counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    residuals = np.array(
-        [
-            math.fsum(reward - estimate.mean for reward in pool.rewards)
-            for pool, estimate in zip(pools, estimates, strict=True)
-        ]
-    )
+    residuals, squares = np.zeros(len(pools)), np.zeros(len(pools))
+    for i, (pool, estimate) in enumerate(zip(pools, estimates, strict=True)):
+        residuals[i] = math.fsum(reward - estimate.mean for reward in pool.rewards)
+        squares[i] = math.fsum((reward - estimate.mean) ** 2 for reward in pool.rewards)
+    sums_of_others, nums_of_others = leave_one_out_sums(residuals, counts)
+    squares_of_others, _ = leave_one_out_sums(squares, counts)
+    _, other_prompts = leave_one_out_sums(counts, (counts > 0).astype(float))
+    is_shift = is_level_shift(sums_of_others, squares_of_others, nums_of_others, other_prompts, reward_std)
+    shrinkages = np.where(is_shift, 0.0, shrinkage)
     shifted = []
-    for estimate, sum_of_others, num_others in zip(estimates, *leave_one_out_sums(residuals, counts), strict=True):
-        if num_others + shrinkage > 0:
-            mean = estimate.mean + float(sum_of_others) / (float(num_others) + shrinkage)
+    for estimate, sum_of_others, num_others, c in zip(
+        estimates, sums_of_others.tolist(), nums_of_others.tolist(), shrinkages.tolist(), strict=True
+    ):
+        if num_others + c > 0:
+            mean = estimate.mean + sum_of_others / (num_others + c)
             shifted.append(estimate._replace(mean=mean))
         else:
             shifted.append(estimate._replace(mean=math.nan, pseudo_counts=0.0))
@@ -128,14 +159,19 @@ def shift_by_batch_residual(
 
 
 def add_batch_information(
-    estimates: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool], *, shrinkage: float
+    estimates: Sequence[BaselineEstimate],
+    keys: Sequence[str],
+    pools: Sequence[Pool],
+    *,
+    shrinkage: float,
+    reward_std: float = math.inf,
 ) -> list[BaselineEstimate]:
     """
     Add the rest of the step to each estimate: the mean residual of the other prompts ([`shift_by_batch_residual`]) and the
     rewards of other copies of the same prompt (equal `keys`). These are sampled independently of the prompt's own rollouts,
-    so the baseline stays unbiased.
+    so the baseline stays unbiased. `shrinkage` and `reward_std` are those of [`shift_by_batch_residual`].
     """
-    shifted = shift_by_batch_residual(estimates, pools, shrinkage=shrinkage)
+    shifted = shift_by_batch_residual(estimates, pools, shrinkage=shrinkage, reward_std=reward_std)
     copies: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         copies.setdefault(key, []).append(i)
@@ -197,7 +233,7 @@ def posterior_advantages(
         if std is not None:
             scaled = residual / std if std > 0 else 0.0
             residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
-        advantages.append(weight * residual)
+        advantages.append(bounded(weight * residual))
     return advantages
 
 

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .baselines import BaselineEstimate, leave_one_out_sums
+from .baselines import (
+    BaselineEstimate,
+    add_batch_information,
+    batch_leave_one_out_baseline,
+    is_level_shift,
+    leave_one_out_sums,
+)
 from .grid_selector import GridSelector
 from .pool import Pool
 
@@ -24,16 +30,30 @@ SHRINKAGE_COUNTS = (
 )  # c, rollouts of other prompts at which their mean residual counts half
 
 ERROR_MEMORY = 0.98  # weight of the errors of earlier generations
+MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation's errors, relative to the variance of its rewards
 MIN_AVERAGE_WEIGHT = 0.1  # weight of a new generation in the running variance, after the first ten
 MIN_STD_RATIO = 0.1  # smallest divisor of rewards, relative to the largest standard deviation
+MAX_VARIANCE_DECAY = 0.98  # of the largest variance, in each generation whose rewards differ
+RESTART_RATIO = 1 / 16  # variance of a generation, relative to the running mean, that is no longer of the same scale
+RESTART_AFTER = 8  # consecutive generations of such a small variance
+RECENT_MEMORY = 0.25  # weight of earlier generations in the comparison with the batch mean
+MISLED_RATIO = 2.0  # squared error, relative to that of the batch mean, from which the batch mean is used instead
+MIN_PROMPTS_TO_SWITCH = 8  # of a generation, for this comparison
 
 
 class RunningRewardStd:
-    """Running mean of the variance of the rewards within a generation, known before the next generation is sampled."""
+    """
+    Running mean of the variance of the rewards within a generation, known before the next generation is sampled.
+
+    The mean restarts when the variances of [`RESTART_AFTER`] consecutive generations are all far below it: the reward
+    function has changed, or an outlier has entered the mean. Generations whose rewards are all equal count in the mean, but
+    say nothing about the scale of the rewards and are left out of this comparison.
+    """
 
     def __init__(self) -> None:
-        self.variance = self.largest = 0.0  # σ², current and largest
+        self.variance = self.largest = 0.0  # σ², current and (slowly decaying) largest
         self.generations = 0
+        self.small_variances: list[float] = []  # of the latest generations, if they are far below the mean
 
     @property
     def bounded_variance(self) -> float:
@@ -45,14 +65,24 @@ class RunningRewardStd:
         """Square root of `bounded_variance`; 0 until rewards have differed."""
         return math.sqrt(self.bounded_variance)
 
-    def observe(self, rewards: Sequence[float] | np.ndarray) -> None:
-        """Update the running variance with all rewards of one generation."""
-        if len(rewards):
-            self.generations += 1
-            weight = max(1 / self.generations, MIN_AVERAGE_WEIGHT)
-            variance = float(np.var(rewards)) if len(set(rewards)) > 1 else 0.0  # exactly 0, not a rounding error
-            self.variance += weight * (variance - self.variance)
-            self.largest = max(self.largest, self.variance)
+    def observe(self, rewards: Sequence[float] | np.ndarray) -> bool:
+        """Update the running variance with all rewards of one generation. Return whether it has restarted."""
+        if not len(rewards):
+            return False
+        variance = float(np.var(rewards)) if len(set(rewards)) > 1 else 0.0  # exactly 0, not a rounding error
+        if variance > 0:
+            self.largest *= MAX_VARIANCE_DECAY
+            is_small = variance < RESTART_RATIO * self.variance
+            self.small_variances = [*self.small_variances, variance] if is_small else []
+        if len(self.small_variances) >= RESTART_AFTER:
+            self.variance = self.largest = float(np.mean(self.small_variances))
+            self.generations, self.small_variances = len(self.small_variances), []
+            return True
+        self.generations += 1
+        weight = max(1 / self.generations, MIN_AVERAGE_WEIGHT)
+        self.variance += weight * (variance - self.variance)
+        self.largest = max(self.largest, self.variance)
+        return False
 
     def reward_stds(self, pools: Sequence[Pool]) -> list[float]:
         """
@@ -66,11 +96,11 @@ class RunningRewardStd:
         others = [all_rewards[owners != i] for i in range(len(pools))]
         return [float(rewards.std()) if len(set(rewards)) > 1 else 0.0 for rewards in others]
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the state as numbers."""
-        return vars(self).copy()
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as numbers and lists."""
+        return vars(self) | {"small_variances": list(self.small_variances)}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         vars(self).update({name: state[name] for name in vars(self)})
 
@@ -112,6 +142,11 @@ class RewardEstimator:
     and with one rollout per prompt, where a likelihood of counts does not identify s (a single draw of a beta-binomial is a
     Bernoulli variable). A generation has no influence on its own baseline, so the baseline is unbiased whatever is selected.
 
+    Changes of the reward function: a shift of all rewards is corrected within the generation in which it happens
+    ([`~core.baselines.is_level_shift`]). While the estimate's recent squared error is more than twice that of the batch mean
+    (rewards have become much smaller, say, and histories are in the old units), [`compute_baseline`] returns the batch mean.
+    When the running standard deviation restarts, histories and errors are dropped as well.
+
     The estimates are equivariant: shifting all rewards by a constant or multiplying them by a positive one does the same to
     every m_x, from the second generation on.
 
@@ -137,6 +172,8 @@ class RewardEstimator:
         self.history: dict[str, np.ndarray] = {}  # by key, number of rollouts and residuals by decay, (2, L)
         self.mean_reward: float | None = None  # μ; `None` until something was observed
         self.reward_std = RunningRewardStd()  # σ
+        self.recent_errors = [0.0, 0.0]  # discounted mean squared errors: of the estimate, and of the batch mean
+        self.is_misled = False  # whether the batch mean has recently been much better
 
     @property
     def shrinkage(self) -> float:
@@ -171,6 +208,17 @@ class RewardEstimator:
             for deviation, rollouts, rate in zip(selected_deviations, selected_worth, pass_rates, strict=True)
         ]
 
+    def compute_baseline(
+        self, estimates: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool]
+    ) -> list[BaselineEstimate]:
+        """
+        Add the rest of the generation to `estimates` ([`~core.add_batch_information`]), or replace them by the batch mean
+        while they are much worse. `keys` and `pools` have one entry per prompt.
+        """
+        if self.is_misled:
+            return batch_leave_one_out_baseline(pools, [estimate.pass_rate for estimate in estimates])
+        return add_batch_information(estimates, keys, pools, shrinkage=self.shrinkage, reward_std=self.reward_std.std)
+
     def observe(self, features: PromptFeatures, pools: Sequence[Pool]) -> None:
         """
         Update with the rewards of one generation.
@@ -193,26 +241,60 @@ class RewardEstimator:
         squares = np.array([(values**2).sum() for values in residuals])  # (P,)
 
         deviations, worth = self._posterior(features)  # (K, L, S, P), (L, S, P)
-        sum_of_others, num_others = leave_one_out_sums(sums - n * deviations, n)
-        # By shrinkage count; as in `compute`, nothing is shrunk before any mean is known.
-        corrections = [
-            self._correction(sum_of_others, num_others, 0.0 if is_first else c) for c in self.shrinkage_counts
-        ]
+        corrections = self._corrections(deviations, n, sums, squares, is_first=is_first)  # by shrinkage count
         *selected, shrinkage = self.selector.indices  # before this generation's errors: as its baseline was computed
-        if not is_first and self.reward_std.bounded_variance > 0:
-            errors = [
-                _squared_error(deviations + correction, worth, n, sums, squares) / len(all_rewards)
-                for correction in corrections
-            ]
-            self.selector.observe(np.stack(errors, axis=-1) / self.reward_std.bounded_variance)
-        correction = corrections[shrinkage][tuple(selected)]
+        best = tuple(selected)
+        correction = corrections[shrinkage][best]  # (P,)
+        if not is_first:
+            errors = np.stack(
+                [
+                    _squared_error(deviations + correction, worth, n, sums, squares) / len(all_rewards)
+                    for correction in corrections
+                ],
+                axis=-1,
+            )
+            # In units of the running variance, as a weight that depends on this generation's rewards would bias the selection;
+            # but after a change to much larger rewards one generation must not outweigh all earlier ones.
+            variance = max(MIN_ERROR_UNIT * float(all_rewards.var()), self.reward_std.bounded_variance)
+            if variance > 0:
+                self.selector.observe(errors / variance)
+            self._compare_with_batch_mean(float(errors[(*best, shrinkage)]), n, sums, squares)
         if self.use_history:
             self._update_history(features.keys, n, sums - n * correction)
         if not is_first:
-            surprise = (sums - n * deviations[tuple(selected)]).sum()
-            mean += surprise / (n.sum() + self.shrinkage_counts[shrinkage])
+            surprises = sums - n * deviations[best]
+            surprise_squares = squares - 2 * deviations[best] * sums + n * deviations[best] ** 2
+            is_shift = is_level_shift(
+                surprises.sum(), surprise_squares.sum(), n.sum(), (n > 0).sum(), self.reward_std.std
+            )
+            mean += surprises.sum() / (n.sum() + (0.0 if is_shift else self.shrinkage_counts[shrinkage]))
         self.mean_reward = float(mean)
-        self.reward_std.observe(all_rewards)
+        if self.reward_std.observe(all_rewards):
+            # Histories and errors are in units of rewards that are no longer given.
+            self.history = {}
+            self.selector.reset()
+
+    def _compare_with_batch_mean(self, error: float, n: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> None:
+        """Update `is_misled` with the estimate's mean squared error in one generation; the rest is as in `observe`."""
+        total, num_rollouts = sums.sum(), n.sum()
+        if num_rollouts < 2:
+            return
+        # Σ (r_i − mean of the others)² = (N / (N − 1))² · Σ (r_i − mean)²
+        scatter = max(float(squares.sum() - total**2 / num_rollouts), 0.0)
+        batch_error = float(scatter / num_rollouts * (num_rollouts / (num_rollouts - 1)) ** 2)
+        of_estimate, of_batch = self.recent_errors
+        of_estimate, of_batch = RECENT_MEMORY * of_estimate + error, RECENT_MEMORY * of_batch + batch_error
+        self.recent_errors = [of_estimate, of_batch]
+        if self.is_misled:
+            self.is_misled = of_estimate > of_batch
+            return
+        # Rewards of few prompts may be equal by chance, so that the batch mean seems to have no error. The margin falls with
+        # the square of the number of prompts, and is negligible with 32.
+        num_prompts = int((n > 0).sum())
+        if num_prompts < MIN_PROMPTS_TO_SWITCH:
+            return
+        margin = 8 * self.reward_std.bounded_variance / num_prompts**2
+        self.is_misled = of_estimate > MISLED_RATIO * (of_batch + margin)
 
     def _update_history(self, keys: Sequence[str], n: np.ndarray, residuals: np.ndarray) -> None:
         for key, count, residual in zip(keys, n, residuals, strict=True):
@@ -227,10 +309,24 @@ class RewardEstimator:
         weighted_sum = self.pseudo_counts[:, None] * predicted[:, None, None, :] + features.residuals[:, None, :]
         return weighted_sum / worth, worth
 
-    @staticmethod
-    def _correction(sum_of_others: np.ndarray, num_others: np.ndarray, shrinkage: float) -> np.ndarray:
-        weight = num_others + shrinkage
-        return np.divide(sum_of_others, weight, out=np.zeros_like(sum_of_others), where=weight > 0)
+    def _corrections(
+        self, deviations: np.ndarray, n: np.ndarray, sums: np.ndarray, squares: np.ndarray, *, is_first: bool
+    ) -> list[np.ndarray]:
+        """
+        Compute the mean residuals of the other prompts, `(K, L, S, P)`, by shrinkage count: as in
+        [`~core.shift_by_batch_residual`], for all candidates.
+        """
+        sum_of_others, num_others = leave_one_out_sums(sums - n * deviations, n)
+        squares_of_others, _ = leave_one_out_sums(squares - 2 * deviations * sums + n * deviations**2, n)
+        _, other_prompts = leave_one_out_sums(n, (n > 0).astype(float))
+        is_shift = is_level_shift(sum_of_others, squares_of_others, num_others, other_prompts, self.reward_std.std)
+        corrections = []
+        for shrinkage in self.shrinkage_counts:
+            # Nothing is shrunk before any mean is known.
+            weights = num_others + np.where(is_shift, 0.0, 0.0 if is_first else shrinkage)
+            zeros = np.zeros_like(sum_of_others)
+            corrections.append(np.divide(sum_of_others, weights, out=zeros, where=weights > 0))
+        return corrections
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state except `history`, as numbers and lists."""
@@ -238,12 +334,15 @@ class RewardEstimator:
             "mean_reward": self.mean_reward,
             "reward_std": self.reward_std.state_dict(),
             "errors": self.selector.state_dict(),
+            "recent_errors": self.recent_errors,
+            "is_misled": self.is_misled,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.mean_reward = state["mean_reward"]
         self.reward_std.load_state_dict(state["reward_std"])
+        self.recent_errors, self.is_misled = list(state["recent_errors"]), state["is_misled"]
         self.selector.load_state_dict(state["errors"])  # ignored if a value network was added or removed
 
     def metrics(self) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""When a prompt has drawn enough."""
+"""Exit conditions of sequential sampling."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
-class Counts(Protocol):
-    """As much of a pool as an exit condition looks at."""
+class OutcomeCounts(Protocol):
+    """The part of a pool that an exit condition depends on."""
 
     @property
     def positives(self) -> int: ...
@@ -17,7 +17,7 @@ class Counts(Protocol):
 @dataclass(frozen=True)
 class ExitCondition:
     """
-    A pool is resolved once it holds enough positives and enough negatives
+    Condition that a pool holds enough positives and enough negatives
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, exit conditions *pos* and *balance*).
 
     Args:
@@ -30,5 +30,5 @@ class ExitCondition:
     min_positives: int
     min_negatives: int = 0
 
-    def __call__(self, pool: Counts) -> bool:
+    def __call__(self, pool: OutcomeCounts) -> bool:
         return pool.positives >= self.min_positives and pool.negatives >= self.min_negatives

@@ -48,6 +48,10 @@ class GridSelector:
         """Add the prediction errors of one step, one per combination of candidates."""
         self.errors = self.memory * self.errors + errors
 
+    def reset(self) -> None:
+        """Forget all errors, so that the selection starts from the defaults."""
+        self.errors = np.zeros_like(self.errors)
+
     def state_dict(self) -> list[Any]:
         """Return the discounted errors as nested lists."""
         return self.errors.tolist()

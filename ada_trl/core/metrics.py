@@ -1,4 +1,4 @@
-"""Pools to numbers."""
+"""Metrics of pools and groups."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ def zero_gradient_probability(rewards: Sequence[float], num_generations: int) ->
     return same / math.comb(len(scored), num_generations)
 
 
-def zero_signal_of_grpo(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
+def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
     """
     [`zero_gradient_probability`] of uniformly drawn pools, `(num_prompts,)`, also of those that are smaller than n =
     `num_generations`.
@@ -102,13 +102,13 @@ def sampling_metrics(
     prompts with N_x > 0; mean(N_x) is `samples_per_prompt/mean` when everything is scored.
 
     `frac_missing_positives/round_<k>` is the share of prompts that lack positives after k rounds, whether or not they lack
-    negatives too; after the last round these are the unresolved ones, by what they are unresolved for.
+    negatives too.
 
     Args:
         pools, groups, advantages:
             One entry per prompt.
         exit_condition (`ExitCondition`):
-            What resolved means.
+            The exit condition of the mode.
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
         max_rounds (`int`):
@@ -118,33 +118,35 @@ def sampling_metrics(
         weighting (`str` or `float`):
             See [`prompt_weight`].
         is_on_distribution (`Sequence[bool]`, *optional*):
-            Which prompts stand for the data set: `pass_rate/*`, `signal/*` and `frac_reward_zero_std/first_round` are of these, NaN
+            Which prompts are an unbiased sample of the data set: `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are of these, NaN
             where there are none. By default, all.
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
-    resolved = np.array([exit_condition(pool) for pool in pools])
+    exit_met = np.array([exit_condition(pool) for pool in pools])
     first_rounds = [
         Pool(p.positive_threshold, (r for r in p.rollouts if r.draw_index < samples_per_round)) for p in pools
     ]
-    zero_before = zero_signal_of_grpo(first_rounds, num_generations)
+    zero_before = grpo_zero_variance_probability(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    stand_for_all = np.ones(len(pools), dtype=bool) if is_on_distribution is None else np.array(is_on_distribution)
-    sample = [pool for pool, is_representative in zip(first_rounds, stand_for_all, strict=True) if is_representative]
+    on_distribution = np.ones(len(pools), dtype=bool) if is_on_distribution is None else np.array(is_on_distribution)
+    sample = [pool for pool, is_included in zip(first_rounds, on_distribution, strict=True) if is_included]
     pass_rates = [pool.pass_rate for pool in sample]
     weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting) for p in pools]
-    signals = [rollout.success_reward for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)]
+    success_rewards = [
+        rollout.success_reward for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)
+    ]
 
     metrics = {
         "samples_per_prompt/mean": sizes.mean(),
         "samples_per_prompt/min": sizes.min(),
         "samples_per_prompt/max": sizes.max(),
         "rounds/mean": rounds.mean(),
-        "frac_exit_condition_met": resolved.mean(),
-        "frac_all_correct": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~resolved),
-        "frac_all_wrong": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~resolved),
-        "frac_unscored": np.mean([p.scored == 0 for p in pools] & ~resolved),
-        "frac_reward_zero_std/first_round": _nanmean(zero_before[stand_for_all]),
+        "frac_exit_condition_met": exit_met.mean(),
+        "frac_all_correct": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~exit_met),
+        "frac_all_wrong": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~exit_met),
+        "frac_unscored": np.mean([p.scored == 0 for p in pools] & ~exit_met),
+        "frac_reward_zero_std/first_round": _nanmean(zero_before[on_distribution]),
         "frac_zero_advantage_groups": zero_after[[len(group) > 0 for group in groups]].mean(),
         "frac_recovered_groups": (zero_before * ~zero_after).mean(),
         "reward/trained": _nanmean([r.reward for group in groups for r in group]),
@@ -155,9 +157,9 @@ def sampling_metrics(
         "pass_rate/p90": _nanpercentile(pass_rates, 90),
         "prompt_weight/mean": np.mean(weights),
         "prompt_weight/max": np.max(weights),
-        "success_reward/mean": _nanmean(signals),
-        "success_reward/min": min(signals, default=math.nan),
-        "success_reward/max": max(signals, default=math.nan),
+        "success_reward/mean": _nanmean(success_rewards),
+        "success_reward/min": min(success_rewards, default=math.nan),
+        "success_reward/max": max(success_rewards, default=math.nan),
     }
     positives, negatives = _counts_by_round(pools, samples_per_round, max_rounds)
     for k in range(1, max_rounds + 1):

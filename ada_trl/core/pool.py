@@ -1,4 +1,4 @@
-"""What one prompt has drawn in one step, with its real rewards."""
+"""Rollouts of one prompt in one step, with their real rewards."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 class Rollout(NamedTuple):
     """
-    A completion and its reward. The completion itself stays with whoever generated it.
+    A completion's reward. The completion itself stays on the rank that generated it.
 
     Args:
         draw_index (`int`):
@@ -16,11 +16,11 @@ class Rollout(NamedTuple):
         reward (`float`):
             Weighted total reward; NaN if no reward function scored the completion.
         success_reward (`float`):
-            What decides between positive and negative: the total reward, or one named reward function.
+            Reward that is compared with the threshold: the total reward, or that of one named reward function.
         rewards (`tuple[float, ...]`):
             One reward per reward function, unweighted; NaN where a function returned `None`.
         source (`Any`, *optional*):
-            Where the completion can be fetched from; opaque here.
+            Location of the completion, not interpreted here.
     """
 
     draw_index: int
@@ -35,12 +35,12 @@ class Pool:
     All rollouts of one prompt in one step, and the statistics that the advantages are computed from.
 
     Statistics use the real rewards, ignore NaN, and are summed exactly (`math.fsum`), so they do not depend on the
-    order of arrival. A rollout whose signal or reward is NaN is *unscored*: neither positive nor negative, but it
+    order of arrival. A rollout whose success reward or reward is NaN is *unscored*: neither positive nor negative, but it
     counts towards the size.
 
     Args:
         positive_threshold (`float`):
-            A rollout is positive when its signal is strictly greater.
+            A rollout is positive when its success reward is strictly greater.
     """
 
     def __init__(self, positive_threshold: float, rollouts: Iterable[Rollout] = ()):
@@ -78,7 +78,7 @@ class Pool:
 
     @property
     def rewards(self) -> list[float]:
-        """Those that there are, whether or not there is a signal beside them."""
+        """Rewards that are not NaN, whether or not the success reward is NaN."""
         return [rollout.reward for rollout in self.rollouts if not math.isnan(rollout.reward)]
 
     @property

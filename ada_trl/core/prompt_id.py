@@ -1,4 +1,4 @@
-"""What tells a prompt from others, across steps, runs and machines."""
+"""Identity of a prompt across steps, runs and machines."""
 
 import hashlib
 import json
@@ -8,13 +8,13 @@ from typing import Any
 
 def prompt_identity(row: Mapping[str, Any], *, hash_entire_row: bool = False) -> Any:
     """
-    What tells a prompt from others, for [`prompt_key`]: the prompt, with its images where there are some.
+    Return the content that identifies a prompt, for [`prompt_key`]: the prompt, with its images if there are any.
 
     Args:
         row (`Mapping[str, Any]`):
             The data set row.
         hash_entire_row (`bool`, *optional*, defaults to `False`):
-            Whether every column counts, because an environment makes the prompt of them.
+            Whether every column counts, because an environment makes the prompt from them.
     """
     if hash_entire_row:
         return dict(row)
@@ -24,19 +24,18 @@ def prompt_identity(row: Mapping[str, Any], *, hash_entire_row: bool = False) ->
 
 def prompt_reference(
     row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Any, str]:
     """
-    As much of a data set row as it takes to know its prompt again: a prompt and a row, short enough for every process.
+    Return what other ranks need of a data set row to identify its prompt.
 
     Args:
         row (`Mapping[str, Any]`), hash_entire_row (`bool`):
             As in [`prompt_identity`].
         keep_prompt (`bool`, *optional*, defaults to `False`):
-            Whether the prompt itself is needed, not only its text.
+            Whether to return the prompt itself instead of its text.
 
     Returns:
-        `tuple[Any, dict[str, str]]`: arguments of [`prompt_key`], whose result is that of the whole row. Images are
-        digests in the first of them.
+        `tuple[Any, str]`: the prompt or its text, with digests in place of images, and the prompt's key.
 
     Raises:
         `ValueError`: as [`prompt_key`].
@@ -46,17 +45,19 @@ def prompt_reference(
     if not keep_prompt:
         try:
             prompt = prompt_text(prompt)
-        except ValueError:  # it has no text, only an `id`
+        except ValueError:  # it has no text, and is identified by its `id`
             pass
-    return prompt, {"id": key}
+    return prompt, key
 
 
 def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None = None) -> str:
     """
-    A prompt's identity across steps, runs and machines: the row's `id` if it has one, else a hash of the content.
+    Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has one.
 
-    The hash is the SHA-256 of the prompt as canonical JSON. Fields that are `None` are left out, because a data set
-    adds them to messages that lack a field which others have.
+    The hash is the SHA-256 of the prompt as canonical JSON, its first 16 digits if there is an `id` as well. An `id` alone
+    would not do: data sets that are concatenated often have the same ids for different prompts, and some have one `id` for
+    all rows. With an `id`, equal prompts of different ids (and different answers, say) have separate estimates. Fields that
+    are `None` are left out of the hash, because a data set adds them to messages that lack a field which others have.
 
     Args:
         prompt (`str` or `list[dict[str, Any]]`):
@@ -67,14 +68,19 @@ def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None
     Raises:
         `ValueError`: if the prompt holds something that is neither text nor an image, and the row has no `id`.
     """
-    if row is not None and row.get("id") is not None:
-        return str(row["id"])
-    return hashlib.sha256(prompt_text(prompt, quote=True).encode()).hexdigest()
+    row_id = None if row is None else row.get("id")
+    try:
+        digest = hashlib.sha256(prompt_text(prompt, quote=True).encode()).hexdigest()
+    except ValueError:
+        if row_id is None:
+            raise
+        return str(row_id)
+    return digest if row_id is None else f"{row_id}-{digest[:16]}"
 
 
 def prompt_text(prompt: str | list[dict[str, Any]], *, quote: bool = False) -> str:
     """
-    A prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON, an
+    Return a prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON, an
     image in it as the SHA-256 of its pixels.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which rollouts of a pool the update sees."""
+"""Selection of the group that is trained on."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
             Non-negative integers, for example (run seed, step, prompt).
 
     Returns:
-        `list[Rollout]`: `num_generations` rollouts in order of draw.
+        `list[Rollout]`: `num_generations` rollouts in order of their index.
 
     Raises:
         `ValueError`: if the pool is smaller than the group.

@@ -1,4 +1,4 @@
-"""The elimination loop over injected sampling: in rounds, or prompt by prompt without a barrier."""
+"""Successive elimination with a given sampling function: in rounds, or asynchronously for each prompt."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,27 +8,27 @@ from .exit_conditions import ExitCondition
 from .pool import Pool, Rollout
 
 
-Draw = Callable[[Sequence[tuple[int, int]]], Sequence[Rollout]]
-"""Takes rows `(prompt, draw)`, returns one rollout per row, in the same order."""
+SampleFn = Callable[[Sequence[tuple[int, int]]], Sequence[Rollout]]
+"""Takes requests `(prompt, rollout index)` and returns one rollout per request, in the same order."""
 
 Submit = Callable[[int, int], None]
-"""Takes a prompt and the number of its first draw, asks for the rollouts of its next round and returns at once."""
+"""Takes a prompt and the index of its next rollout, requests the rollouts of its next round and returns at once."""
 
 Collect = Callable[[], Sequence[tuple[int, int, Sequence[Rollout] | None]]]
-"""Waits for at least one request; returns `(prompt, first draw, rollouts)`, `None` where there will be no rollouts."""
+"""Waits for at least one request; returns `(prompt, first index, rollouts)`, with `None` if the request has failed."""
 
 Progress = Callable[[int, int], None]
-"""Takes the number of prompts still active and of rollouts drawn so far."""
+"""Takes the number of prompts still active and of rollouts sampled so far."""
 
 
 def round_sizes(samples_per_round: int | Sequence[int], num_prompts: int) -> Sequence[int]:
-    """Rollouts per round of each prompt, from one number for all or one per prompt."""
+    """Return the rollouts per round of each prompt, from one number for all or one per prompt."""
     return [samples_per_round] * num_prompts if isinstance(samples_per_round, int) else samples_per_round
 
 
 def eliminate(
     num_prompts: int,
-    draw: Draw,
+    sample_round: SampleFn,
     exit_condition: ExitCondition,
     *,
     samples_per_round: int | Sequence[int],
@@ -40,16 +40,15 @@ def eliminate(
     """
     Successive elimination in rounds ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
 
-    Each round draws `samples_per_round` (M) rollouts for every prompt still active and retires those whose pool meets
-    the exit condition. A prompt still active after `max_rounds` (N) rounds is unresolved; that is no error. No prompt
-    ever draws more than M × N rollouts. Prompts are positions `0 … num_prompts − 1`, so duplicates have pools of their
-    own.
+    Each round samples `samples_per_round` (M) rollouts for every prompt still active and retires those whose pool meets
+    the exit condition. A prompt may still be active after `max_rounds` (N) rounds; this is no error. No prompt ever has more
+    than M × N rollouts. Prompts are positions `0 … num_prompts − 1`, so duplicates have separate pools.
 
     M may be a sequence with one size per prompt. One round of such sizes is the sampling of Reinforce-Ada-Est.
 
     Args:
         pools (`Sequence[Pool]`, *optional*):
-            Empty ones to fill, for those that do more than a [`Pool`] does.
+            Empty pools to fill, of a subclass of [`Pool`].
 
     Returns:
         `list[Pool]`: one pool per prompt, in order.
@@ -58,8 +57,8 @@ def eliminate(
     sizes = round_sizes(samples_per_round, num_prompts)
     active = list(range(num_prompts))
     for round_index in range(max_rounds):
-        rows = [(prompt, round_index * sizes[prompt] + i) for prompt in active for i in range(sizes[prompt])]
-        for (prompt, _), rollout in zip(rows, draw(rows), strict=True):
+        requests = [(prompt, round_index * sizes[prompt] + i) for prompt in active for i in range(sizes[prompt])]
+        for (prompt, _), rollout in zip(requests, sample_round(requests), strict=True):
             pools[prompt].add(rollout)
         active = [prompt for prompt in active if not exit_condition(pools[prompt])]
         if progress is not None:
@@ -85,22 +84,22 @@ def eliminate_async(
     progress: Progress | None = None,
 ) -> list[Pool]:
     """
-    The same algorithm where no prompt waits for another: each has a request in flight until it is retired.
+    Run the same algorithm without a barrier: each prompt has a request in flight until it is retired.
 
-    A prompt's M rollouts are awaited together, its rounds are taken in order and its exit condition is looked at after
-    each, so the pools have the same distribution as those of [`eliminate`], whatever the requests' speed.
+    A prompt's M rollouts are awaited together, its rounds are processed in order and its exit condition is checked after
+    each, so the pools have the same distribution as those of [`eliminate`], whatever the speed of the requests.
 
     Args:
         submit (`Submit`), collect (`Collect`):
-            Start a request; wait for answers. A prompt whose next round is answered with `None` is retired with the
-            pool it has. Requests still under way at the end are not needed.
+            Start a request; wait for results. A prompt whose next round is `None` is retired with the pool it has. The
+            results of requests still in flight at the end are not needed.
         max_in_flight (`int`):
-            Requests under way at once. Prompts that wait are served first come, first served.
+            Requests in flight at once. Prompts that wait are served first come, first served.
         pools (`Sequence[Pool]`, *optional*):
             As in [`eliminate`].
         speculate_below (`int`, *optional*, defaults to `0`):
-            When fewer requests are under way, ask for rounds of active prompts before the one before is answered. Such a
-            round joins the pool only if the prompt turns out to need it; otherwise its rollouts are thrown away.
+            When fewer requests are in flight, request rounds of active prompts before their previous round has returned.
+            Such a round joins the pool only if the prompt turns out to need it; otherwise its rollouts are discarded.
         barrier (`bool`, *optional*, defaults to `False`):
             Start a round only when the round before is complete, for comparison.
 
@@ -109,32 +108,32 @@ def eliminate_async(
     """
     sizes = round_sizes(samples_per_round, num_prompts)
     pools = pools or [Pool(positive_threshold) for _ in sizes]
-    prompts = [_Prompt(*prompt) for prompt in zip(range(num_prompts), sizes, pools, strict=True)]
+    prompts = [_PromptState(*prompt) for prompt in zip(range(num_prompts), sizes, pools, strict=True)]
     waiting = deque(prompts)
     in_flight = 0
 
-    def next_prompt() -> _Prompt | None:
+    def next_prompt() -> _PromptState | None:
         if in_flight >= max_in_flight:
             return None
         if waiting:
             return waiting.popleft()
         if barrier or in_flight >= speculate_below:
             return None
-        ahead = (prompt for prompt in prompts if not prompt.retired and prompt.asked < max_rounds)
-        return min(ahead, key=lambda prompt: prompt.asked - prompt.done, default=None)
+        ahead = (prompt for prompt in prompts if not prompt.retired and prompt.submitted_rounds < max_rounds)
+        return min(ahead, key=lambda prompt: prompt.submitted_rounds - prompt.completed_rounds, default=None)
 
     while active := [prompt for prompt in prompts if not prompt.retired]:
         if barrier and not waiting and not in_flight:
             waiting.extend(active)
         while (prompt := next_prompt()) is not None:
-            submit(prompt.number, prompt.asked * prompt.size)
-            prompt.asked += 1
+            submit(prompt.number, prompt.submitted_rounds * prompt.round_size)
+            prompt.submitted_rounds += 1
             in_flight += 1
-        for number, first_draw, rollouts in collect():
+        for number, first_index, rollouts in collect():
             in_flight -= 1
             prompt = prompts[number]
-            prompt.receive(first_draw, rollouts, exit_condition, max_rounds)
-            if not barrier and not prompt.retired and prompt.asked == prompt.done:
+            prompt.receive(first_index, rollouts, exit_condition, max_rounds)
+            if not barrier and not prompt.retired and prompt.submitted_rounds == prompt.completed_rounds:
                 waiting.append(prompt)
         if progress is not None:
             progress(sum(not prompt.retired for prompt in prompts), sum(len(prompt.pool) for prompt in prompts))
@@ -142,24 +141,24 @@ def eliminate_async(
 
 
 @dataclass(eq=False)
-class _Prompt:
-    """A prompt on its way through its rounds, whose answers may come in any order and are taken in theirs."""
+class _PromptState:
+    """Progress of one prompt. Its rounds may return in any order and are processed in order."""
 
     number: int
-    size: int  # rollouts of a round
+    round_size: int  # rollouts
     pool: Pool
-    asked: int = 0  # rounds
-    done: int = 0  # rounds
+    submitted_rounds: int = 0
+    completed_rounds: int = 0
     retired: bool = False
-    answers: dict[int, Sequence[Rollout] | None] = field(default_factory=dict)  # by first draw, until their turn
+    pending: dict[int, Sequence[Rollout] | None] = field(default_factory=dict)  # by first index, until their turn
 
     def receive(
-        self, first_draw: int, rollouts: Sequence[Rollout] | None, exit_condition: ExitCondition, max_rounds: int
+        self, first_index: int, rollouts: Sequence[Rollout] | None, exit_condition: ExitCondition, max_rounds: int
     ) -> None:
-        self.answers[first_draw] = rollouts
-        while not self.retired and (turn := self.done * self.size) in self.answers:
-            rollouts = self.answers.pop(turn)
-            self.done += 1
+        self.pending[first_index] = rollouts
+        while not self.retired and (turn := self.completed_rounds * self.round_size) in self.pending:
+            rollouts = self.pending.pop(turn)
+            self.completed_rounds += 1
             for rollout in rollouts or ():
                 self.pool.add(rollout)
-            self.retired = rollouts is None or self.done == max_rounds or exit_condition(self.pool)
+            self.retired = rollouts is None or self.completed_rounds == max_rounds or exit_condition(self.pool)

@@ -1,4 +1,4 @@
-"""The policy's hidden states at the last token of its prompts: what a value head reads."""
+"""The policy's hidden states at the last token of its prompts, the input of a value head."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,40 +10,66 @@ from accelerate.utils import extract_model_from_parallel, is_peft_model
 from torch import nn
 
 
+def backbone_of(model: nn.Module) -> nn.Module:
+    """
+    Return the module whose output the policy's LM head receives.
+
+    It is the decoder and not the base model, because some models (OPT, BART) never call the forward of their base model:
+    their LM class calls the decoder inside of it, and a hook on the base model would not run.
+    """
+    policy = extract_model_from_parallel(model)
+    policy = policy.get_base_model() if is_peft_model(policy) else policy
+    decoder = policy.get_decoder() if hasattr(policy, "get_decoder") else None
+    return policy.base_model if decoder is None or decoder is policy else decoder
+
+
 @contextmanager
 def capture_hidden_states(
-    model: nn.Module, position: int, *, first_only: bool = False
+    model: nn.Module, position: int, *, prefill: tuple[int, int] | None = None
 ) -> Iterator[list[torch.Tensor]]:
     """
-    While the block runs, catch the policy's last hidden state at one position of every sequence in its forward passes: with
-    the last prompt token's position, what its LM head predicts the first completion token from. It is caught where the
-    backbone hands it on, since TRL's fused head does not call the head's module.
+    Capture the policy's last hidden state at one position of every sequence in its forward passes. At the last prompt
+    token's position this is the state from which the LM head predicts the first completion token. The hook is on the
+    backbone, since TRL's fused head does not call the head's module.
+
+    The states are those of the forward pass as it is made: if the model is in training mode, its dropout acts on them. TRL
+    generates, and computes the old log-probabilities, with the model in the mode that it is in; a separate pass
+    ([`last_hidden_states`]) turns dropout off.
 
     Args:
         model (`nn.Module`):
             A causal language model, plain, PEFT-wrapped or prepared by `accelerate`.
         position (`int`):
-            Of each sequence, such as -1.
-        first_only (`bool`, *optional*, defaults to `False`):
-            Only of the first forward pass: the prefill of a generation. It is watched no longer, so that what is compiled
-            for the decoding does not see it.
+            Position in each sequence, such as -1.
+        prefill (`tuple[int, int]`, *optional*):
+            Numbers of sequences and of prompt tokens of a generation, with padding. Only the forward pass that ends its
+            prefill is captured: of several chunks (`prefill_chunk_size`) the last one. Nothing is captured if the pass has
+            another number of sequences, as with beam search, because its rows are not the prompts. Afterwards the hook is
+            removed, so that compiled decoding does not see it.
 
     Yields:
-        `list[torch.Tensor]`: `(B, H)` of each forward pass, float32, on the device of the backbone's output.
+        `list[torch.Tensor]`: `(B, H)` of each captured forward pass, float32, on the device of the backbone's output.
     """
-    caught: list[torch.Tensor] = []
+    captured: list[torch.Tensor] = []
+    tokens_seen = 0
 
-    def keep(module: nn.Module, given: tuple, output: Any) -> None:
+    def keep(module: nn.Module, args: tuple, output: Any) -> None:
+        nonlocal tokens_seen
         states = output[0] if isinstance(output, tuple) else output.last_hidden_state  # (B, T, H)
-        caught.append(states[:, position].detach().float())
-        if first_only:
-            hook.remove()
+        if prefill is None:
+            captured.append(states[:, position].detach().float())
+            return
+        num_sequences, num_tokens = prefill
+        tokens_seen += states.size(1)
+        if tokens_seen < num_tokens:
+            return  # an earlier chunk of the prompts
+        if len(states) == num_sequences and tokens_seen == num_tokens:
+            captured.append(states[:, position].detach().float())
+        hook.remove()
 
-    policy = extract_model_from_parallel(model)
-    policy = policy.get_base_model() if is_peft_model(policy) else policy
-    hook = policy.base_model.register_forward_hook(keep)
+    hook = backbone_of(model).register_forward_hook(keep)
     try:
-        yield caught
+        yield captured
     finally:
         hook.remove()
 
@@ -53,11 +79,12 @@ def last_hidden_states(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int | None = None
 ) -> torch.Tensor:
     """
-    The policy's last hidden state at the last prompt token, by a forward pass of its own.
+    Compute the policy's last hidden state at the last prompt token, by a separate forward pass.
 
-    The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather what they
-    must. With one position kept, the head costs one row of logits per prompt; unlike `output_hidden_states=True`, no other
-    layer's states are held. Dropout is off, no random number is drawn and the mode of every module is restored.
+    The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather their shards.
+    With one position kept, the head costs one row of logits per prompt; unlike `output_hidden_states=True`, no other
+    layer's states are held. Dropout is off (unlike in captured states), no random number is drawn and the mode of every
+    module is restored.
 
     Args:
         model (`nn.Module`):
@@ -72,6 +99,9 @@ def last_hidden_states(
 
     Returns:
         `torch.Tensor`: `(P, H)`, float32, on the device of the model's output.
+
+    Raises:
+        `ValueError`: if the model's forward does not call its backbone, so that no state is captured.
     """
     # Padding to the left, wherever it was: then the last position is the last prompt token of every row.
     order = attention_mask.argsort(dim=1, stable=True)
@@ -80,7 +110,7 @@ def last_hidden_states(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with capture_hidden_states(model, -1) as caught:
+        with capture_hidden_states(model, -1) as captured:
             for start in range(0, len(input_ids), batch_size or len(input_ids)):
                 rows = slice(start, start + (batch_size or len(input_ids)))
                 model(
@@ -93,22 +123,28 @@ def last_hidden_states(
     finally:
         for module, training in modes:
             module.training = training
-    return torch.cat(caught)
+    if not captured:
+        raise ValueError(
+            f"The forward pass of {type(model).__name__} does not call {type(backbone_of(model)).__name__}, the module that "
+            "get_decoder() returns, so a value head cannot read its hidden states. Set pass_rate_estimator='ema', or "
+            "value_model to a separate model."
+        )
+    return torch.cat(captured)
 
 
 class HiddenStateExtractor:
     """
-    The policy's hidden states of the prompts of all processes.
+    Reads the policy's hidden states for the prompts of all ranks.
 
     Args:
         policy (`Callable[[], nn.Module]`):
-            Gives the model as it is at the time, see [`capture_hidden_states`].
+            Returns the current model, see [`capture_hidden_states`].
         accelerator (`Accelerator`):
-            This process and the others.
+            The run's accelerator.
         tokenize (`Callable[[list], list[list[int]]]`):
-            Prompts to token ids.
+            Converts prompts to token ids.
         pad_token_id (`int`):
-            Of the tokenizer.
+            Padding token of the tokenizer.
         batch_size (`int`):
             Prompts per forward pass.
     """
@@ -127,18 +163,18 @@ class HiddenStateExtractor:
 
     @property
     def size(self) -> int:
-        """H, which is known even where the weights are sharded away."""
+        """H, also known if the weights are sharded."""
         return self.policy().get_output_embeddings().in_features
 
     def read(self, prompts: Sequence[Any]) -> torch.Tensor:
         """
-        [`last_hidden_states`] of all prompts, the forward passes shared evenly by all processes. Collective.
+        Compute [`last_hidden_states`] of all prompts, divided evenly over the ranks. Collective.
 
-        Where the prompts do not divide, the last one is repeated, so that every process of a sharded model makes the same
+        If the prompts do not divide evenly, the last one is repeated, so that every rank of a sharded model makes the same
         number of forward passes. Mixed precision is that of the model's forward, which `accelerate` has prepared.
 
         Returns:
-            `torch.Tensor`: `(P, H)` on the CPU, the same on every process.
+            `torch.Tensor`: `(P, H)` on the CPU, the same on every rank.
         """
         processes, device = self.accelerator.num_processes, self.accelerator.device
         share = -(-len(prompts) // processes)

@@ -19,7 +19,6 @@ from ..core import (
     RewardEstimator,
     allocate,
     brier_metrics,
-    prompt_key,
     prompt_text,
     rollouts_by_estimate,
 )
@@ -109,13 +108,14 @@ class PassRateTracker:
         """Set the prompts of this step, from the data set rows of this rank's prompts. Collective."""
         options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
         references = gather_results(lambda: [prompt_reference(row, **options) for row in local_rows])
-        prompts = [prompt for rank in references for prompt in rank]
-        keys = [prompt_key(prompt, row) for prompt, row in prompts]
-        for key, (prompt, _) in zip(keys, prompts, strict=True):
+        prompts, keys = [], []
+        for prompt, key in (reference for rank in references for reference in rank):
+            prompts.append(prompt)
+            keys.append(key)
             text = _text(prompt)
             if text is not None:
                 self.texts[key] = text
-        self.predictions = PassRatePredictions(keys, [prompt for prompt, _ in prompts])
+        self.predictions = PassRatePredictions(keys, prompts)
         self._seconds = 0.0
 
     def start_step(self, local_rows: Sequence[dict]) -> None:

@@ -360,7 +360,7 @@ class AdaGRPOConfig(GRPOConfig):
             self.num_generations = placeholder_group_size(self)
             self.num_generations_eval = given["num_generations_eval"] or 1
         super().__post_init__()
-        vars(self).update(given)
+        self.__dict__.update(given)
         resolve_defaults(self)
         check_config(self)
 

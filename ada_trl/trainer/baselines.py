@@ -15,7 +15,6 @@ from ..core import (
     Pool,
     RewardEstimator,
     RunningRewardStd,
-    add_batch_information,
     batch_leave_one_out_baseline,
 )
 from ..pass_rates.tracker import PassRateTracker
@@ -115,11 +114,8 @@ class EmpiricalBayesBaseline(Baseline):
         self.scaled, self.tracker, self.estimator = scaled, tracker, estimator
 
     def compute(self, pools: Sequence[Pool]) -> BaselineValues:
-        estimates = add_batch_information(
-            self.tracker.baseline_estimates(),
-            self.tracker.predictions.keys,
-            pools,
-            shrinkage=self.estimator.shrinkage,
+        estimates = self.estimator.compute_baseline(
+            self.tracker.baseline_estimates(), self.tracker.predictions.keys, pools
         )
         return estimates, self.estimator.reward_std.reward_stds(pools) if self.scaled else None
 

@@ -62,8 +62,8 @@ class Hook:
     def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
         return call(prompts)
 
-    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        return call(*args, **kwargs)
+    def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
+        return call(prompt_ids, *args, **kwargs)
 
     def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
         return call(model, ids, mask, keep, *args, **kwargs)
@@ -87,12 +87,14 @@ class HiddenStateHook(Hook):
     def _wants_states(self) -> bool:
         return self.trainer.captures_hidden_states and self.hidden_states is None
 
-    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+    def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
         # A turn after the first one (tools) has other prompts.
         if not self._wants_states or self.trainer.use_vllm:
-            return call(*args, **kwargs)
-        with capture_hidden_states(self.trainer.model, -1, first_only=True) as captured:
-            result = call(*args, **kwargs)
+            return call(prompt_ids, *args, **kwargs)
+        longest, multiple = max(map(len, prompt_ids)), self.trainer.pad_to_multiple_of or 1
+        prefill = (len(prompt_ids), -(-longest // multiple) * multiple)
+        with capture_hidden_states(self.trainer.model, -1, prefill=prefill) as captured:
+            result = call(prompt_ids, *args, **kwargs)
         self.hidden_states = captured[0] if captured else None
         return result
 
@@ -197,9 +199,9 @@ class LocalSampling(HiddenStateHook):
             return call(prompts)
         return self.completions.prompt_ids, self.completions.images, {}
 
-    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+    def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
         if self.completions is None:
-            return super().generate_single_turn(call, *args, **kwargs)
+            return super().generate_single_turn(call, prompt_ids, *args, **kwargs)
         return self.completions.completion_ids, self.completions.logprobs
 
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:

@@ -20,7 +20,7 @@ from ada_trl.core import (
     select_group,
     zero_gradient_probability,
 )
-from ada_trl.core.metrics import zero_signal_of_grpo
+from ada_trl.core.metrics import grpo_zero_variance_probability
 
 
 NAN = math.nan
@@ -321,7 +321,7 @@ def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
     rewards = [[float(rng.random() < p) for _ in range(size)] for p, size in zip(rates, sizes, strict=True)]
     pools = [Pool(0.7, [Rollout(i, r, r) for i, r in enumerate(values)]) for values in rewards]
     expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
-    assert zero_signal_of_grpo(pools, 4).mean() == pytest.approx(expected, abs=0.015)
+    assert grpo_zero_variance_probability(pools, 4).mean() == pytest.approx(expected, abs=0.015)
 
 
 def test_samples_by_estimate_are_means_over_bins():

@@ -12,6 +12,7 @@ import pytest
 
 from ada_trl.core import EMAPassRate, ExitCondition, Rollout, brier_metrics, eliminate, prompt_key, prompt_text
 from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
+from ada_trl.core.prompt_id import prompt_reference
 
 
 def close_to(samples, expected, scale=None):
@@ -330,7 +331,8 @@ def test_brier_is_comparable_under_early_stopping():
 
 
 def test_key_is_the_id_or_a_stable_hash_of_the_content():
-    assert prompt_key("1+2=", {"id": 17, "prompt": "1+2="}) == "17"
+    digest = hashlib.sha256(b'"1+2="').hexdigest()[:16]
+    assert prompt_key("1+2=", {"id": 17, "prompt": "1+2="}) == f"17-{digest}"
     assert prompt_key("1+2=", {"id": None}) == prompt_key("1+2=", {}) == prompt_key("1+2=")
     assert prompt_key("1+2=") == hashlib.sha256(b'"1+2="').hexdigest()
     conversation = [{"role": "user", "content": "1+2="}]
@@ -340,6 +342,16 @@ def test_key_is_the_id_or_a_stable_hash_of_the_content():
     assert prompt_key([{"content": "1+2=", "role": "user", "name": None}]) == prompt_key(conversation)
     keys = {prompt_key(p) for p in ["1+2=", "1+2= ", "", conversation, conversation * 2, content.decode()]}
     assert len(keys) == 6
+
+
+def test_an_id_that_two_prompts_share_does_not_join_them():
+    """As in a mixture of data sets that are numbered from 0, or with one id for all rows."""
+    assert prompt_key("1+2=", {"id": 0}) != prompt_key("31+4=", {"id": 0})
+    assert prompt_key("1+2=", {"id": 0}) != prompt_key("1+2=", {"id": 1})
+    rows = [{"prompt": prompt, "id": 0} for prompt in ("1+2=", "31+4=")]
+    for keep_prompt in (False, True):
+        keys = [prompt_reference(row, keep_prompt=keep_prompt)[1] for row in rows]
+        assert keys == [prompt_key(row["prompt"], row) for row in rows]
 
 
 def test_key_is_the_same_in_another_process():

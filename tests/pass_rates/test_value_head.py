@@ -7,7 +7,15 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    set_seed,
+)
 
 from ada_trl.core import brier_metrics
 from ada_trl.pass_rates.hidden_states import last_hidden_states
@@ -333,3 +341,56 @@ def test_a_head_of_another_model_is_refused(saved):
         ValueError, match="not that of this value head: they differ in the tensors features.mean, features.mean_square"
     ):
         PassRateHead(8).load_state_dict({"weight": torch.zeros(8)})
+
+
+# Architectures
+
+
+TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+ARCHITECTURES = {
+    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "bart": {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 32,
+        "encoder_ffn_dim": 32,
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "gemma2": {"num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32},
+    "bloom": {},
+    "gpt_neox": {"intermediate_size": 32},
+    "falcon": {},
+    "mixtral": {"num_key_value_heads": 1, "intermediate_size": 32, "num_local_experts": 2},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_head_of_any_architecture_predicts_from_what_is_read(architecture):
+    """OPT and BART call the decoder inside of their base model, never the base model."""
+    set_seed(0)
+    config = AutoConfig.for_model(architecture, **TINY | ARCHITECTURES[architecture], pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids, mask = pad(PROMPTS, left=0)
+    states = last_hidden_states(model, ids, mask)
+    assert states.shape == (3, model.get_output_embeddings().in_features)
+    if architecture == "bart":  # its positions count padding, in generation as well
+        expected = model(input_ids=ids, attention_mask=mask).logits[:, -1]
+    else:
+        expected = torch.cat([model(input_ids=torch.tensor([prompt])).logits[:, -1] for prompt in PROMPTS])
+    logits = model.get_output_embeddings()(states)
+    if getattr(config, "final_logit_softcapping", None):
+        logits = config.final_logit_softcapping * torch.tanh(logits / config.final_logit_softcapping)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_hides_its_backbone_is_rejected_with_the_fix():
+    class Hidden(Qwen2ForCausalLM):
+        def forward(self, *args, **kwargs):
+            return None
+
+    with pytest.raises(ValueError, match="Hidden does not call Qwen2Model.*Set pass_rate_estimator='ema'"):
+        last_hidden_states(Hidden(Qwen2Config(**SIZES)), *pad(PROMPTS, left=0))

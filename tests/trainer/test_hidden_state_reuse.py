@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from ada_trl.pass_rates.hidden_states import capture_hidden_states, last_hidden_states
+from ada_trl.pass_rates.hidden_states import backbone_of, capture_hidden_states, last_hidden_states
 
 from ..helpers import PROMPTS, Watch, build, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 
@@ -24,6 +24,7 @@ CASES = {
     "head in float32": {"num_generations": 1, "cast_lm_head_to_fp32": True},
     "rounds across steps": {"num_generations": 1, "adaptive_sampling": "seq-pos"},
     "static cache": {"num_generations": 1, "cache_implementation": "static"},
+    "prefill in chunks": {"num_generations": 1, "generation_kwargs": {"prefill_chunk_size": 2}},
 }
 
 
@@ -65,6 +66,14 @@ def test_where_nothing_is_caught_a_pass_of_its_own_is_made(tmp_path):
     assert watch.own_passes == 2 and not watch.compared
 
 
+def test_beam_search_takes_a_separate_pass(tmp_path):
+    """Its prefill has `num_beams` rows per prompt: 7 of 8 captured rows belonged to another prompt."""
+    trainer = build(tmp_path, num_generations=1, generation_kwargs={"num_beams": 2}, **POSTERIOR)
+    watch = Watch(trainer)
+    trainer.train()
+    assert watch.own_passes == 2 and not watch.compared
+
+
 def test_a_chosen_prompt_is_estimated_once(tmp_path):
     options = {"prompt_oversampling": 3, "num_generations": 4, "max_steps": 4, "per_device_train_batch_size": 16}
     rows = prompt_dataset(6).map(lambda row, i: {"id": str(i)}, with_indices=True)
@@ -82,9 +91,9 @@ def test_what_is_caught_is_what_the_head_is_given():
     inputs = tokenizer(PROMPTS, padding=True, padding_side="left", return_tensors="pt")
     inputs.pop("token_type_ids", None)
     expected = last_hidden_states(model, inputs["input_ids"], inputs["attention_mask"])
-    with capture_hidden_states(model, -1, first_only=True) as caught:
+    with capture_hidden_states(model, -1, prefill=tuple(inputs["input_ids"].shape)) as caught:
         model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    assert len(caught) == 1 and not model.base_model._forward_hooks
+    assert len(caught) == 1 and not backbone_of(model)._forward_hooks
     torch.testing.assert_close(caught[0], expected)
     first = model.generate(**inputs, max_new_tokens=1, do_sample=False)[:, -1]
     assert torch.equal(model.lm_head(expected).argmax(1), first)

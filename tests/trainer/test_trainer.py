@@ -207,6 +207,25 @@ def test_a_total_that_overflows_is_the_infinite_reward_it_is(tmp_path):
     assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"adaptive_sampling": "seq-balance", "prompt_weighting": "inverse"},
+        {"adaptive_sampling": "uniform", "baseline": "batch", "num_generations": 1},
+        {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2},
+    ],
+    ids=["pool", "batch", "posterior"],
+)
+def test_rewards_near_the_largest_float_leave_the_weights_finite(overrides, tmp_path):
+    def reward(completions, **kwargs):
+        return [(3e38, -3e38, 1.0, 0.0)[i % 4] for i in range(len(completions))]
+
+    trainer = build(tmp_path, reward, max_steps=2, **overrides)
+    trainer.train()
+    assert all(batch["advantages"].isfinite().all() and batch["advantages"].any() for batch in trainer.batches)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
 def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
