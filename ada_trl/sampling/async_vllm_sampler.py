@@ -1,6 +1,7 @@
 """A vLLM server: one request per prompt and round, and no prompt waits for another."""
 
 import queue
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -10,8 +11,8 @@ from ..core import Pool, Rollout, eliminate_async
 from ..core.sequential_sampling import round_sizes
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
-from ..vllm.client import VLLMServerUnavailable
-from ..vllm.generation import MAX_CONCURRENT_REQUESTS, AdaVLLMGeneration
+from ..vllm.generation import AdaVLLMGeneration
+from ..vllm.transport import VLLMServerUnavailable
 from .rollout_sampler import Completions, RolloutSampler
 
 
@@ -25,8 +26,8 @@ class AsyncVLLMSampler(RolloutSampler):
     """
     Draws rollouts from a vLLM server, without a barrier.
 
-    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each,
-    up to 64 of a process. All completions of a request are awaited together, so short ones gain
+    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each.
+    All completions of a request are awaited together, so short ones gain
     nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
     has arrived in the meantime is scored in one call.
 
@@ -50,7 +51,7 @@ class AsyncVLLMSampler(RolloutSampler):
     """
 
     barrier = False  # see `eliminate_async`; set by the benchmark that measures what one costs
-    max_in_flight = MAX_CONCURRENT_REQUESTS
+    max_in_flight = sys.maxsize  # the server queues
     speculate_below = 0.25  # requests under way per prompt; fewer leave the server capacity to spare
 
     def __init__(
@@ -79,12 +80,12 @@ class AsyncVLLMSampler(RolloutSampler):
         self._start: Callable[..., Future] | None = None
 
     def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        self.vllm.vllm_client.retries = self.vllm.vllm_client.timeouts = 0
+        self.vllm.vllm_client.reset_counts()
         start = self._start = self._open.enter_context(self.vllm.requests())
         sizes = round_sizes(samples_per_round, len(self.prompts))
         rows = [self._own_row(prompt, 0) for prompt in range(len(self.prompts))]
         self._ahead = [
-            start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
+            start([self.prompt_ids[row]], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
         ]
 
     def settle(self) -> None:
@@ -112,7 +113,7 @@ class AsyncVLLMSampler(RolloutSampler):
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
         if self._start is None:
-            client.retries = client.timeouts = 0
+            client.reset_counts()
         with self._open:
             start = self._start or self._open.enter_context(self.vllm.requests())
             pools = eliminate_async(
@@ -150,7 +151,7 @@ class AsyncVLLMSampler(RolloutSampler):
             if self._ahead and first_draw == 0:
                 future = self._ahead[prompt]
             else:
-                future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
+                future = start([self.prompt_ids[row]], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

@@ -146,7 +146,7 @@ async def drip(call):
         (refuse, "400.*too long"),
         (reset, "failed|not answered within"),
         (truncate, "failed|not answered within"),
-        (fewer, "asked for 4 completions of a prompt, the server answered with 3"),
+        (fewer, r"asked for \d+ completions, the server answered with"),
         (none_at_all, "not understood"),
         (empty, "not understood"),
     ],

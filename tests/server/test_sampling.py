@@ -139,7 +139,7 @@ def test_evaluation_survives_the_servers_death(tmp_path, monkeypatch):
 
     dying = True
     with FakeServer(one_in_four) as server:
-        monkeypatch.setattr("ada_trl.vllm.client.MAX_RETRIES", 0)
+        monkeypatch.setattr("ada_trl.vllm.transport.MAX_RETRIES", 0)
         with pytest.raises(VLLMServerUnavailable):
             evaluate(server)
         answered = {call.prompt for call in server.completions[:8]}
