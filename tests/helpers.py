@@ -251,7 +251,7 @@ class Watch:
                 self.own_passes += 1
             else:
                 before = self.passes
-                expected = tracker.reader.read(tracker.visit.prompts)
+                expected = tracker.reader.read(tracker.predictions.prompts)
                 self.passes = before
                 self.compared.append((features, expected))
             return predict(features)

@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
@@ -287,7 +286,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Requests that are sent before their completions are needed
 
-    def prefetch(self, prompt_ids: list[list[int]], images: list | None, num_generations: int) -> None:
+    def prefetch(self, prompt_ids: list[list[int]], images: list | None = None) -> None:
         """
         Send the requests of a batch now; [`generate`], given the same rows, returns their completions. Server mode only;
         not collective.
@@ -295,8 +294,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         The completions come from the weights that the server has at this time: [`sync_weights`] waits for them.
 
         Args:
-            prompt_ids (`list[list[int]]`), images (`list`, *optional*), num_generations (`int`):
-                What [`generate`] will be given.
+            prompt_ids (`list[list[int]]`), images (`list`, *optional*):
+                By row, as [`generate`] will be given them.
 
         Raises:
             `RuntimeError`: if a batch was prefetched before that was neither returned nor cancelled.
@@ -470,24 +469,3 @@ def _requests(rows: list[_Row]) -> Iterator[tuple[list[list[int]], int, list | N
             prompts.append(ids)
     if prompts:
         yield prompts, number, None
-
-
-_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
-
-
-@contextmanager
-def _vllm_options(**options: Any) -> Iterator[None]:
-    """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
-    token = _options.set(options)
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def build_vllm_generation(*args: Any, **kwargs: Any) -> VLLMGeneration:
-    """TRL's own outside of [`_vllm_options`]."""
-    options = _options.get()
-    if options is None:
-        return VLLMGeneration(*args, **kwargs)
-    return AdaVLLMGeneration(*args, **kwargs, **options)

@@ -88,7 +88,7 @@ def test_silent_groups_are_replaced_until_the_batch_has_contrast(tmp_path):
 def test_refill_counts_what_it_throws_away_and_fills_up(tmp_path):
     script = Script({"1+1="})
     _, output, logs = refill(tmp_path, script)
-    assert 25 <= len(script.seen) == len(set(script.seen)) <= 32  # three lanes ask eight each: the cap
+    assert 25 <= len(script.seen) == len(set(script.seen)) <= 32  # three slots ask eight each: the cap
     assert logs["ada/tokens/generated"] == script.tokens
     assert logs["ada/tokens/discarded"] == script.tokens - output["completion_mask"].sum()
     assert logs["num_tokens"] == script.tokens + sum(4 * len(prompt) for prompt in script.seen)
@@ -197,19 +197,17 @@ def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
 
 
 def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplog):
-    """As on fewer GPUs: a checkpoint with 6 prompts that return, resumed with 2 places and with one."""
+    """As on fewer GPUs: a checkpoint with 6 prompts that return, resumed with 2 slots and with one."""
 
     def never(prompts, **kwargs):
         return [0.0] * len(prompts)
 
     options = ACROSS | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
     build(tmp_path, never, prompts(), **options).train()
-    for places in (2, 1):
-        resumed = build(
-            tmp_path, never, prompts(), **options | {"per_device_train_batch_size": places, "max_steps": 4}
-        )
+    for slots in (2, 1):
+        resumed = build(tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4})
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == places
+        assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
         assert "6 prompts were to be asked again; a step has room for 1 of them now" in caplog.text
 
 
@@ -230,8 +228,8 @@ def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
     trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
     asked, original = [], trainer.prompt_source.asked
 
-    def nobody_typical(lanes):
-        asked.append(original(lanes))
+    def nobody_typical(slots):
+        asked.append(original(slots))
         asked[-1].is_on_distribution[:] = [False] * len(asked[-1].is_on_distribution)
         return asked[-1]
 

@@ -146,13 +146,13 @@ def test_fewer_prompts_than_a_batch_has_are_refused_or_train_nothing_as_in_grpo(
         return trainer_class(tiny_model(), even_reward, args, dataset, processing_class=tiny_tokenizer())
 
     if mode == "seq-balance":
-        with pytest.raises(ValueError, match="asks 2 different prompts.*has only 1. Use a smaller batch"):
+        with pytest.raises(ValueError, match="needs 2 distinct prompts.*has only 1. Use a smaller batch"):
             built()
         return
     trainer = built()
     trainer.train()
     assert trainer.state.global_step == 0
-    assert ("there is no step to train" in caplog.text) == (mode == "uniform")
+    assert ("No training step would be run" in caplog.text) == (mode == "uniform")
 
 
 class Instance:

@@ -29,8 +29,8 @@ from ..helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_t
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, question, lanes):
-        source, owners = super()._build_source(question, lanes), question.owners
+    def _build_source(self, question, slots):
+        source, owners = super()._build_source(question, slots), question.owners
         generate, self.source, asked = source.generate, source, set()
 
         def remember(rows, first_round):
