@@ -128,6 +128,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     """
 
     pass_rates: PassRateTracker | None = None
+    vllm: VLLMSession | None = None
     captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
@@ -556,6 +557,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list) -> tuple:
         if self._hook is not None:
             return self._hook.generate(super()._generate, prompts)
+        if self.vllm is None:  # made without `__init__`, as TRL's own tests do
+            return super()._generate(prompts)
         with self.vllm.generation():  # evaluation
             return super()._generate(prompts)
 

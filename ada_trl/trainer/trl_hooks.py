@@ -237,14 +237,16 @@ def using_hook(trainer: "AdaGRPOTrainer", hook: Hook) -> Iterator[None]:
 
 
 @contextmanager
-def override_attributes(trainer: "AdaGRPOTrainer", **attributes: Any) -> Iterator[None]:
-    """Temporarily set attributes of the trainer."""
-    before = {name: getattr(trainer, name) for name in attributes}
-    trainer.__dict__.update(attributes)
+def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Temporarily set attributes of an object, which may be those of its class before and after."""
+    before = {name: owner.__dict__[name] for name in attributes.keys() & owner.__dict__.keys()}
+    owner.__dict__.update(attributes)
     try:
         yield
     finally:
-        trainer.__dict__.update(before)
+        for name in attributes:
+            owner.__dict__.pop(name, None)
+        owner.__dict__.update(before)
 
 
 # Rewards
@@ -595,10 +597,8 @@ def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
     While the block runs, TRL's gathers obey [`~utils.distributed.local`]: ranks sample and score different numbers of rows, at
     different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
     """
-    accelerator = trainer.accelerator
-    with _patched_gather():
-        accelerator.gather = gather_unless_local(accelerator.gather)
-        try:
-            yield
-        finally:
-            del accelerator.gather
+    with (
+        _patched_gather(),
+        override_attributes(trainer.accelerator, gather=gather_unless_local(trainer.accelerator.gather)),
+    ):
+        yield

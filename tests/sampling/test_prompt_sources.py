@@ -124,7 +124,7 @@ def test_a_fixed_budget_is_one_round_of_one_prompt():
 
 
 @pytest.mark.parametrize(
-    ("before", "reward", "frac_exit_condition_met", "returns"),
+    ("before", "reward", "resolved", "returns"),
     [
         ({"rounds": 2, "negatives": 2}, 1.0, True, False),
         ({"rounds": 2, "positives": 2}, 0.0, True, False),

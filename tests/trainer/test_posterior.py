@@ -160,7 +160,7 @@ def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
     trainer = build(tmp_path, by_token, num_generations=2, **POSTERIOR | {"baseline": "batch"})
     rewards, original = [], trainer._compute_advantages
     trainer._compute_advantages = lambda replay, states: (
-        rewards.append(replay.rewards[:, 0]),
+        rewards.append(torch.tensor([rollout.reward for pool in replay.pools for rollout in pool.rollouts])),
         original(replay, states),
     )
     trainer.train()
