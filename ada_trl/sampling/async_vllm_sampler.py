@@ -1,6 +1,7 @@
 """A vLLM server: one request per prompt and round, and no prompt waits for another."""
 
 import queue
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -9,8 +10,8 @@ from ..core import Pool, Rollout, eliminate_async
 from ..core.sequential_sampling import round_sizes
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
-from ..vllm.client import VLLMServerUnavailable
-from ..vllm.generation import MAX_CONCURRENT_REQUESTS, AdaVLLMGeneration
+from ..vllm.generation import AdaVLLMGeneration
+from ..vllm.transport import VLLMServerUnavailable
 from .rollout_sampler import Completions, RolloutSampler
 
 
@@ -24,8 +25,8 @@ class AsyncVLLMSampler(RolloutSampler):
     """
     Draws rollouts from a vLLM server, without a barrier.
 
-    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each,
-    up to 64 of a process. All completions of a request are awaited together, so short ones gain
+    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each.
+    All completions of a request are awaited together, so short ones gain
     nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
     has arrived in the meantime is scored in one call.
 
@@ -49,7 +50,7 @@ class AsyncVLLMSampler(RolloutSampler):
     """
 
     barrier = False  # see `eliminate_async`; set by the benchmark that measures what one costs
-    max_in_flight = MAX_CONCURRENT_REQUESTS
+    max_in_flight = sys.maxsize  # the server queues
     speculate_below = 0.25  # requests under way per prompt; fewer leave the server capacity to spare
 
     def __init__(
@@ -92,7 +93,7 @@ class AsyncVLLMSampler(RolloutSampler):
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
-        client.retries = client.timeouts = 0
+        client.reset_counts()
         with self.vllm.requests() as start:  # what is still in flight on leaving is cancelled
             pools = eliminate_async(
                 len(self.prompts),
@@ -126,7 +127,7 @@ class AsyncVLLMSampler(RolloutSampler):
                 return
             self._submitted += 1
             row = self._own_row(prompt, first_draw)
-            future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
+            future = start([self.prompt_ids[row]], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit

@@ -1,53 +1,34 @@
-"""TRL's vLLM client with a deadline on everything it asks of the server."""
+"""TRL's vLLM client with a deadline on every request, and with any number of rollouts in flight."""
 
 import asyncio
 import atexit
 import functools
-import json
-import socket
-import threading
 import time
-from collections.abc import Callable
+import uuid
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from trl.generation.vllm_client import VLLMClient
-from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
+from trl.generation.vllm_client import VLLMClient, to_openai_messages
 
-from ..utils.distributed import DistributedError
-from .response_validation import InvalidResponseError, check_completions, check_server_info, parse, quote, served_model
+from .response_validation import check_completions, check_server_info, quote, sampled_logprobs, served_model
+from .transport import (
+    CONNECT_SECONDS,
+    PROBES_PER_TIMEOUT,
+    STALLED_SECONDS,
+    HTTPTransport,
+    RequestGroup,
+    VLLMServerError,
+    VLLMServerUnavailable,
+)
 
 
-MAX_RETRIES = 4
-BACKOFF_SECONDS = 0.25  # doubles with every retry
-MAX_BACKOFF_SECONDS = 4
-CONNECT_SECONDS = 10
-STALLED_SECONDS = 5  # at most, for signs of life of a server that has let a deadline pass
-BUSY = (408, 429, 503)  # the request was not worked on: any may be sent again, until its deadline
-# Endpoints that are safe to ask again: prompts of text, images, prompts with images, token ids.
+TIMEOUT_OPTION = "vllm_request_timeout"
+# Endpoints that are safe to request again: prompts of text, images, prompts with images, token ids.
 REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/tokenize")
 COMPLETIONS = ("/v1/completions", "/inference/v1/generate")
+TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 NOT_VLLM = "Is a vLLM server running there? Start one, or correct vllm_server_base_url."
-TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
-
-
-class VLLMServerError(DistributedError):
-    """
-    The vLLM server did not do what was asked of it, and asking again would not help.
-
-    Args:
-        cause (`str`), remedy (`str`, *optional*):
-            As in [`~processes.DistributedError`].
-        status (`int`, *optional*):
-            Of the HTTP answer with which the server refused.
-    """
-
-    def __init__(self, cause: str, remedy: str = "", *, status: int | None = None):
-        super().__init__(cause, remedy)
-        self.status = status
-
-
-class VLLMServerUnavailable(VLLMServerError):
-    """A request ran into its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
 
 
 class VLLMServerNotFound(VLLMServerUnavailable, ConnectionError):
@@ -63,14 +44,6 @@ class _Response(NamedTuple):
 
     def json(self) -> dict:
         return self.content
-
-
-class _HTTPLoop(NamedTuple):
-    """What requests go through: a thread, its event loop and an HTTP session of aiohttp."""
-
-    thread: threading.Thread
-    loop: asyncio.AbstractEventLoop
-    session: Any
 
 
 class _Session:
@@ -98,12 +71,15 @@ class TimeoutVLLMClient(VLLMClient):
     """
     [`~trl.generation.vllm_client.VLLMClient`] whose requests end in time.
 
-    What is sent and how answers are parsed is TRL's. Only the transport differs: every request has a deadline for
-    connecting, answering and retrying together; requests that are safe to repeat (sampling and reading) are repeated
-    after a broken connection, a broken answer or a 5xx, all requests after a 408, 429 or 503; every completion is
-    checked ([`~answers.check_completions`]); and [`cancel`] ends all requests under way, so that the server stops
-    working on them and no thread is left waiting. A server that has let a deadline pass is asked for signs of life (whatever
-    is no sampling) with a short one until it has answered something: it is waited for once.
+    Requests are those of TRL's client, but every request has a deadline for connecting, its response and its retries
+    together. Requests that are safe to repeat (sampling and reading) are repeated after a broken connection, a broken
+    response or a 5xx, all requests after a 408, 429 or 503. Every completion is validated
+    ([`~vllm.response_validation.check_completions`]). After a missed deadline the timeout of all requests but those for
+    completions is short until the server responds, so that a stalled server is waited for once.
+
+    Rollouts are coroutines ([`complete`], started in a [`group`]): any number may be in flight, and a request that waits
+    in the server's queue while others are answered does not fail. [`cancel`] ends all requests, so that the server
+    stops working on them.
 
     Args:
         base_url (`str`), group_port (`int`):
@@ -129,11 +105,7 @@ class TimeoutVLLMClient(VLLMClient):
         request_timeout: float = 300.0,
     ):
         self.request_timeout = request_timeout
-        self.retries = self.timeouts = 0
-        self._lock = threading.Lock()
-        self._network: _HTTPLoop | None = None  # from first use until `close`
-        self._tasks: set[asyncio.Task] = set()
-        self._cancelled = self._stalled = False
+        self._transport = HTTPTransport(self._count_tokens)
         self._server_info: dict | None = None
         atexit.register(self.close)
         try:
@@ -194,14 +166,6 @@ class TimeoutVLLMClient(VLLMClient):
         info = self.read_server_info() if self._server_info is None else self._server_info
         return info["vllm_config"]
 
-    def image_features(self, images: list[list | None], **kwargs: Any) -> list[dict | None]:
-        try:
-            return super().image_features(images, **kwargs)
-        except VLLMServerError:
-            raise
-        except RuntimeError as error:  # the endpoint is missing
-            raise VLLMServerError(str(error)) from error
-
     def reset_prefix_cache(self) -> None:
         answer = self._post(f"{self.base_url}/reset_prefix_cache")
         if answer and answer.get("success") is not True:  # before vLLM 0.26 it answered with nothing
@@ -210,166 +174,149 @@ class TimeoutVLLMClient(VLLMClient):
                 "Somebody else is using the server: give this run a server of its own.",
             )
 
+    # Rollouts
+
+    async def complete(
+        self, prompts: list[list[int]], features: dict | None = None, **sampling_params: Any
+    ) -> tuple[list[list[int]], list["TokenLogprobs"]]:
+        """
+        Sample completions on the event loop. The request may wait in the server's queue, see [`~vllm.transport.HTTPTransport`].
+
+        Args:
+            prompts (`list[list[int]]`):
+                Token ids; one prompt only with `features`.
+            features (`dict`, *optional*):
+                Of the prompt's images, see [`render`].
+            sampling_params:
+                Of [`~trl.generation.vllm_client.VLLMClient.generate`], with `n` completions per prompt.
+
+        Returns:
+            `tuple`: ids and log-probabilities of `len(prompts) * n` completions; those of a prompt are neighbours.
+        """
+        path, request = completion_request(self.model, prompts, features, sampling_params)
+        check = functools.partial(check_completions, request, vocab_size=self.vocab_size)
+        answer = await self._queued_post(path, request, check)
+        choices = answer["choices"]
+        return [choice["token_ids"] for choice in choices], [
+            TokenLogprobs(sampled_logprobs(choice["logprobs"])) for choice in choices
+        ]
+
+    async def render(self, images: list) -> dict:
+        """Let the server turn the images of one prompt into features, on the event loop."""
+        content = [{"type": "image", "image": image} for image in images]
+        # Images are encoded beside the event loop, which it would block.
+        messages = await asyncio.to_thread(to_openai_messages, [{"role": "user", "content": content}])
+        request = {"model": self.model, "messages": messages, "max_tokens": 1}
+        try:
+            return (await self._queued_post("/v1/chat/completions/render", request, None))["features"]
+        except VLLMServerError as error:
+            if error.status != 404:
+                raise
+            raise VLLMServerError(
+                "it does not serve /v1/chat/completions/render, which prompts with images need",
+                "Restart it with --enable-scale-out (from vLLM 0.30.0).",
+            ) from error
+
+    async def _queued_post(self, path: str, request: dict, check: Callable[[dict], Any] | None) -> dict:
+        return await self._transport.request(
+            "POST",
+            self.base_url + path,
+            timeout=self.request_timeout,
+            queued=True,
+            retry=True,
+            limit_name=TIMEOUT_OPTION,
+            check=check,
+            json=request,
+        )
+
+    async def _count_tokens(self) -> float | None:
+        """How many tokens the server has processed since its start. It may not tell."""
+        timeout = min(STALLED_SECONDS, self.request_timeout / PROBES_PER_TIMEOUT)
+        try:
+            text = (await self._transport.request("GET", f"{self.base_url}/metrics", timeout=timeout))["text"]
+            lines = [line for line in text.splitlines() if line.startswith(TOKEN_COUNTERS)]
+            return sum(float(line.split()[-1]) for line in lines) if lines else None
+        except (VLLMServerError, LookupError, ValueError):
+            return None
+
     # The transport
 
+    @property
+    def retries(self) -> int:
+        return self._transport.retries
+
+    @property
+    def timeouts(self) -> int:
+        return self._transport.timeouts
+
+    def reset_counts(self) -> None:
+        self._transport.retries = self._transport.timeouts = 0
+
+    def group(self) -> RequestGroup:
+        """Requests that are cancelled together."""
+        return self._transport.group()
+
     def cancel(self) -> None:
-        """End all requests under way; those who wait for them get a `CancelledError`. Further ones fail at once."""
-        self._cancelled = True
-        if self._network is not None:
-            self._network.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
+        """End all requests in flight, which raises `CancelledError` where they are awaited. Later requests fail at once."""
+        self._transport.cancel()
 
     def resume(self) -> None:
         """Accept requests again after [`cancel`]."""
-        self._cancelled = False
+        self._transport.resume()
 
     def close(self) -> None:
-        """End all requests and the network thread. A later request starts it anew."""
-        with self._lock:
-            if self._network is None:
-                return
-            thread, loop, session = self._network
-            self._network = None
-        asyncio.run_coroutine_threadsafe(self._shut_down(session), loop).result()
-        shutdown_event_loop_in_daemon(thread, loop)
+        """End all requests and the network thread. A later request starts it again."""
+        self._transport.close()
 
-    async def _shut_down(self, session: Any) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await session.close()
-
-    def _started(self) -> _HTTPLoop:
-        with self._lock:
-            if self._network is None:
-                thread, loop, ready = start_event_loop_in_daemon(name="vLLM requests")
-                ready.wait()
-                session = asyncio.run_coroutine_threadsafe(_open_session(), loop).result()
-                self._network = _HTTPLoop(thread, loop, session)
-            return self._network
-
-    def _request(
-        self,
-        method: str,
-        url: str,
-        *,
-        retry: bool = False,
-        check: Callable[[dict], Any] | None = None,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> dict:
-        _, loop, session = self._started()
-        attempt = functools.partial(_attempt, session, method, url, check, kwargs)
+    def _request(self, method: str, url: str, *, timeout: float | None = None, **options: Any) -> dict:
+        limit_name = TIMEOUT_OPTION if timeout is None else ""
         timeout = self.request_timeout if timeout is None else timeout
-        if self._stalled and not url.endswith(COMPLETIONS):
+        if self._transport.stalled and not url.endswith(COMPLETIONS):
+            limit_name = ""
             timeout = min(timeout, STALLED_SECONDS, self.request_timeout / 6)
-        request = self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, timeout)
-        return asyncio.run_coroutine_threadsafe(request, loop).result()
-
-    async def _send(self, attempt: Callable, name: str, max_retries: int, timeout: float) -> dict:
-        failures: list[str] = []
-        task = asyncio.current_task()
-        self._tasks.add(task)  # type: ignore[arg-type] # a coroutine of the loop runs in a task
-        try:
-            if self._cancelled:
-                raise asyncio.CancelledError
-            answer = await asyncio.wait_for(self._attempts(attempt, name, max_retries, failures), timeout)
-            self._stalled = False
-            return answer
-        except asyncio.TimeoutError as error:
-            self.timeouts += 1
-            self._stalled = True
-            limit = f"vllm_request_timeout ({timeout:g} s)" if timeout == self.request_timeout else f"{timeout:g} s"
-            before = f"; the last attempt {failures[-1]}" if failures else ""
-            raise VLLMServerUnavailable(f"{name} was not answered within {limit}{before}", TOO_SLOW) from error
-        finally:
-            self._tasks.discard(task)
-
-    async def _attempts(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
-        number = 0
-        while True:
-            try:
-                return await attempt()
-            except _Failed as failed:
-                if failed.is_final:
-                    raise VLLMServerError(f"{name} {failed}", status=failed.status) from failed
-                if number >= max_retries and failed.status not in BUSY:
-                    kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
-                    times = f" (asked {number + 1} times)" if number else ""
-                    raise kind(f"{name} {failed}{times}") from failed
-                failures.append(str(failed))
-            self.retries += 1
-            await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))
-            number += 1
+        return self._transport.run(
+            self._transport.request(method, url, timeout=timeout, limit_name=limit_name, **options)
+        )
 
 
 READ = {"/v1/models": served_model, "/server_info": check_server_info}  # what is looked at in answers to GET
 
 
-class _Failed(Exception):
-    """One attempt has."""
+class TokenLogprobs(Sequence):
+    """
+    Log-probabilities of a completion's tokens, of shape `(length, 1)` as TRL reads them.
 
-    def __init__(self, text: str, status: int | None = None, is_broken: bool = False):
-        super().__init__(text)
-        self.status, self.is_broken = status, is_broken
-        self.is_final = status is not None and status < 500 and status not in BUSY
+    Lists of lists would take ten times the memory, which counts for thousands of long completions.
+    """
 
+    def __init__(self, values: Iterable[float]):
+        self._values = array("d", values)
 
-async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
-    import aiohttp
+    def __len__(self) -> int:
+        return len(self._values)
 
-    try:
-        async with session.request(method, url, **kwargs) as response:
-            body = await response.text()
-            if response.status != 200:
-                raise _Failed(f"was answered with {response.status}: {body.strip()[:500]}", response.status)
-            answer = parse(response.content_type, body)
-            if check is not None:
-                check(answer)
-            return answer
-    except InvalidResponseError as broken:
-        raise _Failed(f"was answered wrongly: {broken}", is_broken=True) from broken
-    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _Failed(f"failed: {type(error).__name__}: {error}") from error
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return TokenLogprobs(self._values[index])
+        return (self._values[index],)
+
+    def __iter__(self) -> Iterator[tuple[float]]:
+        return zip(self._values)
 
 
-async def _open_session() -> Any:
-    import aiohttp
-
-    class Lookup(aiohttp.abc.AbstractResolver):
-        """Keeps nobody but its request waiting. The threads of aiohttp's own are joined when the loop or Python ends."""
-
-        async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[dict]:
-            found = await _in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
-            numeric = {"hostname": host, "port": port, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}
-            return [numeric | {"host": at[0], "family": kind, "proto": proto} for kind, _, proto, _, at in found]
-
-        async def close(self) -> None:
-            pass
-
-    # vLLM closes idle connections after 5 s; letting go of them earlier avoids sending into a closed one.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=Lookup())
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout)
-
-
-async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def tell(result: Any, error: OSError | None) -> None:
-        if not future.done():
-            future.set_result(result) if error is None else future.set_exception(error)
-
-    def run() -> None:
-        result = error = None
-        try:
-            result = work(*args)
-        except OSError as caught:
-            error = caught
-        try:
-            loop.call_soon_threadsafe(tell, result, error)
-        except RuntimeError:
-            pass  # the loop has ended: nobody waits any more
-
-    threading.Thread(target=run, name="name lookup", daemon=True).start()
-    return await future
+def completion_request(
+    model: str, prompts: list[list[int]], features: dict | None, sampling_params: dict
+) -> tuple[str, dict]:
+    """Path and body of a request for completions, the same as TRL's client sends."""
+    params = dict(sampling_params)
+    regex, overrides = params.pop("structured_outputs_regex", None), params.pop("generation_kwargs", None)
+    if regex is not None:
+        params["structured_outputs"] = {"regex": regex}
+    params |= overrides or {}
+    if features is None:
+        as_ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        return "/v1/completions", {"model": model, "prompt": prompts} | as_ids | params
+    (token_ids,) = prompts
+    # Without output_kind (FINAL_ONLY) the server returns only the completions that finished last (vLLM PR 52399).
+    body = {"request_id": f"trl-{uuid.uuid4().hex}", "model": model, "token_ids": token_ids, "features": features}
+    return "/inference/v1/generate", body | {"sampling_params": params | {"output_kind": 2}}

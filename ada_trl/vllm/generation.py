@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
@@ -13,7 +13,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.distributed import ErrorFactory, gather_results, is_local, shared
 from ..utils.logging import get_logger
-from .client import CONNECT_SECONDS, TimeoutVLLMClient, VLLMServerError, VLLMServerUnavailable
+from .client import TimeoutVLLMClient
+from .transport import CONNECT_SECONDS, VLLMServerError, VLLMServerUnavailable
 from .weight_check import check_model, dtypes, logprob_tolerance, probe_prompt, token_logprobs, verify_weights
 from .weight_sync import CLOSE_SECONDS, WeightSync
 
@@ -23,7 +24,7 @@ logger = get_logger(__name__)
 CHECK_IT = "Check its log, and vllm_server_base_url."
 OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
 RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
-MAX_CONCURRENT_REQUESTS = 64  # of one process
+ROLLOUTS_PER_REQUEST = 16
 LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
 
 
@@ -31,8 +32,8 @@ class AdaVLLMGeneration(VLLMGeneration):
     """
     [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
 
-    Server mode: every process has a client of its own and asks for its own prompts, one request per prompt, with a
-    deadline; a failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
+    Server mode: every process has a client and requests the completions of its own rows, all of them at once; the server
+    queues. A failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
     of a step ([`awake`]).
 
     Args:
@@ -42,7 +43,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         weight_sync_dir (`str`):
             Where `"lora"` and `"disk"` write; a new directory for every sync, removed after the next one.
         request_timeout (`float`):
-            Deadline of a request in seconds.
+            Seconds without any response after which the server is taken for stalled.
 
     Raises:
         `ValueError`: if the model or the device does not allow the `weight_sync`.
@@ -232,39 +233,29 @@ class AdaVLLMGeneration(VLLMGeneration):
             "generation_kwargs": self.generation_kwargs,
         }
 
-    def complete(self, prompt_ids: list[int], num_generations: int, images: list | None = None) -> tuple[list, list]:
-        """
-        Sample completions of one prompt from the server; may be called from any thread.
-
-        Returns:
-            `tuple`: completion ids, and log-probabilities of shape `(num_generations, completion length, 1)`.
-        """
+    async def _complete(self, prompts: list[list[int]], num_generations: int, images: list | None) -> tuple:
+        """A request for completions, on the client's event loop. With images there is one prompt."""
+        client = self.vllm_client
         try:
             features = None
             if images:
-                features = [self._place_features(self.vllm_client.image_features([images])[0], prompt_ids)]
-            params = self.sampling_params(num_generations)
-            output = self.vllm_client.generate([prompt_ids], features=features, **params)
+                features = self._place_features(await client.render(images), prompts[0])
+            return await client.complete(prompts, features, **self.sampling_params(num_generations))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
-        return output["completion_ids"], output["logprobs"]
 
     @contextmanager
-    def requests(self) -> Iterator[Callable[..., Future]]:
-        """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
-        executor = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, thread_name_prefix="vLLM request")
-        futures: list[Future] = []
+    def requests(self) -> Iterator["StartRequest"]:
+        """A function that starts a request in the background; requests in flight on leaving are cancelled."""
+        group = self.vllm_client.group()
 
-        def start(*request: Any) -> Future:
-            futures.append(executor.submit(self.complete, *request))
-            return futures[-1]
+        def start(prompts: list[list[int]], num_generations: int, images: list | None = None) -> Future:
+            return group.start(self._complete(prompts, num_generations, images))
 
         try:
             yield start
         finally:
-            if not all(future.done() for future in futures):  # else a prefetched batch may be in flight, and stays
-                self.vllm_client.cancel()
-            executor.shutdown(cancel_futures=True)
+            group.cancel()
             self.vllm_client.resume()
 
     def generate(
@@ -273,7 +264,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         Generate one completion per row of this process, as TRL's method of the same name. Collective in server mode.
 
-        With a server every process sends its own rows; equal neighbouring rows share a request, whatever
+        With a server every process sends its own rows; equal neighbouring rows are completions of one prompt, whatever
         `num_generations` is. Rows that were sent by [`prefetch`] are not sent again: their completions are awaited and
         returned. Other rows (an evaluation in between, say) leave the prefetch as it is.
 
@@ -295,7 +286,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Requests that are sent before their completions are needed
 
-    def prefetch(self, prompt_ids: list[list[int]], images: list | None, num_generations: int) -> None:
+    def prefetch(self, prompt_ids: list[list[int]], images: list | None = None) -> None:
         """
         Send the requests of a batch now; [`generate`], given the same rows, returns their completions. Server mode only;
         not collective.
@@ -303,8 +294,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         The completions come from the weights that the server has at this time: [`sync_weights`] waits for them.
 
         Args:
-            prompt_ids (`list[list[int]]`), images (`list`, *optional*), num_generations (`int`):
-                What [`generate`] will be given.
+            prompt_ids (`list[list[int]]`), images (`list`, *optional*):
+                By row, as [`generate`] will be given them.
 
         Raises:
             `RuntimeError`: if a batch was prefetched before that was neither returned nor cancelled.
@@ -402,24 +393,27 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.vllm_client.close()
 
 
+StartRequest = Callable[..., Future]
+"""Takes prompts, the number of completions of each, and the images of the prompt if there is only one. The result of the
+future is completion ids and log-probabilities, each of shape `(prompts × completions, length[, 1])`."""
+
+
 class _SentBatch:
     """
     The requests of a batch of rows, in flight or completed.
 
     Args:
-        requests (`AbstractContextManager`):
+        requests (`AbstractContextManager[StartRequest]`):
             See [`AdaVLLMGeneration.requests`]; left by [`close`], which cancels the requests in flight.
         prompts (`list[list[int]]`), images (`list`, *optional*):
-            By row. Equal neighbouring rows share a request.
+            By row.
     """
 
     def __init__(self, requests: AbstractContextManager, prompts: list[list[int]], images: list | None):
         self._rows = _rows(prompts, images)
         with ExitStack() as on_failure:
             start = on_failure.enter_context(requests)
-            self._futures = [
-                start(ids, len(list(copies)), row_images) for (ids, row_images), copies in groupby(self._rows)
-            ]
+            self._futures = [start(*request) for request in _requests(self._rows)]
             self._requests = on_failure.pop_all()
 
     def __enter__(self) -> "_SentBatch":
@@ -447,5 +441,31 @@ class _SentBatch:
         self._requests.close()
 
 
-def _rows(prompts: list[list[int]], images: list | None) -> list[tuple[list[int], list | None]]:
+_Row = tuple[list[int], list | None]
+
+
+def _rows(prompts: list[list[int]], images: list | None) -> list[_Row]:
     return list(zip(prompts, images or [None] * len(prompts), strict=True))
+
+
+def _requests(rows: list[_Row]) -> Iterator[tuple[list[list[int]], int, list | None]]:
+    """
+    Prompts, completions per prompt and images of each request for `rows`.
+
+    Equal neighbours are completions of one prompt. Prompts with as many completions share a request, up to
+    `ROLLOUTS_PER_REQUEST`: sending and receiving it costs as much as a few hundred tokens of its response.
+    """
+    prompts: list[list[int]] = []
+    number = 0
+    for (ids, images), copies in groupby(rows):
+        before, number = number, len(list(copies))
+        is_full = number != before or (len(prompts) + 1) * number > ROLLOUTS_PER_REQUEST
+        if prompts and (images or is_full):
+            yield prompts, before, None
+            prompts = []
+        if images:  # the endpoint for images takes one prompt
+            yield [ids], number, images
+        else:
+            prompts.append(ids)
+    if prompts:
+        yield prompts, number, None

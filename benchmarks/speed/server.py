@@ -83,10 +83,10 @@ class BarrierTrainer(AdaGRPOTrainer):
 
     differs = {"barrier": True}
 
-    def _build_source(self, question, slots) -> RolloutSampler:
-        source = super()._build_source(question, slots)
-        vars(source).update(self.differs)
-        return source
+    def _build_sampler(self, plan) -> RolloutSampler:
+        sampler = super()._build_sampler(plan)
+        vars(sampler).update(self.differs)
+        return sampler
 
 
 class PatientTrainer(BarrierTrainer):

@@ -157,10 +157,17 @@ class FakeServer:
         if "prompt_logprobs" in payload:
             return await self._proof(request, payload)
         features, sampling = payload.get("features"), payload.get("sampling_params", payload)
-        prompt_ids = payload["token_ids"] if features else payload["prompt"][0]
+        if features:
+            return await self._complete(request, payload["model"], sampling["n"], payload["token_ids"], features)
+        answers = [self._complete(request, payload["model"], sampling["n"], ids) for ids in payload["prompt"]]
+        return _merge(await asyncio.gather(*answers))
+
+    async def _complete(
+        self, request: web.Request, model: str, n: int, prompt_ids: list[int], features: dict | None = None
+    ) -> web.StreamResponse:
         prompt = self.tokenizer.decode(prompt_ids)
         position = (self.rounds[prompt], next(self.numbers))
-        call = Call(prompt, sampling["n"], *position, payload["model"], request, self.tokenizer, features, prompt_ids)
+        call = Call(prompt, n, *position, model, request, self.tokenizer, features, prompt_ids)
         call.weights = fingerprint(self.served[call.model].parameters())
         call.asked_of = self.served[call.model] if self.truthful else None
         self.rounds[prompt] += 1
@@ -219,6 +226,8 @@ class FakeServer:
     async def _read(self, request: web.Request) -> web.StreamResponse:
         if self.read is not None and (response := await self.read(request)) is not None:
             return response
+        if request.path == "/metrics":
+            return web.Response(status=404)
         models = {"data": [{"id": name} for name in self.served]}
         return await _json({"/health": {}, "/v1/models": models, "/server_info": self.info}[request.path])
 
@@ -229,6 +238,7 @@ class FakeServer:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/inference/v1/generate", self._completions)
         app.router.add_post("/v1/chat/completions/render", self._render)
+        app.router.add_get("/metrics", self._read)
         app.router.add_post("/{path:.*}", self._control)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
@@ -255,6 +265,19 @@ class FakeServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+def _merge(answers: list[web.StreamResponse]) -> web.StreamResponse:
+    """Of the prompts of a request: all their choices, or the first answer that is no list of choices."""
+    if len(answers) == 1:
+        return answers[0]
+    choices = []
+    for answer in answers:
+        try:
+            choices += json.loads(answer.text)["choices"]
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return answer
+    return web.json_response({"choices": choices})
 
 
 def fingerprint(parameters: Iterable[torch.Tensor]) -> float:

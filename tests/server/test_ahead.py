@@ -56,8 +56,7 @@ def witness(tmp_path, server, steps=4, **options) -> Witness:
     trainer.seen = []
 
     def asked() -> int:
-        if trainer._ahead is not None:
-            trainer._ahead.source.settle()
+        trainer.vllm_generation.wait_for_prefetch()
         return len(server.completions)
 
     trainer.asked = asked
@@ -160,7 +159,7 @@ def test_however_it_ends_nothing_is_left_and_nothing_is_skipped(how, tmp_path):
         else:
             trainer.train()
         assert becomes_idle(server)
-    assert our_threads() == [] and trainer._ahead is None
+    assert our_threads() == [] and trainer._prefetched is None
     assert not (tmp_path / "vllm_weight_sync").exists()
     waiting = [candidate.position for slot in trainer.prompt_source.queue.open() for candidate in slot]
     asked = {call.prompt for call in server.completions[:16]}

@@ -31,7 +31,7 @@ def lora():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("ada_trl.vllm.client.BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr("ada_trl.vllm.transport.BACKOFF_SECONDS", 0.02)
 
 
 def witness(trainer, server):

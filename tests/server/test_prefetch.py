@@ -71,7 +71,7 @@ def test_equal_neighbouring_rows_share_a_request_and_results_keep_the_order_of_t
 
 
 def test_prefetched_rows_are_returned_without_being_sent_again(generation):
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     generation.wait_for_prefetch()
     sent = len(generation.server.completions)
     _, completion_ids, _, _ = generation.generate([list(ids) for ids in ROWS], None, 4)
@@ -83,7 +83,7 @@ def test_prefetched_rows_are_returned_without_being_sent_again(generation):
 
 def test_generate_awaits_what_is_still_in_flight(generation):
     release = held(generation.server)
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     wait_for_requests(generation.server, 4)
     threading.Timer(0.2, release.set).start()
     _, completion_ids, _, _ = generation.generate(ROWS, None, 4)
@@ -100,7 +100,7 @@ def test_other_rows_are_generated_and_leave_the_prefetch(generation):
         return await numbered(call)
 
     server.behave = behave
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     wait_for_requests(server, 4)
     _, completion_ids, _, _ = generation.generate(OTHER_ROWS, None, 2)
     assert texts(completion_ids) == ["700", "710"]
@@ -119,7 +119,7 @@ def test_rows_with_other_images_are_other_rows(generation):
 
 def test_cancelled_prefetch_ends_on_the_server(generation):
     held(generation.server)
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     wait_for_requests(generation.server, 4)
     generation.cancel_prefetch()
     assert becomes_idle(generation.server)
@@ -129,9 +129,9 @@ def test_cancelled_prefetch_ends_on_the_server(generation):
 
 
 def test_a_second_prefetch_is_rejected(generation):
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     with pytest.raises(RuntimeError, match="cancel_prefetch"):
-        generation.prefetch(OTHER_ROWS, None, 2)
+        generation.prefetch(OTHER_ROWS)
 
 
 def test_a_prefetch_that_failed_raises_in_generate_only_and_is_discarded(generation):
@@ -139,7 +139,7 @@ def test_a_prefetch_that_failed_raises_in_generate_only_and_is_discarded(generat
         return web.json_response({"error": {"message": "too long"}}, status=400)
 
     generation.server.behave = refuse
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     generation.wait_for_prefetch()
     with fails("prompts were not answered.*400.*too long"):
         generation.generate(ROWS, None, 4)
@@ -155,7 +155,7 @@ def test_weights_are_not_sent_while_a_prefetched_request_is_in_flight(generation
         seen.append(server.in_flight)
 
     server.control = control
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     wait_for_requests(server, 4)
     threading.Timer(0.3, release.set).start()
     generation.sync_weights()
@@ -164,7 +164,7 @@ def test_weights_are_not_sent_while_a_prefetched_request_is_in_flight(generation
 
 def test_closing_cancels_the_prefetch(generation):
     held(generation.server)
-    generation.prefetch(ROWS, None, 4)
+    generation.prefetch(ROWS)
     wait_for_requests(generation.server, 4)
     generation.close()
     assert becomes_idle(generation.server)

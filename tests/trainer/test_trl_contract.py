@@ -30,6 +30,7 @@ from trl.trainer.utils import nanstd
 
 import ada_trl
 from ada_trl.trainer.trl_hooks import _EMPTY_COLUMNS, rank_local_collectives, vllm_generation_class
+from ada_trl.vllm.client import completion_request
 
 from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
@@ -84,7 +85,6 @@ METHODS = {  # overridden or called, with their parameters
         "check_server": ["total_timeout", "retry_interval"],
         "get_server_info": [],
         "reset_prefix_cache": [],
-        "image_features": ["images", "max_concurrent_requests"],
     },
 }
 TRAINER_STATE = [
@@ -360,6 +360,32 @@ def test_everything_that_the_client_sends_goes_through_what_is_replaced():
         "More than `check_server` asks on its own."
     )
     assert set(re.findall(r"self\.session\.(\w+)", source)) == {"get", "post", "mount"}
+
+
+@pytest.mark.parametrize("features", [None, {"mm_hashes": {}}], ids=["text", "images"])
+def test_requests_for_completions_are_those_of_trls_client(features):
+    sent = []
+
+    def post(url, json):
+        sent.append((url, json))
+        logprobs = {"content": [{"token": "token_id:3", "logprob": -1.0, "top_logprobs": []}]}
+        return {"choices": [{"prompt_token_ids": [1], "token_ids": [3], "logprobs": logprobs}] * 2}
+
+    client = object.__new__(VLLMClient)
+    client.base_url, client.model, client._post = "http://server", "model", post
+    params = {"n": 2, "temperature": 0.9, "top_p": 0.8, "top_k": 7, "min_p": 0.1, "max_tokens": 5, "logprobs": 0}
+    params |= {
+        "repetition_penalty": 1.1,
+        "structured_outputs_regex": "a|b",
+        "generation_kwargs": {"seed": 1, "min_p": 0},
+    }
+    client.generate([[1, 2]], None if features is None else [features], **params)
+    path, request = completion_request("model", [[1, 2]], features, params)
+    ((url, theirs),) = sent
+    assert url == "http://server" + path
+    if features is not None:
+        assert request.pop("request_id") != theirs.pop("request_id")
+    assert request == theirs
 
 
 def test_standard_deviation_has_bessels_correction():

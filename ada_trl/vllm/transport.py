@@ -1,0 +1,385 @@
+"""HTTP requests to a vLLM server on an event loop in a background thread: deadlines, retries and cancellation."""
+
+import asyncio
+import functools
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
+
+from ..utils.distributed import DistributedError
+from .response_validation import InvalidResponseError, parse
+
+
+MAX_RETRIES = 4
+BACKOFF_SECONDS = 0.25  # doubles with every retry
+MAX_BACKOFF_SECONDS = 4
+CONNECT_SECONDS = 10
+STALLED_SECONDS = 5  # longest timeout of short requests to a server that let a deadline pass
+PROBES_PER_TIMEOUT = 4  # while nothing is answered, how often the server is asked whether it makes progress
+BUSY = (408, 429, 503)  # the request was not processed: any request may be sent again, until its deadline
+MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
+TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
+
+
+class VLLMServerError(DistributedError):
+    """
+    The vLLM server did not do what was requested, and a retry would not help.
+
+    Args:
+        cause (`str`), remedy (`str`, *optional*):
+            As in [`~utils.distributed.DistributedError`].
+        status (`int`, *optional*):
+            HTTP status of the server's error response.
+    """
+
+    def __init__(self, cause: str, remedy: str = "", *, status: int | None = None):
+        super().__init__(cause, remedy)
+        self.status = status
+
+
+class VLLMServerUnavailable(VLLMServerError):
+    """A request missed its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
+
+
+class _EventLoop(NamedTuple):
+    """A thread, its event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
+
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    session: Any
+    connections: asyncio.Semaphore
+
+
+class _Queued(NamedTuple):
+    """A request that may wait behind others on the server."""
+
+    started: float
+    timeout: float
+
+
+class HTTPTransport:
+    """
+    Sends requests from an event loop in a background thread, which starts with the first request and ends with [`close`].
+
+    Every request has one deadline for connecting, its response and its retries. There are two kinds of deadlines:
+
+    - *fixed*, counted from the start of the request;
+    - *queued*, for rollouts: any number of them may be in flight, most of them waiting in the server's queue. A request
+      fails if *no* queued request was answered, and the server generated no token, for the length of the timeout. All
+      requests that wait for a stalled server therefore fail together, once.
+
+    Args:
+        count_tokens (`Callable[[], Awaitable[float | None]]`, *optional*):
+            Returns how many tokens the server has processed since its start, `None` if it does not tell. A server that
+            processes requests of other clients is not stalled.
+
+    Attributes:
+        retries (`int`), timeouts (`int`):
+            Requests that were repeated, and deadlines that were missed: the requests that failed together count once.
+        stalled (`bool`):
+            Whether the last request missed its deadline.
+    """
+
+    def __init__(self, count_tokens: Callable[[], Awaitable[float | None]] | None = None):
+        self.retries = self.timeouts = 0
+        self.stalled = False
+        self._count_tokens = count_tokens
+        self._lock = threading.Lock()
+        self._running: _EventLoop | None = None
+        self._tasks: set[asyncio.Task] = set()
+        self._queued: dict[asyncio.Task, _Queued] = {}
+        self._expired: set[asyncio.Task] = set()
+        self._watchdog: asyncio.Task | None = None
+        self._last_progress = 0.0  # time of the event loop
+        self._cancelled = False
+
+    # Called from other threads
+
+    def run(self, work: Coroutine) -> Any:
+        """Run a coroutine on the event loop and return its result."""
+        return self.start(work).result()
+
+    def start(self, work: Coroutine) -> Future:
+        """Start a coroutine on the event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._started().loop)
+
+    def group(self) -> "RequestGroup":
+        return RequestGroup(self._started().loop)
+
+    def cancel(self) -> None:
+        """Cancel all requests in flight, which raises `CancelledError` where they are awaited. Later requests fail at once."""
+        self._cancelled = True
+        if self._running is not None:
+            self._running.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
+
+    def resume(self) -> None:
+        """Accept requests again after [`cancel`]."""
+        self._cancelled = False
+
+    def close(self) -> None:
+        """Cancel all requests and end the thread. A later request starts it again."""
+        with self._lock:
+            if self._running is None:
+                return
+            thread, loop, session, _ = self._running
+            self._running = None
+        asyncio.run_coroutine_threadsafe(self._shut_down(session), loop).result()
+        shutdown_event_loop_in_daemon(thread, loop)
+
+    async def _shut_down(self, session: Any) -> None:
+        tasks = [*self._tasks, *filter(None, [self._watchdog])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await session.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    def _started(self) -> _EventLoop:
+        with self._lock:
+            if self._running is None:
+                thread, loop, ready = start_event_loop_in_daemon(name="vLLM requests")
+                ready.wait()
+                session = asyncio.run_coroutine_threadsafe(_open_session(), loop).result()
+                self._running = _EventLoop(thread, loop, session, asyncio.Semaphore(max_connections()))
+            return self._running
+
+    # Coroutines of the event loop
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        timeout: float,
+        queued: bool = False,
+        retry: bool = False,
+        limit_name: str = "",
+        check: Callable[[dict], Any] | None = None,
+        **kwargs: Any,
+    ) -> dict:
+        """
+        Send a request and return the JSON object of its response.
+
+        Args:
+            timeout (`float`), queued (`bool`):
+                Seconds until the deadline, and its kind.
+            retry (`bool`):
+                Whether it is safe to send the request again after a broken connection, a broken response or a 5xx.
+                After 408, 429 or 503 every request is.
+            limit_name (`str`):
+                The option in which the user sets the timeout.
+            check (`Callable`, *optional*):
+                Raises [`~vllm.response_validation.InvalidResponseError`] for a broken response.
+            kwargs:
+                Of `aiohttp.ClientSession.request`.
+
+        Raises:
+            [`VLLMServerUnavailable`]: after the deadline, or after the last retry.
+            [`VLLMServerError`]: if the server rejects the request, or keeps sending broken responses.
+        """
+        name = f"{method} {url}"
+        failures: list[str] = []
+        session = self._started().session
+        attempt = functools.partial(_attempt, session, method, url, check, kwargs)
+        task: Any = asyncio.current_task()  # a coroutine of the loop runs in a task
+        send = functools.partial(self._attempts, attempt, name, MAX_RETRIES if retry else 0, failures)
+        if self._cancelled:
+            raise asyncio.CancelledError
+        self._tasks.add(task)
+        try:
+            if queued:
+                response = await self._within_queue(send, task, timeout)
+            else:
+                response = await asyncio.wait_for(send(), timeout)
+        except asyncio.TimeoutError as error:
+            if not queued:
+                self.timeouts += 1  # the watchdog has counted those of queued requests
+            self.stalled = True
+            limit = f"{limit_name} ({timeout:g} s)" if limit_name else f"{timeout:g} s"
+            before = f"; the last attempt {failures[-1]}" if failures else ""
+            raise VLLMServerUnavailable(f"{name} was not answered within {limit}{before}", TOO_SLOW) from error
+        finally:
+            self._tasks.discard(task)
+        self.stalled = False
+        return response
+
+    async def _within_queue(self, send: Callable[[], Coroutine], task: asyncio.Task, timeout: float) -> dict:
+        running = self._started()
+        loop = running.loop
+        self._queued[task] = _Queued(loop.time(), timeout)
+        if self._watchdog is None or self._watchdog.done():
+            self._watchdog = loop.create_task(self._watch())
+        try:
+            async with running.connections:
+                response = await send()
+        except asyncio.CancelledError:
+            if task not in self._expired:  # cancelled by its caller, not by the watchdog
+                raise
+            raise asyncio.TimeoutError from None
+        finally:
+            del self._queued[task]
+            self._expired.discard(task)
+        self._last_progress = loop.time()
+        return response
+
+    async def _watch(self) -> None:
+        """Cancel queued requests whose deadline passes. One task for all, so that a request costs no timer."""
+        loop = asyncio.get_running_loop()
+        tokens: float | None = None
+        while self._queued:
+            interval = min(queued.timeout for queued in self._queued.values()) / PROBES_PER_TIMEOUT
+            await asyncio.sleep(min(max(self._first_deadline() - loop.time(), 0.01), interval))
+            if self._queued and loop.time() - self._last_progress >= interval and self._count_tokens is not None:
+                before, tokens = tokens, await self._count_tokens()
+                if None not in (before, tokens) and tokens > before:  # type: ignore[operator]
+                    self._last_progress = loop.time()
+            waiting = {task: queued for task, queued in self._queued.items() if task not in self._expired}
+            overdue = [task for task, queued in waiting.items() if self._deadline(queued) <= loop.time()]
+            self.timeouts += bool(overdue)
+            self._expired.update(overdue)
+            for task in overdue:
+                task.cancel()
+
+    def _deadline(self, queued: _Queued) -> float:
+        return max(queued.started, self._last_progress) + queued.timeout
+
+    def _first_deadline(self) -> float:
+        return min(map(self._deadline, self._queued.values()))
+
+    async def _attempts(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
+        number = 0
+        while True:
+            try:
+                return await attempt()
+            except _AttemptFailed as failed:
+                if failed.is_final:
+                    raise VLLMServerError(f"{name} {failed}", status=failed.status) from failed
+                if number >= max_retries and failed.status not in BUSY:
+                    kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
+                    times = f" (asked {number + 1} times)" if number else ""
+                    raise kind(f"{name} {failed}{times}") from failed
+                failures.append(str(failed))
+            self.retries += 1
+            await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))
+            number += 1
+
+
+class RequestGroup:
+    """Coroutines on the event loop that are cancelled together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._tasks: set[asyncio.Task] = set()
+
+    def start(self, work: Coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
+
+    async def _run(self, work: Coroutine) -> Any:
+        task: Any = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            return await work
+        finally:
+            self._tasks.discard(task)
+
+    def cancel(self) -> None:
+        """Cancel what is in flight, and wait until it has ended: its connections are closed then."""
+        if not self._loop.is_closed() and self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
+
+    async def _cancel(self) -> None:
+        # A task that was started just before runs first: the loop takes both in their order.
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _AttemptFailed(Exception):
+    """One attempt of a request failed."""
+
+    def __init__(self, text: str, status: int | None = None, is_broken: bool = False):
+        super().__init__(text)
+        self.status, self.is_broken = status, is_broken
+        self.is_final = status is not None and status < 500 and status not in BUSY
+
+
+async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
+    import aiohttp
+
+    try:
+        async with session.request(method, url, **kwargs) as response:
+            body = await response.read()
+            if response.status != 200:
+                text = body.decode(errors="replace").strip()[:500]
+                raise _AttemptFailed(f"was answered with {response.status}: {text}", response.status)
+            answer = parse(response.content_type, body)
+            if check is not None:
+                check(answer)
+            return answer
+    except InvalidResponseError as broken:
+        raise _AttemptFailed(f"was answered wrongly: {broken}", is_broken=True) from broken
+    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _AttemptFailed(f"failed: {type(error).__name__}: {error}") from error
+
+
+def max_connections() -> int:
+    """
+    Half of the files that this process may open. Requests beyond it wait here instead of on the server, where this is
+    hardly noticed, as a request holds several rollouts.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MIN_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // 2, MIN_CONNECTIONS), MAX_CONNECTIONS)
+
+
+async def _open_session() -> Any:
+    import aiohttp
+
+    class Lookup(aiohttp.abc.AbstractResolver):
+        """Resolves names in daemon threads: those of aiohttp's resolver are joined when the loop or Python ends."""
+
+        async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[dict]:
+            found = await _in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+            numeric = {"hostname": host, "port": port, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}
+            return [numeric | {"host": at[0], "family": kind, "proto": proto} for kind, _, proto, _, at in found]
+
+        async def close(self) -> None:
+            pass
+
+    # Queued requests are limited before they get here, so that a probe of a busy server does not wait for them.
+    # vLLM closes idle connections after 5 s; closing them earlier avoids sending into a closed one.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=Lookup())
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+
+async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def tell(result: Any, error: OSError | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        result = error = None
+        try:
+            result = work(*args)
+        except OSError as caught:
+            error = caught
+        try:
+            loop.call_soon_threadsafe(tell, result, error)
+        except RuntimeError:
+            pass  # the loop has ended: nobody waits any more
+
+    threading.Thread(target=run, name="name lookup", daemon=True).start()
+    return await future

@@ -1,0 +1,211 @@
+"""
+Generation from a server with the timing of a GPU, beside TRL's client, which sends a batch in one request.
+
+`python -m benchmarks.speed.in_flight` compares, in turn, on completions of the same lengths (see `simulated_gpu`):
+
+- batch: one rollout per row, all rows different (`baseline="batch"`, `num_generations=1`);
+- GRPO: four rollouts per prompt;
+- Seq-balance: rounds of four rollouts until two are right and two are wrong, at most four rounds, without a barrier,
+  beside rounds each of which is one request of TRL's client.
+
+It prints seconds, CPU seconds of the client per 1,000 rollouts, and their ratios. CPU time includes the conversion of
+log-probabilities that `GRPOTrainer` makes afterwards.
+
+`--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a process of its own:
+peak memory, and how long the main thread is held up while responses are parsed.
+"""
+
+import argparse
+import queue
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from statistics import mean
+
+import requests
+import torch
+from accelerate import Accelerator
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from trl.generation.vllm_client import VLLMClient
+
+from ada_trl.core import ExitCondition, Rollout, eliminate, eliminate_async
+from ada_trl.vllm.generation import AdaVLLMGeneration
+from recipes.arithmetic.task import build_tokenizer
+
+from .simulated_gpu import ROOT, VOCABULARY, running
+
+
+MAX_TOKENS = 400
+ROUND, MAX_ROUNDS = 4, 4
+BALANCE = ExitCondition(2, 2)
+FLOOD_ROWS, FLOOD_TOKENS = 8192, 500
+
+
+def prompts(number: int) -> list[list[int]]:
+    return [[2 + i % 100, 2 + i // 100, *range(2, 40)] for i in range(number)]
+
+
+class Ours:
+    def __init__(self, url: str, max_tokens: int):
+        config = Qwen2Config(vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+        config.num_attention_heads = config.num_key_value_heads = 2
+        self.directory = tempfile.TemporaryDirectory()
+        self.vllm = AdaVLLMGeneration(
+            Qwen2ForCausalLM(config),
+            Accelerator(cpu=True),
+            build_tokenizer(),
+            mode="server",
+            server_base_url=url,
+            max_completion_length=max_tokens,
+            weight_sync="disk",
+            weight_sync_dir=self.directory.name,
+        )
+
+    def rows(self, rows: list[list[int]], copies: int) -> tuple[list, list]:
+        _, ids, logprobs, _ = self.vllm.generate([row for row in rows for _ in range(copies)], None, copies)
+        return ids, [[top[0] for top in sequence] for sequence in logprobs]
+
+    def seq_balance(self, rows: list[list[int]]) -> int:
+        arrived: queue.SimpleQueue = queue.SimpleQueue()
+        with self.vllm.requests() as start:
+
+            def submit(prompt: int, first_draw: int) -> None:
+                future = start([rows[prompt]], ROUND)
+                future.add_done_callback(lambda done: arrived.put((prompt, first_draw, done)))
+
+            def collect() -> list[tuple[int, int, list[Rollout]]]:
+                answers = [arrived.get()]
+                while not arrived.empty():
+                    answers.append(arrived.get())
+                return [(prompt, first, rollouts(first, *done.result())) for prompt, first, done in answers]
+
+            pools = eliminate_async(
+                len(rows),
+                submit,
+                collect,
+                BALANCE,
+                samples_per_round=ROUND,
+                max_rounds=MAX_ROUNDS,
+                positive_threshold=0.5,
+                max_in_flight=sys.maxsize,
+                speculate_below=len(rows) // 4,
+            )
+        return sum(map(len, pools))
+
+
+class TRL:
+    def __init__(self, url: str, max_tokens: int):
+        self.client, self.max_tokens = VLLMClient(base_url=url), max_tokens
+
+    def rows(self, rows: list[list[int]], copies: int) -> tuple[list, list]:
+        output = self.client.generate(rows, n=copies, max_tokens=self.max_tokens, logprobs=0)
+        return output["completion_ids"], [[top[0] for top in sequence] for sequence in output["logprobs"]]
+
+    def seq_balance(self, rows: list[list[int]]) -> int:
+        def draw(wanted: list[tuple[int, int]]) -> list[Rollout]:
+            active, first_draw = [prompt for prompt, _ in wanted[::ROUND]], wanted[0][1]
+            ids, logprobs = self.rows([rows[prompt] for prompt in active], ROUND)
+            return [r for i in range(0, len(ids), ROUND) for r in rollouts(first_draw, ids[i : i + ROUND], logprobs)]
+
+        pools = eliminate(
+            len(rows), draw, BALANCE, samples_per_round=ROUND, max_rounds=MAX_ROUNDS, positive_threshold=0.5
+        )
+        return sum(map(len, pools))
+
+
+def rollouts(first_draw: int, ids: list[list[int]], logprobs: list) -> list[Rollout]:
+    return [Rollout(first_draw + i, float(tokens[0] == 1), float(tokens[0] == 1)) for i, tokens in enumerate(ids)]
+
+
+def measured(url: str, work: Callable[[], int]) -> tuple[float, float, int]:
+    """Seconds, CPU seconds of this process, and what `work` returns."""
+    requests.post(f"{url}/reset")
+    started, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return time.perf_counter() - started, time.process_time() - cpu, result
+
+
+def compare(sizes: list[int], repeats: int, url: str) -> None:
+    clients = {"TRL": TRL(url, MAX_TOKENS), "ours": Ours(url, MAX_TOKENS)}
+    work = {
+        "batch": lambda client, rows: len(client.rows(prompts(rows), 1)[0]),
+        "GRPO": lambda client, rows: len(client.rows(prompts(rows // 4), 4)[0]),
+        "Seq-balance": lambda client, rows: client.seq_balance(prompts(rows // 4)),
+    }
+    print("| | Rows (first round) | Rollouts | Seconds: TRL | ours | ours / TRL (single repeats) "
+          "| CPU s per 1,000 rollouts: TRL | ours | ours / TRL |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for mode, run in work.items():
+        for rows in sizes:
+            results: dict[str, list[tuple[float, float, int]]] = {name: [] for name in clients}
+            for _ in range(repeats):
+                for name, client in clients.items():
+                    results[name].append(measured(url, lambda: run(client, rows)))  # noqa: B023
+            theirs, ours = results["TRL"], results["ours"]
+            single = [a[0] / b[0] for a, b in zip(ours, theirs, strict=True)]
+            seconds = [mean(r[0] for r in result) for result in (theirs, ours)]
+            cpu = [1000 * sum(r[1] for r in result) / sum(r[2] for r in result) for result in (theirs, ours)]
+            print(
+                f"| {mode} | {rows} | {mean(r[2] for r in ours):.0f} | {seconds[0]:.2f} | {seconds[1]:.2f} "
+                f"| {seconds[1] / seconds[0]:.2f} ({', '.join(f'{ratio:.2f}' for ratio in single)}) "
+                f"| {cpu[0]:.2f} | {cpu[1]:.2f} | {cpu[1] / cpu[0]:.2f} |",
+                flush=True,
+            )
+    clients["ours"].vllm.close()
+
+
+def flood(kind: str, url: str, limit: float) -> None:
+    """Sends one batch from a second thread and measures what the main thread notices of it."""
+    client = {"TRL": TRL, "ours": Ours}[kind](url, FLOOD_TOKENS)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    received: list = []
+    thread = threading.Thread(target=lambda: received.append(client.rows(prompts(FLOOD_ROWS), 1)))
+    gaps, cpu, started = [], time.process_time(), time.perf_counter()
+    thread.start()
+    while thread.is_alive() and time.perf_counter() - started < limit:
+        last = time.perf_counter()
+        time.sleep(0.005)
+        gaps.append(time.perf_counter() - last - 0.005)
+    ((ids, logprobs),) = received
+    assert len(ids) == FLOOD_ROWS and {len(sequence) for sequence in logprobs} == {FLOOD_TOKENS}
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    gaps.sort()
+    print(
+        f"| {kind} | {time.perf_counter() - started:.1f} | {time.process_time() - cpu:.1f} | {peak:.2f} "
+        f"| {1000 * gaps[-1]:.0f} | {1000 * gaps[int(len(gaps) * 0.99)]:.0f} | {sum(g > 0.1 for g in gaps)} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 512, 4096])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--flood", action="store_true")
+    parser.add_argument("--flood_client", choices=["TRL", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.flood_client:
+        flood(args.flood_client, args.url, limit=600)
+    elif args.flood:
+        print(
+            "| | Seconds | CPU s | Peak memory beyond the start, GiB | Longest stall, ms | 99th percentile | Stalls above 100 ms |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for _ in range(args.repeats):
+            for kind in ("TRL", "ours"):
+                with running(a=0, c=0, max_sequences=FLOOD_ROWS, length=FLOOD_TOKENS) as url:
+                    words = [sys.executable, "-m", "benchmarks.speed.in_flight", "--flood_client", kind, "--url", url]
+                    subprocess.run(words, check=True, cwd=ROOT)
+    else:
+        with running() as url:
+            compare(args.rows, args.repeats, url)
+
+
+if __name__ == "__main__":
+    main()
