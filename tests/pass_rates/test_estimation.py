@@ -235,9 +235,7 @@ def test_batch_and_prompt_level_rewards_differ_by_the_covariance(mode, tmp_path)
         )
         gap = logs["ada/reward/micro_mean"] - logs["ada/reward/macro_mean"]
         assert gap * total == pytest.approx(number * covariance, abs=1e-6)
-        assert gap * logs["ada/samples_per_prompt/mean"] == pytest.approx(
-            logs["ada/reward/samples_covariance"], abs=1e-6
-        )
+        assert gap * logs["ada/samples_per_prompt/mean"] == pytest.approx(covariance, abs=1e-6)
         assert [logs["reward"], logs["ada/reward/macro_mean"]] == pytest.approx([sum(means) / number] * 2)
         gaps.append(abs(gap))
     assert max(gaps) > 0.01
