@@ -140,12 +140,16 @@ def test_duplicates_share_an_estimate_and_have_separate_pools(tmp_path):
     assert counts.num_rollouts == 8 and counts.positives == sum(pool.positives for pool in pools)
 
 
-def test_an_id_column_is_the_identity(tmp_path):
-    dataset = prompt_dataset(1).add_column("id", ["a", "b", "c", "d"])
+@pytest.mark.parametrize("ids", ["abcd", "aaaa"])
+def test_an_id_column_and_the_content_are_the_identity(ids, tmp_path):
+    """With one id for all rows, all prompts shared one estimate."""
+    dataset = prompt_dataset(1).add_column("id", list(ids))
     trainer = build(tmp_path, by_prompt, dataset, per_device_train_batch_size=16, max_steps=1)
     trainer.train()
-    assert set(trainer.pass_rates.ema.counts) == {"a", "b", "c", "d"}
-    assert trainer.pass_rates.texts == dict(zip("abcd", PROMPTS, strict=True))
+    rows = [{"id": id_, "prompt": prompt} for id_, prompt in zip(ids, dataset["prompt"], strict=True)]
+    assert set(trainer.pass_rates.ema.counts) == {prompt_key(row["prompt"], row) for row in rows}
+    assert len(trainer.pass_rates.ema.counts) == 4
+    assert trainer.pass_rates.texts == {prompt_key(row["prompt"], row): row["prompt"] for row in rows}
 
 
 def test_the_prior_is_learnt_unless_told_otherwise(tmp_path):
@@ -235,6 +239,7 @@ def test_batch_and_prompt_level_rewards_differ_by_the_covariance(mode, tmp_path)
         )
         gap = logs["ada/reward/micro_mean"] - logs["ada/reward/macro_mean"]
         assert gap * total == pytest.approx(number * covariance, abs=1e-6)
+        assert gap * logs["ada/samples_per_prompt/mean"] == pytest.approx(covariance, abs=1e-6)
         assert [logs["reward"], logs["ada/reward/macro_mean"]] == pytest.approx([sum(means) / number] * 2)
         gaps.append(abs(gap))
     assert max(gaps) > 0.01
