@@ -56,6 +56,12 @@ def build_parser(command: str) -> CommandParser:
     return CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
 
 
+def add_general_options(parser: argparse.ArgumentParser) -> None:
+    """Add to a help text what is not a field. Fields are parsed without these."""
+    parser.add_argument("--config", nargs="+", metavar="FILE", help="YAML files, or names of recipes.")
+    parser.add_argument("--help-all", action="store_true", help="List every field, those of TRL and transformers too.")
+
+
 def help_page() -> str:
     """The options of `--help`: required ones, those of [`AdaGRPOConfig`], and the most used inherited ones."""
     from ..trainer.ada_grpo_config import AdaGRPOConfig
@@ -63,10 +69,7 @@ def help_page() -> str:
     # A field that is true by default has a second action, --no_<field>, after its own.
     actions = {action.dest: action for action in reversed(build_parser("train")._actions)}
     general = argparse.ArgumentParser()
-    general.add_argument("--config", nargs="+", metavar="FILE", help="YAML files, or names of recipes.")
-    general.add_argument(
-        "--help-all", action="store_true", help="List every field, those of TRL and transformers too."
-    )
+    add_general_options(general)
     general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     own = list(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
     groups = {"Required (a recipe sets them)": REQUIRED, "Reinforce-Ada": own, **MOST_USED}

@@ -36,7 +36,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         kind = action.metavar or getattr(action.type, "__name__", "str").replace("string_to_bool", "bool").upper()
         values = "" if action.nargs == 0 else " " + self._format_args(action, str(kind))
-        return action.option_strings[0] + values
+        # Fields have a second spelling with hyphens, which is left out.
+        spellings = action.option_strings if action.dest == "help" else action.option_strings[:1]
+        return ", ".join(spellings) + values
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)

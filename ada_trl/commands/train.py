@@ -20,7 +20,7 @@ from ..utils.files import last_checkpoint
 from . import start
 from .checks import check_model
 from .errors import SETUP_ERRORS, UserError, user_errors
-from .options import build_parser, print_help
+from .options import add_general_options, build_parser, print_help
 from .reward_funcs import load_reward_funcs, read_call
 
 
@@ -117,6 +117,7 @@ def parse_args(
         raise SystemExit(0)
     parser = build_parser(command)
     if {"--help-all", "--help_all"} & set(args):
+        add_general_options(parser)
         parser.print_help()
         raise SystemExit(0)
     try:

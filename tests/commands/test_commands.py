@@ -52,7 +52,7 @@ def test_help_is_fast(name):
 def test_required_options_come_first(name, capsys):
     with pytest.raises(SystemExit):
         main([name, "--help"])
-    options = re.findall(r"^  (-\S+)", capsys.readouterr().out, flags=re.MULTILINE)
+    options = re.findall(r"^  (-[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
     assert options[0] == FIRST_OPTION[name] and "-h" in options[:4]
 
 

@@ -102,7 +102,7 @@ ALSO = {"n", "p", "k"}
 
 
 @pytest.mark.parametrize(
-    "block", [block for page in ("settings", "plan", "which_prompts") for block in blocks(DOCS / f"{page}.md", "yaml")]
+    "block", [block for page in ("settings", "prompt_selection") for block in blocks(DOCS / f"{page}.md", "yaml")]
 )
 def test_yaml_to_paste_is_a_configuration(block):
     options = {"per_device_train_batch_size": 16}
