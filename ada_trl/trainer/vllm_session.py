@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from trl.extras.profiling import profiling_context
 
 from ..utils.logging import get_logger
+from ..vllm.generation import sampling_restrictions
 from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
 
 
@@ -43,6 +44,21 @@ class VLLMSession:
         self._has_prefetched = False
         self._prefetch_verified: bool | None = None  # the same for prefetched rollouts; None while they are generated
         self._warned_of_other_weights = False
+        if trainer.use_vllm:
+            self._warn_of_restricted_sampling()
+
+    def _warn_of_restricted_sampling(self) -> None:
+        """The ratio of a token is the probability mass that is kept, below 1: its product over a completion vanishes."""
+        restrictions, args = sampling_restrictions(self.trainer.args), self.trainer.args
+        mode = args.vllm_importance_sampling_mode
+        if restrictions and args.vllm_importance_sampling_correction and mode.startswith("sequence"):
+            logger.warning(
+                f"With {', '.join(restrictions)} vLLM samples from a part of the model's distribution and returns "
+                "log-probabilities of that part, so that the importance sampling ratio of every token is off by the mass that "
+                f"is kept. vllm_importance_sampling_mode={mode!r} multiplies the ratios of a completion: long completions "
+                "receive almost no gradient. Set vllm_importance_sampling_mode='token_truncate', or sample without the "
+                "restriction."
+            )
 
     @property
     def uses_server(self) -> bool:
@@ -171,7 +187,9 @@ class VLLMSession:
         """A server that was started from another model, or without processed log-probabilities, responds all the same."""
         mode = "train" if self.trainer.model.training else "eval"
         difference = latest_metric(self.trainer, "sampling/sampling_logp_difference/mean", mode) or 0.0
-        if difference <= SUSPICIOUS_LOGP_DIFFERENCE or self._warned_of_other_weights:
+        # With restricted sampling the right weights differ, too.
+        expected = difference <= SUSPICIOUS_LOGP_DIFFERENCE or sampling_restrictions(self.trainer.args)
+        if expected or self._warned_of_other_weights:
             return
         self._warned_of_other_weights = True
         logger.warning(

@@ -28,6 +28,25 @@ ROLLOUTS_PER_REQUEST = 16
 LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
 
 
+UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
+
+
+def sampling_restrictions(options: Any) -> list[str]:
+    """
+    Options with which vLLM does not sample from the model's own distribution, as `name=value`.
+
+    vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
+    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
+    ratio of the two is the probability mass that is kept, for every token.
+
+    Args:
+        options (`Any`):
+            A config or an engine, with attributes `top_p`, `top_k`, `min_p` and `repetition_penalty`.
+    """
+    values = {name: getattr(options, name) for name in UNRESTRICTED}
+    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
+
+
 class AdaVLLMGeneration(VLLMGeneration):
     """
     [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
@@ -198,6 +217,13 @@ class AdaVLLMGeneration(VLLMGeneration):
             [`VLLMServerError`]: if a row is not shown to come from the weights that are trained.
         """
         with shared(self.words(OTHER_WEIGHTS)):
+            if self.sampling_restrictions:
+                # The server's log-probabilities are those of another distribution than the model's, so that they differ
+                # for the right weights too.
+                raise VLLMServerError(
+                    f"it does not answer any more, and with {', '.join(self.sampling_restrictions)} the rollouts' "
+                    "log-probabilities cannot be compared with the trainer's"
+                )
             if differences is None:
                 raise VLLMServerError(f"it was asked afterwards and did not answer ({self._unconfirmed})")
             largest = max(differences, default=0.0)
@@ -218,6 +244,11 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_difference = verify_weights(self.vllm_client, self._prompt_ids, expected, self._tolerance)
 
     # Generation
+
+    @property
+    def sampling_restrictions(self) -> list[str]:
+        """Options with which completions are not sampled from the model's own distribution, with their values."""
+        return sampling_restrictions(self)
 
     def sampling_params(self, num_generations: int) -> dict:
         return {
@@ -275,7 +306,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         # An evaluation and a prefetch alike take part in `shared`, so that a hit on one process and a miss on another
         # cannot leave either waiting.
-        collective = nullcontext() if is_local() else shared(self.words("prompts were not answered"))
+        collective = nullcontext() if is_local() else shared(self.words("rollouts are missing"))
         with collective, profiler or nullcontext():
             batch = self._take_prefetched(prompts, images)
             if batch is None:

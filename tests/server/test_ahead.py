@@ -191,7 +191,7 @@ def test_a_request_that_fails_stops_the_step_that_needs_it(tmp_path):
 
     with FakeServer(failing) as server:
         trainer = witness(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
-        with pytest.raises(VLLMServerError, match="rollouts of this step are missing"):
+        with pytest.raises(VLLMServerError, match="rollouts are missing"):
             trainer.train()
         assert becomes_idle(server)
     assert trainer.state.global_step == 2 and our_threads() == []
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_a_run_that_took_its_prompts_from_the_loader_is_said_to_
         witness(tmp_path / "without", server, **options | {"max_staleness": 0}).train()
         caplog.clear()
         witness(tmp_path / "ahead", server, **options).train(str(tmp_path / "without" / "checkpoint-2"))
-    assert sum("asked from its start again" in record.message for record in caplog.records) == 1
+    assert sum("from the start of the data set" in record.message for record in caplog.records) == 1
 
 
 def test_the_share_of_effective_samples_is_that_of_all_rows(tmp_path, monkeypatch):

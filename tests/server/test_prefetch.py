@@ -141,7 +141,7 @@ def test_a_prefetch_that_failed_raises_in_generate_only_and_is_discarded(generat
     generation.server.behave = refuse
     generation.prefetch(ROWS)
     generation.wait_for_prefetch()
-    with fails("prompts were not answered.*400.*too long"):
+    with fails("rollouts are missing.*400.*too long"):
         generation.generate(ROWS, None, 4)
     generation.server.behave = numbered
     assert len(generation.generate(ROWS, None, 4)[1]) == len(ROWS)
