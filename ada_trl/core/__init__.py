@@ -22,6 +22,7 @@ from .metrics import (
     sampling_metrics,
     zero_gradient_probability,
 )
+from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .pass_rate_ema import EMAPassRate, brier_metrics
 from .pool import Pool, Rollout
 from .prompt_id import prompt_identity, prompt_key, prompt_text
@@ -54,6 +55,8 @@ __all__ = [
     "group_advantages",
     "mean_and_std",
     "normalize_rewards",
+    "pass_at_k",
+    "pass_at_k_metrics",
     "posterior_advantages",
     "posterior_baselines",
     "prompt_identity",

@@ -146,7 +146,9 @@ class AdaGRPOConfig(GRPOConfig):
         zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             Treatment of groups in which all advantages are 0, with `baseline="pool"`. `"keep"`: they stay in the batch,
             as in GRPO, and count in the denominator of the loss. `"mask"`: they are excluded from the loss and its
-            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows). `"resample"`: other
+            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows). `"skip"`: the same update
+            as with `"keep"`, up to rounding, but no forward and backward pass over these rows (not with images; requires
+            `beta=0` and no entropy bonus; `entropy` and `clip_ratio/*` then describe the other rows). `"resample"`: other
             prompts are sampled for these slots, up to `max_rounds - 1` times; with `"uniform"` sampling this is the
             dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
 
@@ -319,7 +321,7 @@ class AdaGRPOConfig(GRPOConfig):
         default="keep",
         metadata={
             "help": "Treatment of groups in which all advantages are 0: `'keep'` (as in GRPO), `'mask'` (excluded from the "
-            "loss and its denominator) or `'resample'` (other prompts are sampled instead, as in DAPO's dynamic "
+            "loss and its denominator), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are sampled instead, as in DAPO's dynamic "
             "sampling).",
             "choices": list(CHOICES["zero_variance_groups"]),
         },

@@ -25,7 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..core import Pool, Rollout, completion_metrics, prompt_weight
+from ..core import Pool, Rollout, completion_metrics, pass_at_k_metrics, prompt_weight
 from ..pass_rates.hidden_states import HiddenStateExtractor
 from ..pass_rates.predictions import PassRatePredictions
 from ..pass_rates.tracker import PassRateTracker
@@ -45,7 +45,7 @@ from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
 from .diagnostics import TrainingDiagnostics
-from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows
+from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
 from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
 from .validation import check_arguments, check_success_reward, check_support
@@ -131,6 +131,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     pass_rates: PassRateTracker | None = None
     vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
     captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
+    _evaluation_name = ""  # of one of several evaluation sets
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
@@ -207,6 +208,11 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"max_staleness ({args.max_staleness}) is not supported with tools, environments, or reward models under "
                 "FSDP or DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
             )
+        if args.zero_variance_groups == "skip" and self.aux_loss_enabled:
+            raise ValueError(
+                "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts "
+                "on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
+            )
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
             self.captures_hidden_states = self.pass_rates.captures_hidden_states
@@ -275,6 +281,12 @@ class AdaGRPOTrainer(GRPOTrainer):
             self._replace_advantages_and_metrics(batch, output)
         self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
         return output
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training and self.args.zero_variance_groups == "skip":
+            inputs = skip_zero_advantage_rows(inputs, self.loss_type)
+        return inputs
 
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
@@ -583,7 +595,26 @@ class AdaGRPOTrainer(GRPOTrainer):
         given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         if self._hook is not None:
             return self._hook.calculate_rewards(*given)
-        return trl_hooks.score_on_all_ranks(self, *given)
+        rewards = trl_hooks.score_on_all_ranks(self, *given)
+        if not self.model.training:
+            self._log_pass_at_k(rewards)
+        return rewards
+
+    def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
+        """Log pass@k of an evaluation batch, `(rows of all ranks, num_reward_funcs)`, by evaluation set."""
+        n = self.num_generations_eval
+        if n < 2 or len(rewards) % n:  # a last batch that was cut off inside of a group
+            return
+        totals, success_rewards = self.split_rewards(rewards)
+        groups = []
+        for start in range(0, len(totals), n):
+            scored = [
+                s for t, s in zip(totals[start : start + n], success_rewards[start : start + n], strict=True) if t == t
+            ]
+            groups.append((sum(s > self.args.positive_threshold for s in scored), len(scored)))
+        name = self._evaluation_name
+        metrics = {f"{name}{key}": value for key, value in pass_at_k_metrics(groups).items()}
+        trl_hooks.append_metrics(self, metrics, mode="eval")
 
     # Training, logging, checkpoints
 
@@ -593,9 +624,14 @@ class AdaGRPOTrainer(GRPOTrainer):
         with self.vllm.running():
             return super().train(*args, **kwargs)
 
-    def evaluation_loop(self, *args, **kwargs):
-        with self.vllm.running():
-            return super().evaluation_loop(*args, **kwargs)
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        # TRL puts "eval_" before every metric, whichever of several evaluation sets it is of.
+        name = metric_key_prefix.removeprefix("eval").removeprefix("_")
+        with self.vllm.running(), trl_hooks.override_attributes(self, _evaluation_name=f"{name}_" if name else ""):
+            return super().evaluation_loop(*given)
 
     def _load_best_model(self):
         super()._load_best_model()

@@ -263,3 +263,35 @@ def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator:
     output["num_items_in_batch"] = accelerator.gather(loss_mask.sum()).sum()
     if loss_type in MEAN_OVER_ROWS:  # masked rows still count in these losses' divisor
         output["advantages"] = output["advantages"] * len(masked) / max(sum(not m for m in masked), 1)
+
+
+def skip_zero_advantage_rows(inputs: dict, loss_type: str) -> dict:
+    """
+    A micro-batch without the rows whose advantage is 0, whose loss has the same gradient.
+
+    Such a row adds nothing to the gradient where neither a KL term nor an entropy bonus acts on it, but its forward and backward
+    pass cost as much as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then;
+    advantages make up for that. One row stays where all have advantage 0, since every rank has to take part in the backward pass.
+
+    Args:
+        inputs (`dict`):
+            A micro-batch of [`~trl.GRPOTrainer`], rows first in every tensor.
+        loss_type (`str`):
+            As in [`~trl.GRPOConfig`].
+    """
+    advantages = inputs["advantages"]
+    if "pixel_values" in inputs or advantages.all():  # pixels are not ordered by row
+        return inputs
+    keep = advantages != 0
+    keep[0] |= not keep.any()
+    total = len(advantages)
+    kept = {
+        name: value[keep] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
+        for name, value in inputs.items()
+    }
+    if loss_type in MEAN_OVER_ROWS:
+        kept["advantages"] = kept["advantages"] * len(kept["advantages"]) / total
+    elif loss_type == "bnpo":
+        tokens, kept_tokens = (batch["completion_mask"] * batch.get("tool_mask", 1) for batch in (inputs, kept))
+        kept["advantages"] = kept["advantages"] * kept_tokens.sum() / tokens.sum().clamp(min=1)
+    return kept

@@ -317,10 +317,10 @@ def _rows_to_columns(rows: Sequence[tuple]) -> tuple:
 # TRL's logs
 
 
-def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
-    """Log training metrics, averaged by TRL over the logging interval."""
+def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], mode: str = "train") -> None:
+    """Log metrics, averaged by TRL over the logging interval or the evaluation."""
     for name, value in metrics.items():
-        trainer._metrics["train"][name].append(value)
+        trainer._metrics[mode][name].append(value)
 
 
 def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:

@@ -26,7 +26,7 @@ CHOICES = {
     "adaptive_sampling": tuple(STRATEGIES),
     "pass_rate_estimator": ("ema", "value", "ema+value"),
     "baseline": ("pool", "posterior", "batch"),
-    "zero_variance_groups": ("keep", "mask", "resample"),
+    "zero_variance_groups": ("keep", "mask", "skip", "resample"),
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
@@ -147,6 +147,8 @@ def check_config(args: GRPOConfig) -> None:
         _reject_unused(
             args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'"
         )
+    if args.zero_variance_groups == "skip":
+        _check_skipping(args)
     if args.num_generations == 1 and args.baseline == "pool":
         raise ValueError(
             "num_generations=1 requires baseline='batch' or 'posterior': the group mean is undefined for a single rollout. "
@@ -205,6 +207,22 @@ def _check_stream(args: GRPOConfig) -> None:
             "zero_variance_groups='resample' requires max_rounds >= 2 (the maximum number of prompts per batch slot), got "
             "1. Raise max_rounds, or use zero_variance_groups='keep'."
         )
+
+
+def _check_skipping(args: GRPOConfig) -> None:
+    """Rows with advantage 0 may be left out only if nothing else of the loss acts on them."""
+    needed = {
+        "beta": (args.beta, 0.0),
+        "entropy_coef": (args.entropy_coef, 0.0),
+        "use_adaptive_entropy": (args.use_adaptive_entropy, False),
+        "top_entropy_quantile": (args.top_entropy_quantile, 1.0),
+    }
+    for name, (value, neutral) in needed.items():
+        if value != neutral:
+            raise ValueError(
+                f"zero_variance_groups='skip' requires {name}={neutral}, got {value}, which acts on rows with advantage 0 too. "
+                "Use zero_variance_groups='keep'."
+            )
 
 
 def _check_baseline(args: GRPOConfig) -> None:

@@ -6,32 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ada_trl.core import pass_at_k
+
+
+__all__ = ["bootstrap_interval", "difficulty_bins", "pass_at_k"]
 
 _CHUNK = 500  # resamples at a time, which bounds the memory
-
-
-def pass_at_k(correct: Sequence[int] | np.ndarray, num_samples: int, k: int) -> np.ndarray:
-    """
-    Estimate without bias the probability that at least one of k completions is correct, `(num_prompts,)`.
-
-    1 − C(n − c, k) / C(n, k), equation 1 of [Evaluating Large Language Models Trained on
-    Code](https://huggingface.co/papers/2107.03374): the share of all subsets of k of the n = `num_samples` completions
-    that contain a correct one. For k = 1 it is the pass rate c / n.
-
-    Args:
-        correct (`Sequence[int]`), num_samples (`int`):
-            c and n: the number of correct completions of each prompt, and of all its completions.
-        k (`int`):
-            At most n, else a `ValueError` is raised.
-    """
-    if not 1 <= k <= num_samples:
-        raise ValueError(
-            f"pass@{k} cannot be estimated from {num_samples} completions per prompt. Choose k between 1 and "
-            f"{num_samples}, or sample more."
-        )
-    subsets = math.comb(num_samples, k)  # exact integers, which do not overflow
-    by_count = {c: 1 - math.comb(num_samples - c, k) / subsets for c in set(correct)}
-    return np.array([by_count[c] for c in correct], dtype=float)
 
 
 def bootstrap_interval(

@@ -1,0 +1,51 @@
+"""Unbiased pass@k during training."""
+
+import math
+
+import pytest
+from datasets import Dataset
+
+from ada_trl.core import pass_at_k_metrics
+
+from ..helpers import PROMPTS, build, even_reward
+
+
+def test_prompts_with_too_few_scored_completions_do_not_count():
+    assert pass_at_k_metrics([(1, 4), (0, 4), (1, 1)]) == {
+        "pass@1": pytest.approx((1 / 4 + 0 + 1) / 3),
+        "pass@2": pytest.approx((1 - math.comb(3, 2) / math.comb(4, 2)) / 2),
+        "pass@4": 0.5,
+    }
+
+
+@pytest.mark.parametrize("options", [{"adaptive_sampling": "uniform"}, {}, {"baseline": "batch"}])
+def test_evaluation_logs_pass_at_k_of_the_success_reward(options, tmp_path):
+    seen = []
+
+    def shaped(completions, **kwargs):
+        return [len(completion) / 100 for completion in completions]
+
+    def right(completions, **kwargs):
+        seen.append(even_reward(completions))
+        return seen[-1]
+
+    options = options | {"num_generations_eval": 4, "success_reward": "right", "per_device_eval_batch_size": 8}
+    options |= {"metric_for_best_model": "eval_pass@4", "eval_strategy": "steps", "save_strategy": "steps"}
+    options |= {"eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
+    rows = Dataset.from_dict({"prompt": PROMPTS})
+    trainer = build(tmp_path, [right, shaped], eval_dataset=rows, **options)
+    trainer.train()
+    (logged,) = (logs for logs in trainer.state.log_history if "eval_pass@4" in logs)
+    evaluated = [reward for rewards in seen[-2:] for reward in rewards]  # two batches of two prompts
+    groups = [evaluated[i : i + 4] for i in range(0, 16, 4)]
+    assert logged["eval_pass@1"] == pytest.approx(sum(evaluated) / 16)
+    assert logged["eval_pass@4"] == pytest.approx(sum(any(group) for group in groups) / 4)
+    assert trainer.state.best_metric == pytest.approx(logged["eval_pass@4"])
+    assert "eval_pass@8" not in logged
+
+
+def test_several_evaluation_sets_have_names(tmp_path):
+    sets = {name: Dataset.from_dict({"prompt": PROMPTS[:2]}) for name in ("easy", "hard")}
+    trainer = build(tmp_path, eval_dataset=sets, num_generations_eval=2, per_device_eval_batch_size=4)
+    metrics = trainer.evaluate()
+    assert {"eval_easy_pass@2", "eval_hard_pass@2"} <= metrics.keys()

@@ -1,0 +1,39 @@
+"""Rows with advantage 0 that are not computed: the same update."""
+
+import pytest
+import torch
+
+from ..helpers import build, even_reward
+
+
+LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+
+
+@pytest.mark.parametrize("mode", ["uniform", "seq-balance"])
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_update_is_that_of_all_rows(loss_type, mode, tmp_path):
+    def run(zero_variance_groups):
+        options = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+        options |= {"num_iterations": 2, "max_steps": 4, "adaptive_sampling": mode, "loss_type": loss_type}
+        options |= {"samples_per_round": 2, "max_rounds": 2} if mode == "seq-balance" else {}
+        if loss_type == "luspo":
+            options["importance_sampling_level"] = "sequence"
+        trainer = build(tmp_path, even_reward, zero_variance_groups=zero_variance_groups, **options)
+        rows, forward = [], trainer.model.forward
+        trainer.model.forward = lambda *args, **kwargs: (
+            rows.append(len(kwargs["input_ids"])) if torch.is_grad_enabled() else None,
+            forward(*args, **kwargs),
+        )[1]
+        trainer.train()
+        return torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), rows
+
+    kept, all_rows = run("keep")
+    skipped, some_rows = run("skip")
+    torch.testing.assert_close(skipped, kept, rtol=0, atol=1e-5)
+    assert len(some_rows) == len(all_rows) and 0 < sum(some_rows) < sum(all_rows)
+
+
+@pytest.mark.parametrize("option", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
+def test_what_acts_on_all_rows_is_rejected(option, tmp_path):
+    with pytest.raises(ValueError, match=f"zero_variance_groups='skip' requires {next(iter(option))}"):
+        build(tmp_path, zero_variance_groups="skip", **option)
