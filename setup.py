@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: the recipes are part of the package, and every link of the long description leads somewhere."""
+"""Packages and long description, which setup.cfg cannot express: recipes are part of the package, and relative links get an address."""
 
 import re
 from configparser import ConfigParser

@@ -196,7 +196,7 @@ class HTTPTransport:
                 response = await self._within_queue(send, task, timeout)
             else:
                 response = await asyncio.wait_for(send(), timeout)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             if not queued:
                 self.timeouts += 1  # the watchdog has counted those of queued requests
             self.stalled = True
@@ -220,7 +220,7 @@ class HTTPTransport:
         except asyncio.CancelledError:
             if task not in self._expired:  # cancelled by its caller, not by the watchdog
                 raise
-            raise asyncio.TimeoutError from None
+            raise TimeoutError from None
         finally:
             del self._queued[task]
             self._expired.discard(task)
