@@ -1,8 +1,8 @@
 """
-What the pages say, read by the tests; and the tables that the code writes.
+Readers of the documentation pages for the tests, and generators of the tables that come from the code.
 
-`python -m tests.documentation` writes them anew: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md from the help texts of the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
+`python -m tests.documentation` writes these tables again: the options of docs/settings.md from the docstring of
+`AdaGRPOConfig`, and those of docs/commands.md from the help texts of the parsers.
 """
 
 import inspect
@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.cli.parser import CommandParser
-from ada_trl.trainer import callbacks as logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
@@ -61,7 +60,7 @@ def code(cell: str) -> list[str]:
 
 
 def documented_metrics() -> dict[str, list[str]]:
-    """The `ada/` metrics of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
+    """Return the `ada/` metrics in the tables of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
     sections = re.split(r"^## ", (DOCS / "metrics.md").read_text(), flags=re.M)
     return {
         section.splitlines()[0]: [
@@ -72,9 +71,9 @@ def documented_metrics() -> dict[str, list[str]]:
 
 
 def generic(names) -> set[str]:
-    """Names of logged `ada/` metrics as the page writes them."""
+    """Return the names of logged `ada/` metrics as docs/metrics.md writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
-    return {re.sub(r"samples_at_\d\.\d+$", "samples_at_<p>", name) for name in names}
+    return {re.sub(r"rollouts_at_\d\.\d+$", "rollouts_at_<p>", name) for name in names}
 
 
 def anchors(page: Path) -> set[str]:
@@ -135,19 +134,6 @@ def option_tables() -> str:
     )
 
 
-def metric_tables() -> str:
-    """docs/metrics.md's tables: a heading, a line on when it applies, and a row per metric."""
-    sections = []
-    for section in inspect.cleandoc(logs.__doc__).split("\n## ")[1:]:
-        heading, _, text = section.partition("\n")
-        intro, _, items = text.partition("\n- ")
-        rows = [" ".join(item.split()).partition(": ")[::2] for item in items.split("\n- ")]
-        table = markdown_table(["Metric", "Read it as"], rows)
-        sections.append("\n\n".join(filter(None, (f"## {heading}", intro.strip(), table))))
-    return "\n\n".join(sections)
-
-
 if __name__ == "__main__":
-    fill("metrics", metric_tables(), DOCS / "metrics.md")
     fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")

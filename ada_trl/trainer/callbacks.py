@@ -1,102 +1,4 @@
-"""
-What a run says about itself: what it will do, one line per logging step, and the metrics that can vary in its mode.
-
-These are all that it logs beside GRPO's. Shares are of prompts, from 0 to 1.
-
-## Zero signal
-
-- `ada/frac_reward_zero_std/first_round`: prompts without gradient, had it been GRPO
-- `ada/frac_zero_advantage_groups`: prompts without gradient that are left
-- `ada/frac_recovered_groups`: prompts that GRPO would have wasted and that teach now
-- `ada/samples_per_prompt/mean`: what that costs, in rollouts
-
-## Signal
-
-- `ada/frac_exit_condition_met`: prompts that met the exit condition
-- `ada/frac_all_correct`: prompts that did not, with positives only: too easy
-- `ada/frac_all_wrong`: prompts that did not, with negatives only: too hard
-- `ada/frac_unscored`: prompts without any reward
-- `ada/frac_missing_positives/round_<k>`, `ada/frac_missing_negatives/round_<k>`: prompts that still lack positives, or
-  negatives, after k rounds
-- `ada/success_reward/mean`, `ada/success_reward/min`, `ada/success_reward/max`: what is compared with `positive_threshold`, in the first round
-
-## Rollouts
-
-- `ada/samples_per_prompt/min`, `ada/samples_per_prompt/max`: fewest and most rollouts of a prompt
-- `ada/rounds/mean`: rounds per prompt
-- `ada/active_prompts/round_<k>`: prompts that were sampled in round k
-- `ada/tokens/generated`: completion tokens drawn
-- `ada/tokens/discarded`: of those, not trained on
-
-## Difficulty, weight and reward
-
-- `ada/pass_rate/mean`, `ada/pass_rate/p10`, `ada/pass_rate/p90`: difficulty of the batch, from the first round: early
-  stopping biases the pool's pass rate
-- `ada/prompt_weight/mean`, `ada/prompt_weight/max`: the weight as applied, 1/√p̂ by default
-- `ada/reward/trained`: mean reward of the groups trained on
-- `ada/reward/macro_mean`: mean reward, every prompt counted once
-- `ada/reward/micro_mean`: mean reward, every rollout counted once
-
-## Time
-
-- `ada/time/generate`, `ada/time/reward`: seconds per generation batch
-- `ada/time/pass_rate_estimation`: seconds spent on estimating pass rates
-
-## Estimates
-
-With Est, `prompt_oversampling`, a weight on `baseline="posterior"`, or `pass_rate_estimator` given with the pool:
-
-- `ada/estimator/brier`: squared error of the estimates made before sampling
-- `ada/estimator/brier_constant`: the same of the best constant, known in hindsight only: an estimator that knows
-  something is below
-- `ada/estimator/brier_ema`, `ada/estimator/brier_value`, `ada/estimator/brier_ema_value`: the same of the estimators that
-  are not in use, where there is a value head or model: counts, head, both
-- `ada/estimator/prior_mean`: what an unseen prompt is expected to pass
-- `ada/allocation/rollouts_at_<p>`: mean rollouts of the prompts that were expected to pass about p, in bins of 0.1; not
-  in uniform mode
-
-## Baseline
-
-With `baseline="posterior"`:
-
-- `ada/baseline/explained_variance`: share of the variance of the rewards that the baseline explains. 0 is one constant
-  for the whole batch; a warning comes when it stays below −0.3
-- `ada/baseline/explained_variance_leave_one_out`: the same of the mean of the prompt's other rollouts, where there are
-  any: what a group would have known
-- `ada/baseline/pseudo_counts`: what the baseline is worth, in rollouts
-- `ada/baseline/value_weight`, `ada/baseline/value_pseudo_counts`, `ada/baseline/discount`: of the posterior: how far the head
-  is believed, what a guess is worth in rollouts, the weight of a prompt's earlier rollouts
-
-## Which prompts
-
-With [rounds across steps, dynamic sampling or selection](prompt_selection.md):
-
-- `ada/prompts/sampled`: prompts that the step asked
-- `ada/prompts/frac_new`, `ada/prompts/frac_retried`: shares of them that were asked for the first time, and that had not passed
-  before
-- `ada/prompts/resampled`: prompts that were replaced for lack of contrast
-- `ada/prompts/retries_dropped`: prompts that had not passed and will not return, for lack of room
-- `ada/prompts/queue`: prompts that wait: those that return, and those taken but not needed
-- `ada/prompts/epoch`: how often the data set has been gone through
-- `ada/prompts/pass_rate`: what all candidates were expected to pass, with `prompt_oversampling`
-- `ada/prompts/skipped`, `ada/prompts/max_skips`: candidates not asked in this step, and how often the longest
-  waiting prompt was passed over
-
-## vLLM server
-
-- `ada/time/reward_overlapped`: seconds of reward functions while requests were under way
-- `ada/time/idle`: seconds without any request under way
-- `ada/vllm/retries`: requests that were repeated
-- `ada/vllm/timeouts`: deadlines that were missed
-- `ada/vllm/truncated_prompts`: prompts whose later round failed, and that kept what they had
-- `ada/vllm/weight_check_logprob_diff`: of the server's log-probabilities of a known prompt from the trainer's, in nats per
-  token: rounding, if all is well
-- `ada/staleness`: with `max_staleness`: optimizer steps between the weights that sampled the rollouts and those that
-  train on them
-- `ada/ess_ratio`: with `max_staleness`: of how many rollouts of the new weights the batch is worth, as a
-  share: (Σw)²/(NΣw²), w being the ratio of a rollout's probabilities
-- `ada/vllm/wasted_rounds`: rounds asked for ahead of time and not needed
-"""
+"""Callbacks that describe a run: a line at the start, one line per logging step. docs/metrics.md documents all metrics."""
 
 import logging
 import math
@@ -178,7 +80,7 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     if args.baseline == "batch":  # functions of the number of rollouts
         names += [
-            f"ada/baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")
+            f"ada/baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
         ]
     return set(names)
 
