@@ -23,8 +23,10 @@ ROOT = Path(__file__).parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [
     README,
+    ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
     *sorted((ROOT / "recipes").rglob("*.md")),
+    ROOT / "examples" / "README.md",
     ROOT / "notebooks" / "README.md",
 ]
 

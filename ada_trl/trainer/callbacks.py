@@ -80,7 +80,8 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     if args.baseline == "batch":  # functions of the number of rollouts
         names += [
-            f"ada/baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
+            f"ada/baseline/{name}"
+            for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
         ]
     return set(names)
 

@@ -7,16 +7,12 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
-from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.analyses import overview
 from benchmarks.common import interval, load_rows
-from benchmarks.learning import one_rollout, planned, report, staleness
+from benchmarks.learning import report, staleness
 from benchmarks.learning.prompt_sets import PASS_AT
 from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
-
-from ..documentation import DOCS
 
 
 TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, "Seq-balance": 40_000}
@@ -314,30 +310,6 @@ def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monk
     assert readme.read_text() == published
 
 
-METHOD_OF = {"posterior": "Posterior n=1", "batch": "Batch n=1"}
-
-
-def test_what_we_advise_is_not_behind_grpo():
-    """For graded rewards with what the settings page advises there; on the language model nor behind the posterior."""
-    single = one_rollout.stored()
-    for name in report.sets_of(single):
-        method = "Posterior n=1, scaled" if name.endswith("graded") else METHOD_OF[RECOMMENDED]
-        mean, half = paired_difference(*(report.final(by_seed(single, name, m)) for m in (method, report.CHEAP)))
-        assert mean + half > 0, name
-    language = report.stored_language()
-    whole = language[language["family"] == "all"]
-    for name in (report.MAIN_SET, report.HARD_SET):
-        advised = report.final(by_seed(whole, name, METHOD_OF[RECOMMENDED]))
-        for other in {report.CHEAP, *METHOD_OF.values()} - {METHOD_OF[RECOMMENDED]}:
-            mean, half = paired_difference(advised, report.final(by_seed(whole, name, other)))
-            assert mean + half > 0, (name, other)
-    advice = (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0]
-    pieces = re.findall(r"```yaml\n(.*?)```", advice, flags=re.S)
-    assert len(pieces) > 4 and yaml.safe_load(pieces[0]) == {"baseline": RECOMMENDED}
-    (graded,) = (piece for piece in pieces if "scale_rewards" in piece)
-    assert yaml.safe_load(graded) == {"baseline": "posterior", "scale_rewards": "batch"}
-
-
 def test_store(runs, tmp_path):
     report.store(runs, tmp_path)
     steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
@@ -348,12 +320,3 @@ def test_what_one_step_ahead_costs_is_as_stored():
     rows = load_rows(staleness.NAME)
     assert staleness.table(rows) in staleness.PAGE.read_text()
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5} and len(rows) == 2 * 2 * len(staleness.SETS) * 5
-
-
-def test_what_is_planned_is_behind_nowhere():
-    rows = load_rows(planned.NAME)
-    text = planned.PAGE.read_text()
-    assert planned.table(rows) in text
-    differences = re.findall(r"([+-][\d.]+) ± ([\d.]+) \|$", planned.table(rows), flags=re.MULTILINE)
-    assert len(differences) == 8 and all(float(mean) - float(width) <= 0 for mean, width in differences)
-    assert {row["seed"] for row in rows} == {1, 2, 3} and {row["prompt_set"] for row in rows} == set(planned.FILES)
