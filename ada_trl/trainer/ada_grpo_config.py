@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ..core import ExitCondition
+from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
 from ..utils.fields import optional_field
-from .config_checks import CHOICES, check_config, check_types, resolve_defaults, resolve_sampling
-from .sampling_strategies import Uniform, get_sampling_strategy
-
-
-RECOMMENDED = "batch"  # the baseline that we advise (docs/benchmarks.md); the default is the paper's
+from .config_checks import (
+    CHOICES,
+    check_config,
+    check_types,
+    placeholder_group_size,
+    resolve_defaults,
+    resolve_sampling,
+)
 
 
 @dataclass
@@ -349,65 +353,81 @@ class AdaGRPOConfig(GRPOConfig):
     def __post_init__(self):
         check_types(self, AdaGRPOConfig.__annotations__)
         resolve_sampling(self)
-        n = self.num_generations
-        if n == 1:  # which is refused below where a group is compared with itself
-            self.num_generations = _Alone(1)
+        # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. Other baselines do not
+        # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
+        num_generations: int = self.num_generations
+        num_generations_eval: int | None = self.num_generations_eval
+        if num_generations == 1:
+            self.num_generations = placeholder_group_size(self)
+            self.num_generations_eval = num_generations_eval or 1
         super().__post_init__()
-        self.num_generations = n
+        self.num_generations, self.num_generations_eval = num_generations, num_generations_eval
         resolve_defaults(self)
         check_config(self)
 
-    estimator_is_explicit = True  # else it is what follows from the other fields
+    estimator_is_explicit = True  # False where `pass_rate_estimator` was left unset
 
     @property
-    def sampling_strategy(self) -> Uniform:
-        """How many rollouts a prompt draws, and which of them are trained on."""
-        return get_sampling_strategy(self.adaptive_sampling, self.baseline)
+    def _strategy_class(self) -> type[SamplingStrategy]:
+        return strategy_class(self.adaptive_sampling, self.baseline)
+
+    @property
+    def sampling_strategy(self) -> SamplingStrategy:
+        """How many rollouts a prompt gets, and which of them are trained on."""
+        return build_strategy(self)
 
     @property
     def exit_condition(self) -> ExitCondition:
-        """What resolves a prompt. Without rounds: one positive and one negative (for metrics only)."""
-        return self.sampling_strategy.exit_condition(self)
+        """When sampling of a prompt stops. In modes with one round: one success and one failure (for metrics only)."""
+        return self.sampling_strategy.exit_condition
 
     @property
     def prompts_per_step(self) -> int:
-        """Places for prompts in the batch that is generated at once, of all processes."""
+        """Prompts in the batch that is generated at once, of all processes."""
         return self.generation_batch_size // self.num_generations
 
     @property
     def is_vanilla_grpo(self) -> bool:
-        """Whether nothing is changed but what is logged."""
+        """Whether nothing but what is logged differs from [`~trl.GRPOTrainer`]."""
         return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_prompt_queue
 
     @property
+    def is_multi_round(self) -> bool:
+        """Whether a step samples in several rounds, and selects what it trains on from all of them."""
+        return self.max_rounds_per_step > 1 or self.selects_groups
+
+    @property
+    def selects_groups(self) -> bool:
+        """Whether a group is selected from a larger pool (Seq modes with `baseline="pool"`)."""
+        return self._strategy_class.is_sequential and not self._strategy_class.retries_across_steps
+
+    @property
     def resamples_prompts(self) -> bool:
-        """Whether a step asks other prompts than the next ones of the data set."""
-        return (
-            self.sampling_strategy.across_steps
-            or self.zero_variance_groups == "resample"
-            or self.prompt_oversampling > 1
-        )
+        """Whether a step samples other prompts than the next ones of the data set."""
+        retries = self._strategy_class.retries_across_steps
+        return retries or self.zero_variance_groups == "resample" or self.prompt_oversampling > 1
 
     @property
     def uses_prompt_queue(self) -> bool:
-        """Whether prompts come from a stream, because they are other ones, or asked before the loader hands them out."""
+        """Whether prompts come from the prompt queue, because they are other ones, or needed before the data loader yields them."""
         return self.resamples_prompts or self.max_staleness > 0
 
     @property
     def max_rounds_per_step(self) -> int:
-        """The most rounds that a prompt, or a lane, draws in one step."""
-        return self.sampling_strategy.rounds(self) * (
-            self.max_rounds if self.zero_variance_groups == "resample" else 1
-        )
+        """Maximum number of rounds of a prompt, or of a batch slot, in one step."""
+        of_prompt = self.max_rounds if self.selects_groups else 1
+        prompts_per_slot = self.max_rounds if self.zero_variance_groups == "resample" else 1
+        return of_prompt * prompts_per_slot
 
     @property
     def needs_pass_rate_estimates(self) -> bool:
-        """Whether it matters what a prompt is expected to pass."""
-        return self.sampling_strategy.by_estimates or self.baseline == "posterior" or self.prompt_oversampling > 1
+        """Whether sampling or the baseline uses what a prompt is predicted to earn."""
+        budgets = self._strategy_class.uses_estimated_budgets
+        return budgets or self.baseline == "posterior" or self.prompt_oversampling > 1
 
     @property
     def recomputes_logprobs(self) -> bool:
-        """Whether [`~trl.GRPOTrainer`] makes a forward pass over what was generated before it is trained on."""
+        """Whether [`~trl.GRPOTrainer`] makes a forward pass over the completions before they are trained on."""
         misaligned = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) != 0
         return misaligned or (self.use_vllm and self.vllm_importance_sampling_correction)
 
@@ -418,31 +438,21 @@ class AdaGRPOConfig(GRPOConfig):
         a generation, or the pass over completions that gives their log-probabilities. Budgets must be known earlier.
         """
         prefilled = not self.use_vllm and not self.use_transformers_continuous_batching
-        return (
-            (prefilled or self.recomputes_logprobs)
-            and not self.sampling_strategy.by_estimates
-            and self.prompt_oversampling == 1
-        )
+        needed_before = self._strategy_class.uses_estimated_budgets or self.prompt_oversampling > 1
+        return (prefilled or self.recomputes_logprobs) and not needed_before
 
     @property
     def tracks_pass_rates(self) -> bool:
-        """Whether a record of the prompts' pass rates is kept."""
+        """Whether per-prompt pass rates are recorded."""
         return self.pass_rate_estimator is not None
 
     @property
     def depends_on_pass_rates(self) -> bool:
-        """Whether anything depends on estimated pass rates: budgets, a choice of prompts, weights from before the draw."""
+        """Whether budgets, the choice of prompts or prompt weights use pass rates estimated before sampling."""
         weighted = self.baseline == "posterior" and self.prompt_weighting != "none"
-        return self.sampling_strategy.by_estimates or self.prompt_oversampling > 1 or weighted
+        return self._strategy_class.uses_estimated_budgets or self.prompt_oversampling > 1 or weighted
 
     @property
     def uses_value_network(self) -> bool:
         """Whether a value head or a `value_model` takes part in the estimates."""
         return self.pass_rate_estimator in ("value", "ema+value")
-
-
-class _Alone(int):
-    """The number 1 for [`~trl.GRPOConfig`], which refuses fewer than 2 because a group is compared with itself there."""
-
-    def __lt__(self, other):
-        return False

@@ -1,6 +1,6 @@
 """Checks of the trainer's arguments, made before a model is loaded or a server is contacted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -15,25 +15,26 @@ from .config_checks import check_prompt_column, check_size
 logger = get_logger(__name__)
 
 
-def check_arguments(args: AdaGRPOConfig, given: Mapping[str, Any]) -> None:
+def check_arguments(
+    args: AdaGRPOConfig,
+    train_dataset: Any,
+    reward_funcs: Any,
+    processing_class: Any,
+    rollout_func: Any,
+    environment_factory: Any,
+) -> None:
     """
-    Check the arguments of [`AdaGRPOTrainer`] that are not in its configuration.
-
-    Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the trainer.
-        given (`Mapping[str, Any]`):
-            All arguments of the trainer, by their names in [`~trl.GRPOTrainer`].
+    Check arguments of [`AdaGRPOTrainer`] before a model is loaded or a server is contacted.
 
     Raises:
-        `ValueError`: If an argument is not supported in the chosen mode, the dataset has no prompts, or
-            `success_reward` is unknown.
+        `ValueError`: for what the mode of sampling does not support, a data set without prompts, or an unknown
+            `success_reward`.
     """
-    check_support(args, given.get("rollout_func"), given.get("environment_factory"), given.get("processing_class"))
-    if given.get("environment_factory") is None:  # an environment may provide prompts and rewards itself
-        check_prompt_column(given.get("train_dataset"))
-        check_size(args, given.get("train_dataset"))
-        names = _reward_names(given.get("reward_funcs"))
+    check_support(args, rollout_func, environment_factory, processing_class)
+    if environment_factory is None:  # which may bring the prompts and a reward
+        check_prompt_column(train_dataset)
+        check_size(args, train_dataset)
+        names = _reward_names(reward_funcs)
         if names is not None:
             check_success_reward(args, names)
 
@@ -61,7 +62,7 @@ def _check_estimator(args: AdaGRPOConfig, name: str, reason: str) -> None:
     """
     if not args.uses_value_network or (args.value_model is None and args.reuses_hidden_states):
         return
-    if args.estimator_is_explicit or args.value_model is not None or args.adaptive_sampling == "est-value":
+    if args.estimator_is_explicit or args.value_model is not None:
         _refuse(
             args,
             name,

@@ -12,15 +12,15 @@ from trl import GRPOConfig
 
 from ..core.advantages import POWERS
 from ..core.allocation import check_rule
+from ..sampling.strategies import STRATEGIES, strategy_class
 from ..utils.logging import get_logger
-from .sampling_strategies import SAMPLING_STRATEGIES
 
 
 logger = get_logger(__name__)
 
 
 CHOICES = {
-    "adaptive_sampling": tuple(SAMPLING_STRATEGIES),
+    "adaptive_sampling": tuple(STRATEGIES),
     "pass_rate_estimator": ("ema", "value", "ema+value"),
     "baseline": ("pool", "posterior", "batch"),
     "zero_variance_groups": ("keep", "mask", "resample"),
@@ -72,14 +72,35 @@ def resolve_sampling(args: GRPOConfig) -> None:
         args.num_generations = 1 if alone and args.adaptive_sampling == "uniform" else 4
 
 
+def placeholder_group_size(args: GRPOConfig) -> int:
+    """
+    A group size of at least 2 that divides the generation batch, for the checks of [`~trl.GRPOConfig`].
+
+    The generation batch is a multiple of each of these numbers, whichever of them are set.
+    """
+    per_generation = args.steps_per_generation or args.gradient_accumulation_steps
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for size in (args.generation_batch_size, args.per_device_train_batch_size, per_generation, processes):
+        if size is not None and size >= 2:
+            return int(size)
+    raise ValueError(
+        f"num_generations=1 with baseline={args.baseline!r} requires a generation batch of at least 2 rollouts, got 1: raise "
+        "per_device_train_batch_size."
+    )
+
+
 def resolve_defaults(args: GRPOConfig) -> None:
     """Set the fields of `args` that are `None` to defaults that depend on the other fields."""
-    if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:
-        args.pass_rate_estimator = args.sampling_strategy.estimator or "ema+value"
-        args.estimator_is_explicit = False
+    strategy = strategy_class(args.adaptive_sampling, args.baseline)
+    if args.samples_per_round is None and strategy.is_sequential:
+        args.samples_per_round = args.num_generations * (1 if strategy.retries_across_steps else 2)
+    if args.selection_correction is None and strategy.is_sequential and not strategy.retries_across_steps:
+        args.selection_correction = True
     if args.prompt_weighting is None:
-        args.prompt_weighting = args.sampling_strategy.weighting
-    args.sampling_strategy.resolve(args)
+        args.prompt_weighting = strategy.default_weighting
+    if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:
+        args.pass_rate_estimator = "ema+value"
+        args.estimator_is_explicit = False
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
@@ -99,25 +120,30 @@ def check_config(args: GRPOConfig) -> None:
             "is greater. Use 0.7 for binary rewards."
         )
     _check_weight(args)
-    if args.sampling_strategy.by_estimates:
+    strategy = strategy_class(args.adaptive_sampling, args.baseline)
+    if strategy.uses_estimated_budgets:
         args.allocation_rule = check_rule(args.allocation_rule)
     _check_vllm(args)
     _check_estimates(args)
     _check_stream(args)
     _check_staleness(args)
     if not args.uses_value_network:
-        _refuse(
+        _reject_unused(
             args,
             ("value_model",),
             "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling",
         )
     if not args.tracks_pass_rates:
-        _refuse(args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'")
-    used = {*args.sampling_strategy.fields, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
-    for way in SAMPLING_STRATEGIES.values():
-        _refuse(args, [name for name in way.fields if name not in used], way.needed)
-    if not args.sampling_strategy.in_rounds or args.sampling_strategy.across_steps:
-        _refuse(args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'")
+        _reject_unused(
+            args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'"
+        )
+    used = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
+    for other in STRATEGIES.values():
+        _reject_unused(args, [name for name in other.options if name not in used], other.used_by)
+    if not strategy.is_sequential or strategy.retries_across_steps:
+        _reject_unused(
+            args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'"
+        )
     if args.num_generations == 1 and args.baseline == "pool":
         raise ValueError(
             "num_generations=1 requires baseline='batch' or 'posterior': the group mean is undefined for a single rollout. "
@@ -125,10 +151,20 @@ def check_config(args: GRPOConfig) -> None:
         )
     if args.baseline != "pool":
         _check_baseline(args)
-    args.sampling_strategy.check(args)
+    if strategy.retries_across_steps and args.samples_per_round != args.num_generations:
+        raise ValueError(
+            f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
+            f"baseline={args.baseline!r}, which trains on every rollout of a round. Leave samples_per_round unset."
+        )
+    if strategy.uses_estimated_budgets and args.zero_variance_groups == "resample":
+        raise ValueError(
+            "zero_variance_groups='resample' samples another prompt for as many rollouts, but adaptive_sampling="
+            f"{args.adaptive_sampling!r} gives every prompt a different number. Use 'uniform', 'seq-pos' or 'seq-balance'."
+        )
+    args.sampling_strategy  # noqa: B018 (its constructor checks the options together)
 
 
-def _refuse(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
+def _reject_unused(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
     """Reject options that are set but not used in the chosen mode."""
     fields = {field.name: field for field in dataclasses.fields(args)}
     for name in names:
@@ -170,7 +206,7 @@ def _check_stream(args: GRPOConfig) -> None:
 
 def _check_baseline(args: GRPOConfig) -> None:
     """Check the options that are incompatible with `baseline="batch"` and `"posterior"`."""
-    _refuse(args, ("zero_variance_groups",), "baseline='pool'")
+    _reject_unused(args, ("zero_variance_groups",), "baseline='pool'")
     if args.scale_rewards == "group":
         raise ValueError(
             f"scale_rewards='group' (or True) requires baseline='pool', got baseline={args.baseline!r}: dividing by the "
@@ -194,12 +230,6 @@ def _check_baseline(args: GRPOConfig) -> None:
 
 
 def _check_estimates(args: GRPOConfig) -> None:
-    fixed = args.sampling_strategy.estimator
-    if fixed is not None and args.pass_rate_estimator != fixed:
-        raise ValueError(
-            f"adaptive_sampling={args.adaptive_sampling!r} is 'est' with pass_rate_estimator={fixed!r}, not "
-            f"{args.pass_rate_estimator!r}. Use adaptive_sampling='est', or leave pass_rate_estimator unset."
-        )
     if args.pass_rate_estimator not in (None, "ema") and not args.needs_pass_rate_estimates:
         raise ValueError(
             f"pass_rate_estimator ({args.pass_rate_estimator!r}) is only used with adaptive_sampling='est', "

@@ -173,7 +173,9 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
         "prompt_weight/max",
     ]
     names += ["estimator/brier_constant", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_ema_value"]
-    names += [f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")]
+    names += [
+        f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
+    ]
     names += [
         "prompts/frac_new",
         "prompts/retries_dropped",

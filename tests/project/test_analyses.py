@@ -334,5 +334,5 @@ def test_counts_discounted_by_steps_are_worth_less_the_longer_nobody_looked():
     by_steps.forget(["a"], 4)  # asked twice, forgotten once
     by_steps.observe(["a"], [0], [2], step=4)
     (counts,) = by_steps.known(["a"])
-    assert counts.discounted_draws == pytest.approx(2 + 2 * 0.5**3)
+    assert counts.discounted_rollouts == pytest.approx(2 + 2 * 0.5**3)
     assert counts.discounted_positives == pytest.approx(0.5**3)

@@ -19,6 +19,7 @@ from ..helpers import (
     QUICK,
     build,
     chat_tokenizer,
+    config,
     even_reward,
     moved,
     prompt_dataset,
@@ -231,7 +232,7 @@ def test_a_model_by_its_path(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     options = QUICK | {"beta": 0.1, "model_init_kwargs": {"dtype": "float32", "attn_implementation": "eager"}}
-    args = AdaGRPOConfig(str(tmp_path), **options)
+    args = config(tmp_path, **options)
     trainer = AdaGRPOTrainer(str(tmp_path / "model"), even_reward, args, prompt_dataset())
     trainer.train()
     assert trainer.model.config._attn_implementation == "eager" and trainer.ref_model is not None
