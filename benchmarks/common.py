@@ -65,7 +65,9 @@ def bernoulli_pools(
 def save_rows(rows: list[dict], name: str) -> list[dict]:
     """Write the rows of a result. Returns them as stored, so that figures and tables use the stored precision."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    columns = dict.fromkeys(column for row in rows for column in row)  # of all rows, because tasks differ in their measurements
+    columns = dict.fromkeys(
+        column for row in rows for column in row
+    )  # of all rows, because tasks differ in their measurements
     table = pa.table({column: [row.get(column) for row in rows] for column in columns})
     pq.write_table(table, RESULTS / f"{name}.parquet", compression="zstd")
     return load_rows(name)

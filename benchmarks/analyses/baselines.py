@@ -43,9 +43,7 @@ def _batch(mean: float) -> Baseline:
 
 def _posterior(n: int, odds_factor: float) -> Baseline:
     """A prior whose odds are `odds_factor` times the true ones."""
-    return Baseline(
-        n, lambda p: posterior_moments(p, n, odds_factor * p / (1 - p + odds_factor * p), PSEUDO_COUNTS)
-    )
+    return Baseline(n, lambda p: posterior_moments(p, n, odds_factor * p / (1 - p + odds_factor * p), PSEUDO_COUNTS))
 
 
 GROUP = {f"GRPO n={n}, no std normalization": _group(n) for n in (2, 4, 8, 16)}
@@ -82,7 +80,9 @@ def figure() -> Figure:
     ):
         for name, color, line in zip(shown, colors, ("-", "--", "-.", ":"), strict=False):
             label = name.removesuffix(", no std normalization").split(", ")[-1]
-            axis.plot(GRID, rollouts_for_equal_noise(name, GRID), color=color, linestyle=line, linewidth=2, label=label)
+            axis.plot(
+                GRID, rollouts_for_equal_noise(name, GRID), color=color, linestyle=line, linewidth=2, label=label
+            )
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(title=title, xlabel="Pass rate", xscale="logit", yscale="log", ylim=(0.5, 16))
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])

@@ -17,13 +17,15 @@ from ..learning.figures import draw_curves, draw_zero_variance
 from ..learning.language_tables import (
     MAIN_SET,
     README_METHODS,
-    caption as language_caption,
     equal_tokens_runs,
     of_all_families,
     readme_sentences,
     readme_table,
     stored_language,
     zero_variance,
+)
+from ..learning.language_tables import (
+    caption as language_caption,
 )
 from ..learning.report import stored
 from ..learning.tables import verdict

@@ -72,7 +72,9 @@ def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
             )
         counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
     if not counts:
-        raise ValueError(f"{path} contains no *.scores.jsonl. Pass an output directory of ada-trl data or ada-trl evaluate.")
+        raise ValueError(
+            f"{path} contains no *.scores.jsonl. Pass an output directory of ada-trl data or ada-trl evaluate."
+        )
     return counts if len(counts) > 1 else {path.name.removesuffix(".scores.jsonl"): next(iter(counts.values()))}
 
 

@@ -77,7 +77,10 @@ def plot() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--pass_rates", "--pass-rates", type=Path, help="Pass-rate record of a run, or a parquet, CSV or JSON lines file."
+        "--pass_rates",
+        "--pass-rates",
+        type=Path,
+        help="Pass-rate record of a run, or a parquet, CSV or JSON lines file.",
     )
     parser.add_argument("--column", default="pass_rate", help="Column of pass rates (default: %(default)s).")
     parser.add_argument("--draws", type=int, help="Rollouts behind each pass rate. By default pass rates are exact.")

@@ -107,7 +107,9 @@ def plot(rows: list[dict]) -> None:
     for method in METHODS:
         curve = sorted((r for r in rows if r["method"] == method), key=lambda r: r["pass_rate"])
         dots = [r for r in curve if r["frac_zero_variance_simulated"] is not None]
-        p, zero, rollouts = (np.array([r[key] for r in curve]) for key in ("pass_rate", "frac_zero_variance", "rollouts"))
+        p, zero, rollouts = (
+            np.array([r[key] for r in curve]) for key in ("pass_rate", "frac_zero_variance", "rollouts")
+        )
         style = {"color": COLORS[method], "linestyle": "--" if method == names.DAPO else "-"}
         axes[0].plot(p, zero, label=names.short(method), **style)
         axes[1].plot(p, rollouts, **style)

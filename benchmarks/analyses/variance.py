@@ -69,7 +69,9 @@ ESTIMATORS = {
     "Reinforce-Ada Seq-balance (1/√p, corrected)": Estimator(weighting="inverse_sqrt", selection_correction=True),
     "Reinforce-Ada Seq-balance (1/p, corrected)": Estimator(weighting="inverse", selection_correction=True),
     "Reinforce-Ada Seq-balance (1/p, floor 0.1)": Estimator(weighting="inverse", floor=0.1),
-    "Reinforce-Ada Seq-balance (1/p, corrected, floor 0.1)": Estimator(weighting="inverse", selection_correction=True, floor=0.1),
+    "Reinforce-Ada Seq-balance (1/p, corrected, floor 0.1)": Estimator(
+        weighting="inverse", selection_correction=True, floor=0.1
+    ),
 }
 
 
@@ -170,7 +172,9 @@ def plot(rows: list[dict]) -> None:
         weight.plot(GRID, GRID**power, color="0.6", linewidth=0.9, zorder=1)
         weight.annotate(f"f = {objective}", (GRID[0], GRID[0] ** power), xytext=(-3, 0), textcoords="offset points",
                         ha="right", va="center", color="0.4", fontsize="small")  # fmt: skip
-    weight.set(title="Effective weight: E[estimate] / ∇p", ylabel="Effective weight", yscale="log", xlim=(0.0022, 0.995))
+    weight.set(
+        title="Effective weight: E[estimate] / ∇p", ylabel="Effective weight", yscale="log", xlim=(0.0022, 0.995)
+    )
     noise.set(title=f"Noise at equal cost ({REFERENCE}: 1)", ylabel="Relative noise", ylim=(0, 1.4))
     for axis in (weight, noise):
         axis.set(xlabel="Pass rate", xscale="logit")

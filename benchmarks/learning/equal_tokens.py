@@ -326,10 +326,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="Default: 100, for sorting 60.")
     parser.add_argument("--eval_every", type=int, default=20, help="Steps between evaluations.")
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition.")
-    parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting.")
+    parser.add_argument(
+        "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition."
+    )
+    parser.add_argument(
+        "--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting."
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
-    parser.add_argument("--store", action="store_true", help="Do not train; add the finished runs to the stored results.")
+    parser.add_argument(
+        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
+    )
     args = parser.parse_args()
     if args.store:
         save_rows(results(args.output_dir, load_rows("equal_tokens")), "equal_tokens")

@@ -44,7 +44,14 @@ EQUAL_PROMPTS = (
     *(names.GRPO_4, names.GRPO_8, names.GRPO_16, names.DAPO, f"{names.SEQ_POS} (1/√p)", names.HYBRID),
     f"{names.EST} (value head) n=4",
 )
-PASSES = (names.GRPO_4, names.CORRECTED, names.POSTERIOR, names.POSTERIOR_2_ITERATIONS, names.OVERSAMPLING, names.RETRIES)
+PASSES = (
+    names.GRPO_4,
+    names.CORRECTED,
+    names.POSTERIOR,
+    names.POSTERIOR_2_ITERATIONS,
+    names.OVERSAMPLING,
+    names.RETRIES,
+)
 LANGUAGE = (names.GRPO_4, names.GRPO_8, names.BATCH, names.POSTERIOR, names.OVERSAMPLING, names.RETRIES)
 AXES = {"step": "Optimizer steps", "generated_tokens": "Generated tokens", "cpu_seconds": "CPU seconds of training"}
 
@@ -70,7 +77,9 @@ def legend(figure, axes: Iterable, place=None) -> None:
         place.legend(**shown, loc="center left")
 
 
-def means_by_step(evaluations: pd.DataFrame, prompt_set: str, method: str, column: str) -> tuple[pd.DataFrame, np.ndarray]:
+def means_by_step(
+    evaluations: pd.DataFrame, prompt_set: str, method: str, column: str
+) -> tuple[pd.DataFrame, np.ndarray]:
     """Means over seeds and half the 95 % interval of `column`, for the steps at which most seeds were evaluated."""
     rows = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["method"] == method)]
     rows = rows[rows.groupby("step")["seed"].transform("nunique") > rows["seed"].nunique() / 2]

@@ -77,6 +77,7 @@ def pass_table(evaluations: pd.DataFrame, prompt_set: str, ks, methods) -> str:
     return as_table(rows)
 
 
-
-
-REFERENCE, STRONG_REFERENCE = names.GRPO_4, names.GRPO_8  # every method is compared with the first, many with the second
+REFERENCE, STRONG_REFERENCE = (
+    names.GRPO_4,
+    names.GRPO_8,
+)  # every method is compared with the first, many with the second

@@ -226,7 +226,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/reasoning"), help="Base model and data.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
-    parser.add_argument("--store", action="store_true", help="Do not train; add the finished runs to the stored results.")
+    parser.add_argument(
+        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
+    )
     parser.add_argument(
         "--paper_protocol",
         action="store_true",

@@ -93,7 +93,13 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     last = whole[whole["step"] == whole["step"].max()]
     tokens = (last["generated_tokens"] / last["rollouts"]).mean()
     counts = sorted({len(own) for own in found.values()})
-    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else "one seed" if counts == [1] else f"{counts[0]} seeds"
+    seeds = (
+        f"{counts[0]} to {counts[-1]} seeds"
+        if len(counts) > 1
+        else "one seed"
+        if counts == [1]
+        else f"{counts[0]} seeds"
+    )
     text = (
         f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at learning rate "
         f"{_rate(RATE)}, answers of about {tokens:.0f} tokens, {seeds}."

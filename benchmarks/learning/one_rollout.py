@@ -40,8 +40,12 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition.")
-    parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting.")
+    parser.add_argument(
+        "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition."
+    )
+    parser.add_argument(
+        "--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting."
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/one_rollout"))
     parser.add_argument("--store", action="store_true", help="Do not train; store the finished runs as the results.")
     args = parser.parse_args()

@@ -174,7 +174,9 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
         "prompt_weight/max",
     ]
     kept += ["estimator/brier_constant", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_ema_value"]
-    kept += [f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")]
+    kept += [
+        f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
+    ]
     kept += [
         "prompts/frac_new",
         "prompts/retries_dropped",

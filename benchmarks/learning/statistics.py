@@ -77,7 +77,9 @@ def mean_of(values: dict[int, float]) -> tuple[float, float]:
     return interval(list(values.values()))
 
 
-def of_methods(evaluations: pd.DataFrame, prompt_set: str, methods: Iterable[str]) -> dict[str, dict[int, pd.DataFrame]]:
+def of_methods(
+    evaluations: pd.DataFrame, prompt_set: str, methods: Iterable[str]
+) -> dict[str, dict[int, pd.DataFrame]]:
     """Runs by method and seed, for the methods that have any."""
     found = {method: by_seed(evaluations, prompt_set, method) for method in methods}
     return {method: runs for method, runs in found.items() if runs}
