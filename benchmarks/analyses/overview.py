@@ -58,7 +58,7 @@ def caption(zero_variance_share: float) -> str:
         f"{ada.rollouts:.0f} rollouts; with the batch baseline every rollout has a non-zero advantage, unless all rewards of the "
         "batch are equal. Right, measured: SmolLM2-135M-Instruct on eight families of reasoning tasks (answers of about 4 "
         f"tokens), where {zero_variance_share:.0%} of GRPO's groups have zero reward variance before training; means over "
-        "seeds, and 95 % intervals after the last step.*"
+        "seeds, and 95% intervals after the last step.*"
     )
 
 

@@ -80,7 +80,7 @@ def legend(figure, axes: Iterable, place=None) -> None:
 def means_by_step(
     evaluations: pd.DataFrame, prompt_set: str, method: str, column: str
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Means over seeds and half the 95 % interval of `column`, for the steps at which most seeds were evaluated."""
+    """Means over seeds and half the 95% interval of `column`, for the steps at which most seeds were evaluated."""
     rows = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["method"] == method)]
     rows = rows[rows.groupby("step")["seed"].transform("nunique") > rows["seed"].nunique() / 2]
     halves = [interval(values)[1] for _, values in rows.groupby("step")[column]]
@@ -98,7 +98,7 @@ def draw_curves(
     beside: bool = False,
 ) -> None:
     """
-    The means of `y`, times `scale`, against `x`. The 95 % interval over seeds is drawn for the last evaluation only, because
+    The means of `y`, times `scale`, against `x`. The 95% interval over seeds is drawn for the last evaluation only, because
     bands of several methods cover each other; with `beside`, to the right of all curves, for methods that end at the same `x`.
     """
     found = {method: means_by_step(evaluations, prompt_set, method, y) for method in methods}
@@ -166,7 +166,7 @@ def passes(equal: pd.DataFrame, sets=("hard", "large")) -> Figure:
 
 
 def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large")) -> Figure:
-    """One bar for each method in `parts`: its accuracy minus that of the first, with the paired 95 % interval."""
+    """One bar for each method in `parts`: its accuracy minus that of the first, with the paired 95% interval."""
     figure, axes = panels(len(sets), rows=1, sharey=True)
     first, *_ = parts
     for axis, prompt_set in zip(axes[0], sets, strict=True):
@@ -188,7 +188,7 @@ def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large"))
 
 
 def difficulty(evaluations: pd.DataFrame) -> Figure:
-    """Change of accuracy on unselected problems, by the base model's pass rate; bars are 95 % intervals over seeds."""
+    """Change of accuracy on unselected problems, by the base model's pass rate; bars are 95% intervals over seeds."""
     figure, axes = panels(len(PROMPT_SETS), rows=1, sharey=True)
     columns = [f"bin_{i}" for i in range(len(BIN_EDGES) - 1)]
     ticks = [f"{low:g}–{high:g}" for low, high in zip(BIN_EDGES, BIN_EDGES[1:], strict=False)]

@@ -41,7 +41,7 @@ def with_difference(own: dict[int, float], reference: dict[int, float], is_compa
 
 
 def comparison(mean: float, half: float) -> str:
-    """A paired difference, whose 95 % interval is ± `half`, in words."""
+    """A paired difference, whose 95% interval is ± `half`, in words."""
     return SAME if not abs(mean) > half else BETTER if mean > 0 else WORSE
 
 

@@ -109,7 +109,7 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
         text += f" Smallest significant differences from {paper_name(reference)}: " + ", ".join(
             f"{column} {_range(values)}" for column, values in widths.items()
         )
-        text += " (half of the 95 % interval, by method)."
+        text += " (half of the 95% interval, by method)."
     return f"*{text}*"
 
 
