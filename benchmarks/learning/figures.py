@@ -116,6 +116,9 @@ def draw_curves(
         axis.plot([], [], label=names.short(paper_name(method)), **style)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlim(left=0)
+    if beside:  # the markers on the right are not at an x of their own
+        axis.axvline(1.02 * end, color="0.8", linewidth=0.8)
+        axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= end])
 
 
 def accuracy(evaluations: pd.DataFrame) -> Figure:

@@ -10,7 +10,7 @@ from .statistics import before_training, cost_to_reach, final, mean_of, of_metho
 
 
 NO_VALUE, NOT_REACHED = "–", "not reached"
-MIN_SEEDS = 3  # of an interval: with two seeds it is so wide that it says nothing
+MIN_SEEDS = 3  # of an interval: with two seeds it is too wide to be informative
 BETTER, SAME, WORSE = "significantly better than", "no significant difference from", "significantly worse than"
 
 

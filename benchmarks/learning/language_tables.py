@@ -319,11 +319,11 @@ def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     results = []
     for column in ("accuracy", "pass@16"):
         difference = paired_difference(final(own, column), final(reference, column))
-        results.append(f"{column} {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+        results.append(f"{column}: {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
     cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
     return (
         f"In the paper's comparison, at equal prompts and steps, {paper_name(method)} generates {cost:.1f} times as many "
-        f"tokens: {'; '.join(results)}."
+        f"tokens as {REFERENCE}; {'; '.join(results)}."
     )
 
 

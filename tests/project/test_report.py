@@ -315,7 +315,7 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     assert table[5][:4] == [names.ALGORITHM_2, "3", "0.400 (**+0.100 ± 0.000**)", "0.500 (+0.000 ± 0.000)"]
     assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.000), GRPO n=16" in text
     assert suffix not in text
-    assert "generates 1.0 times as many tokens: accuracy significantly better than GRPO n=4" in (
+    assert "generates 1.0 times as many tokens as GRPO n=4; accuracy: significantly better than GRPO n=4" in (
         language_tables.paper_sentence(runs)
     )
     assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
