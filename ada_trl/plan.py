@@ -42,7 +42,7 @@ class PlanArguments:
 
     pass_rates: str = field(
         metadata={
-            "help": "A run or checkpoint with a difficulty record, a folder that `ada-trl data` wrote, or a Parquet, CSV "
+            "help": "A run or checkpoint with a difficulty record, a selection by recipes.math.select, or a Parquet, CSV "
             "or JSON Lines file."
         }
     )

@@ -207,8 +207,8 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
     """
     from trl import get_dataset
 
-    from .mathematics.problems import load_splits, take_split
-    from .mathematics.prompts import with_prompts
+    from .recipes.math.prompts import with_prompts
+    from .utils.dataset_loading import load_splits, take_split
 
     name = script_args.dataset_name
     if script_args.datasets:

@@ -22,8 +22,8 @@ from peft import LoraConfig
 from trl import TrlParser
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.mathematics.prompts import to_prompt
-from ada_trl.rewards import math_accuracy_reward
+from ada_trl.recipes.math.prompts import to_prompt
+from ada_trl.recipes.math.rewards import math_accuracy_reward
 
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"

@@ -126,11 +126,8 @@ def options_of(command: str) -> list[tuple[str, str, str]]:
 
 
 def option_tables() -> str:
-    """docs/commands.md's tables; what `data` and `evaluate` share is said once."""
-    options = {command: options_of(command) for command in ("data", "evaluate", "plan", "plots")}
-    shared = [row for row in options["data"] if row in options["evaluate"]]
-    tables = {f"`ada-trl {name}`": [row for row in rows if row not in shared] for name, rows in options.items()}
-    tables = {"`ada-trl data` and `ada-trl evaluate`": shared} | tables
+    """docs/commands.md's tables."""
+    tables = {f"`ada-trl {name}`": options_of(name) for name in ("plan", "plots")}
     return "\n\n".join(
         f"**{title}**\n\n" + markdown_table(["Option", "Default", "Meaning"], rows) for title, rows in tables.items()
     )

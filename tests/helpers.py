@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -324,44 +323,3 @@ def assert_same_run(whole, resumed) -> None:
         for trainer in (whole, resumed)
     )
     assert expected == actual
-
-
-class ScriptedSampler:
-    """
-    Completes `a+b=` right as often as scripted, in an order of its own.
-
-    Args:
-        counts (`Callable[[str], int]`):
-            Correct completions of a sum.
-        num_samples (`int`):
-            Completions of each.
-        fail_after (`int`, *optional*):
-            Raises `Interrupted` when so many problems are finished.
-    """
-
-    def __init__(self, counts, num_samples: int, fail_after: int | None = None, seed: int = 0):
-        self.counts, self.num_samples, self.fail_after = counts, num_samples, fail_after
-        self.tokenizer, self.rng = tiny_tokenizer(), random.Random(seed)
-        self.finished: list[int] = []
-        self.closed = False
-
-    def sample(self, requests):
-        requests = list(requests)
-        self.rng.shuffle(requests)
-        for request in requests:
-            if len(self.finished) == self.fail_after:
-                raise Interrupted
-            text = self.tokenizer.decode(request.prompt_ids, skip_special_tokens=True)
-            a, b = map(int, text.removesuffix("=").split("+"))
-            number = self.counts(text)
-            answers = [str(a + b + (i >= number)) for i in range(self.num_samples)]
-            random.Random(request.seed).shuffle(answers)
-            self.finished.append(request.index)
-            yield request.index, [self.tokenizer(answer)["input_ids"] for answer in answers]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Interrupted(Exception):
-    pass

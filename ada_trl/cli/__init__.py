@@ -11,8 +11,6 @@ from .parser import program
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
     "check": "see in about a minute whether a training run will work, and what it will cost",
-    "data": "select training problems by how often a model solves them",
-    "evaluate": "compare models on mathematics: average@k and pass@k with intervals",
     "plan": "find the sampling settings that fit your prompts and your budget",
     "plots": "draw what training runs have logged",
 }

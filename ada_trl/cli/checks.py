@@ -4,7 +4,6 @@ import importlib.util
 from pathlib import Path
 
 from .errors import UserError
-from .reward_funcs import load_reward_func
 
 
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -66,36 +65,6 @@ def _check_on_hub(name: str, option: str) -> None:
         ) from error
     except EntryNotFoundError:
         return  # an adapter; whoever loads it says what else is missing
-
-
-def check_backend(backend: str) -> None:
-    """
-    What samples is installed.
-
-    Raises:
-        `UserError`: if it is vLLM and is not.
-    """
-    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "--backend vllm: vLLM is not installed. Install it (pip install 'ada_trl[vllm]'), or set --backend "
-            "transformers, which is slow but works everywhere, or --backend server."
-        )
-
-
-def check_scorer(reward_func: str | None) -> None:
-    """
-    What decides whether a completion is right is there: the function, or math-verify in its place.
-
-    Raises:
-        `UserError`: if not.
-    """
-    if reward_func is None:
-        check_installed("math_verify", "math", "compares the answers; or give your own --reward_func")
-        return
-    try:
-        load_reward_func(reward_func)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def check_installed(module: str, extra: str, purpose: str) -> None:

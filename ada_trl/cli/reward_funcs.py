@@ -28,21 +28,6 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
     return [_load_reward_func(name) for name in names]
 
 
-def load_reward_func(name: str) -> Callable:
-    """
-    One that is to be called here, so no reward model.
-
-    Raises:
-        `ValueError`: as [`load_reward_funcs`], and for a name that is no path of a function.
-    """
-    (function,) = load_reward_funcs([name])
-    if isinstance(function, str):
-        raise ValueError(
-            f"reward_func ({name!r}) is no function. Give the import path of one, such as my_rewards.right."
-        )
-    return function
-
-
 def _load_reward_func(name: str) -> Callable | str:
     if name.endswith(")"):
         return _make_reward_func(name)

@@ -78,7 +78,7 @@ def read_prompts(path: str | Path, *, column: str = "pass_rate", draws: int | No
 
 def find_rates(path: Path) -> Path:
     """
-    The file with pass rates: itself, the record of a run or checkpoint, or the data file of `ada-trl data`.
+    The file with pass rates: itself, the record of a run or checkpoint, or the data file of a selection by `recipes.math.select`.
 
     Raises:
         `FileNotFoundError`: if there is none.
@@ -86,7 +86,7 @@ def find_rates(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise FileNotFoundError(f"There is no {path}. Give a run, a folder that `ada-trl data` wrote, or a file.")
+        raise FileNotFoundError(f"There is no {path}. Give a run, a selection by recipes.math.select, or a file.")
     checkpoint = last_checkpoint(path)
     candidates = [
         path / PASS_RATES_FILE,
@@ -97,7 +97,7 @@ def find_rates(path: Path) -> Path:
     if found is None:
         raise FileNotFoundError(
             f"{path} has neither a difficulty record ({PASS_RATES_FILE}; train with --pass_rate_estimator counts) nor data/*.parquet "
-            "of `ada-trl data`. Name a file with pass rates."
+            "of recipes.math.select. Name a file with pass rates."
         )
     return found
 

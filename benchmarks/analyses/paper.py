@@ -2,11 +2,10 @@
 Figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) on sampling, for your own runs.
 
 `python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs have logged under `ada/`; `--samples` plots completions
-sampled by `ada-trl data` and `ada-trl evaluate`. A figure without logged data is `None`.
+sampled by `recipes.math.select` and `recipes.math.evaluate`. A figure without logged data is `None`.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,38 +43,38 @@ def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
     """
-    Read correct completions of each problem and the number of sampled ones, as measured by `ada_trl.data` or `ada_trl.evaluate`.
+    Correct completions of each problem, and the number of its completions, as `recipes.math.select` and `evaluate` scored them.
 
     Args:
         path (`str` or `Path`):
-            A `*.scores.jsonl`, or a directory that contains some; those in the same folder are combined.
+            A `scores.parquet`, or a directory with some below it. Those of several data sets, which are in folders beside
+            each other, are put together.
 
     Returns:
-        `dict[str, tuple[list[int], int]]`: by the name of the folder, or of `path` if there is only one folder.
+        `dict[str, tuple[list[int], int]]`: by the name of the folder of the data sets (in `evaluate`'s samples a model), or
+        of `path` if there is only one.
 
     Raises:
         `ValueError`: if there is no file, or if problems of a folder have different numbers of completions.
     """
     path = Path(path)
-    files = [path] if path.is_file() else sorted(path.rglob("*.scores.jsonl"))
+    files = [path] if path.is_file() else sorted(path.rglob("scores.parquet"))
     found: dict[Path, list[list[float]]] = {}
     for file in files:
-        rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]  # after the header
-        found.setdefault(file.parent, []).extend(row["rewards"] for row in rows if row["rewards"] is not None)
+        rows = pq.read_table(file)["rewards"].to_pylist()
+        found.setdefault(file.parent.parent, []).extend(row for row in rows if None not in row)
     counts = {}
     for folder, rewards in found.items():
         numbers = {len(row) for row in rewards}
         if len(numbers) != 1:
             raise ValueError(
-                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions, but the number must be "
-                "the same for all problems. Pass one of its *.scores.jsonl files."
+                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; the number must be "
+                "the same for all. Give one of its scores.parquet files."
             )
         counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
     if not counts:
-        raise ValueError(
-            f"{path} contains no *.scores.jsonl. Pass an output directory of ada-trl data or ada-trl evaluate."
-        )
-    return counts if len(counts) > 1 else {path.name.removesuffix(".scores.jsonl"): next(iter(counts.values()))}
+        raise ValueError(f"{path} has no scores.parquet, which recipes.math.select and recipes.math.evaluate write.")
+    return counts if len(counts) > 1 else {path.name.removesuffix(".parquet"): next(iter(counts.values()))}
 
 
 def with_metrics(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
@@ -250,7 +249,7 @@ def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument(
-        "--samples", nargs="+", default=[], type=Path, help="Output directories of ada-trl data and ada-trl evaluate."
+        "--samples", nargs="+", default=[], type=Path, help="Output directories of recipes.math.select and evaluate."
     )
     options = parser.parse_args(args)
     if not options.runs and not options.samples:

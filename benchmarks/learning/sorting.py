@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ada_trl.measurement.accuracy import pass_at_k
+from ada_trl.recipes.math.statistics import pass_at_k
 from recipes.sorting.task import MAX_COMPLETION_TOKENS, problems, sample, sorted_by_swaps, work_and_answer
 
 from . import prompt_sets

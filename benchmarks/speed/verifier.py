@@ -16,7 +16,7 @@ from collections.abc import Callable
 import psutil
 from trl.rewards import accuracy_reward
 
-from ada_trl.mathematics.verification import verify_answers
+from ada_trl.recipes.math.verification import verify_answers
 
 
 FILLER = "We rewrite the sum, cancel the common factor of both sides and check that $x = {}$ is not a root. "

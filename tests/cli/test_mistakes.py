@@ -16,16 +16,6 @@ from ..helpers import tiny_model, tiny_tokenizer
 
 SUMS = [{"prompt": f"{a}+1=", "problem": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
 TRAIN = ["train", "--config", "good.yaml"]
-DATA = [
-    "data",
-    "--model_name_or_path=model",
-    "--dataset_name=sums.jsonl",
-    "--output_dir=out",
-    "--backend=transformers",
-]
-DATA += ["--prompt_format=plain", "--num_samples=2", "--max_new_tokens=2"]
-EVALUATE = ["evaluate", "--models", "model", "--datasets", "sums.jsonl", "--output_dir=out", "--backend=transformers"]
-EVALUATE += ["--prompt_format=plain", "--num_samples=2", "--max_new_tokens=2"]
 PLAN = ["plan", "--pass_rates"]
 
 # What is typed, and what the sentence must say: the value, and what to do about it.
@@ -134,42 +124,6 @@ MISTAKES = {
         [*TRAIN, "--use_vllm", "--vllm_mode=server", "--vllm_server_timeout=0", "--vllm_weight_sync=disk"],
         ["vLLM"],
     ),
-    # data
-    "data: what is required": (["data", "--output_dir=out"], ["required", "--model_name_or_path"]),
-    "data: no vLLM": ([*DATA, "--backend=vllm"], ["vLLM is not installed", "--backend transformers"]),
-    "data: no such backend": ([*DATA, "--backend=cuda"], ["'cuda'", "'transformers'"]),
-    "data: percent": ([*DATA, "--max_pass_rate=31.3"], ["max_pass_rate (31.3)", "at most 1"]),
-    "data: empty range": ([*DATA, "--min_pass_rate=0.5"], ["min_pass_rate (0.5)", "less than max_pass_rate (0.375)"]),
-    "data: NaN": ([*DATA, "--max_pass_rate=nan"], ["max_pass_rate (nan)", "less than"]),
-    "data: temperature NaN": ([*DATA, "--temperature=nan"], ["temperature (nan)", "at least 0"]),
-    "data: broken JSON": ([*DATA, "--chat_template_kwargs={a: 1}"], ["({a: 1})", "no valid JSON", "Write it as"]),
-    "data: no such model": ([*DATA, "--model_name_or_path=./modl"], ["'./modl'", "no such directory"]),
-    "data: data for a model": ([*DATA, "--model_name_or_path=data"], ["'data' is no model", "--dataset_name"]),
-    "data: no such column": ([*DATA, "--answer_column=gold"], ["'gold'", "'problem'", "--answer_column"]),
-    "data: no answers": ([*DATA, "--dataset_name=words.csv"], ["'word'", "--problem_column"]),
-    "data: no such split": (
-        [*DATA, "--dataset_split=test"],
-        ["'test' is not a split of 'sums.jsonl'", "--dataset_split"],
-    ),
-    "data: no chat template": (
-        [*DATA, "--prompt_format=chat"],
-        ["'model' has no chat template", "--prompt_format plain"],
-    ),
-    "data: no server": (
-        [*DATA, "--backend=server", "--vllm_server_base_url=http://127.0.0.1:9", "--vllm_server_timeout=0"],
-        ["vLLM"],
-    ),
-    "data: other settings": ([*DATA, "--output_dir=sampled", "--seed=7"], ["seed 42", "has 7", "delete the file"]),
-    # evaluate
-    "evaluate: too few labels": ([*EVALUATE, "--labels", "a", "b"], ["['a', 'b']", "1 models"]),
-    "evaluate: k": ([*EVALUATE, "--pass_at", "4"], ["pass_at ([4])", "num_samples (2)"]),
-    "evaluate: a file has no split": ([*EVALUATE, "--dataset_split=test"], ["'test' is not a split", "directory"]),
-    "evaluate: data for a model": ([*EVALUATE, "--models", "model", "data"], ["--models 'data' is no model"]),
-    "evaluate: edges": (
-        [*EVALUATE, "--difficulty_edges", "0", "nan", "1"],
-        ["difficulty_edges ([0.0, nan, 1.0])", "must increase"],
-    ),
-    "evaluate: no problems": ([*EVALUATE, "--max_problems=0"], ["'sums.jsonl' has no problems", "max_problems is 0"]),
     # plan
     "plan: no such file": ([*PLAN, "rates.parquet"], ["rates.parquet", "Give a run"]),
     "plan: a folder without": ([*PLAN, "nothing"], ["nothing has neither", "--pass_rate_estimator counts"]),
@@ -229,22 +183,13 @@ def content(directory: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def folder(files):
-    """With samples of an earlier `ada-trl data`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(files)
-        main([*DATA, "--output_dir=sampled", "--min_pass_rate=-1", "--max_pass_rate=1"])
-    return files
-
-
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_sentence(mistake, folder, monkeypatch, capsys):
+def test_a_mistake_is_one_sentence(mistake, files, monkeypatch, capsys):
     args, said = MISTAKES[mistake]
     if mistake == "plan: no matplotlib":
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.chdir(folder)
-    before = content(folder)
+    monkeypatch.chdir(files)
+    before = content(files)
     with pytest.raises(SystemExit) as ended:
         main(args)
     printed = capsys.readouterr().err
@@ -253,4 +198,4 @@ def test_a_mistake_is_one_sentence(mistake, folder, monkeypatch, capsys):
     assert "Traceback" not in printed and printed.rstrip().endswith(sentence)
     assert all(words in sentence for words in said), sentence
     assert len(sentence) < 600
-    assert content(folder) == before
+    assert content(files) == before

@@ -188,7 +188,7 @@ def test_a_difficulty_record_is_read_by_its_discounted_counts(tmp_path):
 
 
 def test_a_run_a_selection_and_their_draws_are_found(tmp_path):
-    """The record of the last checkpoint; what `ada-trl data` wrote, with the draws behind its pass rates."""
+    """The record of the last checkpoint; a selection by `recipes.math.select`, with the draws behind its pass rates."""
     estimator = EMAPassRate()
     estimator.observe(["a", "b"], [0, 6], [8, 8], step=1)
     for step in (9, 10):  # the numbers' order, not the names'

@@ -20,6 +20,7 @@ import yaml
 from ada_trl.cli import start
 from ada_trl.cli.options import train_help
 from ada_trl.recipes.arithmetic.task import prepare
+from ada_trl.recipes.math.evaluate import main as evaluate
 
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,7 @@ def folder(tmp_path_factory):
     start("train", ["--config", "arithmetic/seq-balance.yaml", *options])
     sampling = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
     tests = ["--datasets", str(task / "data" / "test.jsonl"), f"--output_dir={directory / 'outputs' / 'samples'}"]
-    start("evaluate", ["--models", str(task / "base"), *tests, *sampling])
+    evaluate(["--models", str(task / "base"), *tests, *sampling])
     programs = directory / ".venv" / "bin"  # where `make` installs them
     programs.mkdir(parents=True)
     for name, module in {"ada-trl": None, "accelerate": "accelerate.commands.accelerate_cli", "python": ""}.items():

@@ -9,7 +9,7 @@ from ada_trl import cli
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ada_trl"
-COMMANDS = {"check", "data", "evaluate", "plan", "plots", "train"}
+COMMANDS = {"check", "plan", "plots", "train"}
 FILES = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 

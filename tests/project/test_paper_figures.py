@@ -1,9 +1,10 @@
 """The paper's figures, for given runs: they show the logged values."""
 
 import itertools
-import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.analyses import paper
@@ -63,11 +64,15 @@ def test_levels_are_means_over_prompts_and_over_rollouts():
     assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4]
 
 
+def write_scores(folder, rewards):
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"rewards": rewards}), folder / "scores.parquet")
+
+
 def test_draws_are_shares_of_subsets(tmp_path):
-    """Compared with listing every subset of three problems with 1, 3 and 4 of 4 correct completions."""
-    rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], None]
-    lines = [{"format": 1}] + [{"index": i, "rewards": row, "lengths": [1] * 4} for i, row in enumerate(rewards)]
-    (tmp_path / "samples.scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    """Counted by listing every subset of three problems with 1, 3 and 4 of 4 correct."""
+    rewards = [[1, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1], [1, None, 0, 1]]
+    write_scores(tmp_path / "math", rewards)
     counts = paper.read_counts(tmp_path)
     assert counts == {tmp_path.name: ([1, 3, 4], 4)}
     passes, all_correct = paper.draws_figure(counts, {"run": (np.array([0.5]), np.array([1.0]))}).axes
@@ -78,18 +83,16 @@ def test_draws_are_shares_of_subsets(tmp_path):
         assert line(all_correct, tmp_path.name)[i] == pytest.approx(every)
         assert line(all_correct, "run (fitted)")[i] == 0.5**k
         assert line(passes, "run (fitted)")[i] == 1 - 0.5**k
-    (tmp_path / "more.scores.jsonl").write_text('{"format": 1}\n{"index": 0, "rewards": [1], "lengths": [1]}\n')
+    write_scores(tmp_path / "more", [[1]])
     with pytest.raises(ValueError, match="problems with 1, 4 completions"):
         paper.read_counts(tmp_path)
-    with pytest.raises(ValueError, match="no .*scores.jsonl"):
+    with pytest.raises(ValueError, match="no scores.parquet"):
         paper.read_counts(tmp_path / "nothing")
 
 
 def test_samples_can_be_plotted_without_runs(tmp_path, capsys):
     for model in ("base", "trained"):
-        (tmp_path / "samples" / model).mkdir(parents=True)
-        row = {"index": 0, "rewards": [1, 0], "lengths": [1, 1]}
-        (tmp_path / "samples" / model / "math.scores.jsonl").write_text('{"format": 1}\n' + json.dumps(row) + "\n")
+        write_scores(tmp_path / "samples" / model / "math", [[1, 0]])
     assert set(paper.read_counts(tmp_path)) == {"base", "trained"}
     paper.main(["--samples", str(tmp_path), "--output_dir", str(tmp_path / "plots")])
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["draws.png"]

@@ -108,12 +108,11 @@ def test_recipes_train_evaluate_and_are_drawn(environment):
     sums = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
     tests = ["--dataset_name=outputs/arithmetic/data/test.jsonl", "--output_dir=outputs/easy"]
     keep = ["--min_pass_rate=-1", "--max_pass_rate=1"]
-    environment.run("ada-trl", "data", "--model_name_or_path", run, *tests, *sums, *keep)
+    environment.run("python", "-m", "ada_trl.recipes.math.select", "--model_name_or_path", run, *tests, *sums, *keep)
     assert "8 prompts" in environment.run("ada-trl", "plan", "--pass_rates", "outputs/easy")
     compared = ["--models", "outputs/arithmetic/base", run, "--datasets", "outputs/arithmetic/data/test.jsonl"]
-    assert "*difference*" in environment.run(
-        "ada-trl", "evaluate", *compared, *sums, "--output_dir=outputs/evaluation"
-    )
+    evaluate = ["python", "-m", "ada_trl.recipes.math.evaluate", "--output_dir=outputs/evaluation"]
+    assert "difference from base" in environment.run(*evaluate, *compared, *sums)
 
 
 def test_recipes_have_an_address(environment):

@@ -8,7 +8,7 @@ import trl
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config, set_seed
 
-from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT
+from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT
 
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

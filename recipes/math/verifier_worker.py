@@ -1,25 +1,23 @@
 """
-What a verifier process runs: reads one JSON task per line, writes one JSON answer per line.
+Verifier process: reads one JSON task per line and writes one JSON answer per line.
 
-It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. `ada_trl.mathematics.verifier`
-kills a process that is late and starts another; the alarm here is for a process whose parent has died.
+It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It ends itself when a
+task takes too long; `verifier.py` then starts another.
 """
 
+import faulthandler
 import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 
 
-MEMORY_LIMIT = 4 * 2**30  # bytes of address space; more is an explosion, and raises MemoryError
-GRACE = 10  # seconds after its deadline at which a process whose parent has died ends itself
+MEMORY_LIMIT = 4 * 2**30  # bytes of address space; a task that needs more raises MemoryError
 
-
-# What math-verify trips over and means nothing, or has a spelling that it knows.
+# Spellings that math-verify misreads: meaningless ones, and those that have an equivalent which it knows.
 SPELLINGS = [
     (re.compile(r"(?<=\d)\\[,!](?=\d{3})"), ""),  # 1\,000
     (re.compile(r"\\[bB]igg?[lr]?(?![a-zA-Z])"), ""),
@@ -32,21 +30,21 @@ INTEGER = re.compile(r"\\boxed\{(-?[0-9]{1,99})\}")
 
 
 def normalise(text: str) -> str:
-    """Without differences in spelling that never are differences in meaning."""
+    """Remove differences in spelling that are never differences in meaning."""
     for pattern, spelling in SPELLINGS:
         text = pattern.sub(spelling, text)
     return text
 
 
 def as_math(text: str) -> str:
-    r"""A bare answer in `\boxed{}`, so that all of it is parsed and not the first number in it."""
+    r"""Put a bare answer into `\boxed{}`, so that all of it is parsed and not the first number in it."""
     delimited = "\\boxed" in text or "\\(" in text or "\\[" in text or text.replace("\\$", "").count("$") >= 2
     return text if delimited else f"\\boxed{{{text}}}"
 
 
 @lru_cache(maxsize=4096)
 def parse_answer(text: str) -> list:
-    """What math-verify makes of an answer; an empty list if nothing."""
+    """Parse an answer by math-verify; an empty list if it is not recognised."""
     from math_verify import parse
 
     return parse(normalise(text), parsing_timeout=None)
@@ -72,9 +70,6 @@ def compare(reference: str, answer: str) -> bool:
     return verify(parse_answer(reference), parse_answer(answer), timeout_seconds=None, allow_set_relation_comp=True)
 
 
-VERBS: dict[str, Callable[..., bool]] = {"parse": can_parse, "compare": compare}
-
-
 def main() -> None:
     """Answer tasks `[seconds, verb, *texts]` until the input ends."""
     logging.disable()  # math-verify warns that it has no time limit of its own
@@ -83,7 +78,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # parsers print
     os.dup2(nowhere, 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if sys.platform == "linux":
         import resource
 
@@ -92,13 +87,14 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     for line in sys.stdin:
         seconds, verb, *texts = json.loads(line)
-        if hasattr(signal, "alarm"):
-            signal.alarm(int(seconds) + GRACE)
-        print(json.dumps(VERBS[verb](*texts)), file=replies, flush=True)
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
+        # A watchdog thread in C: it ends the process even if the parser loops in C code and never releases the GIL, and
+        # whether or not the parent still exists.
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        reply = can_parse(*texts) if verb == "parse" else compare(*texts)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the package's folder: its modules are not meant to be found at the top level
+    del sys.path[0]  # this folder, whose `select.py` and `statistics.py` would hide the standard library's
     main()

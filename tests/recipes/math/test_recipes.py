@@ -10,13 +10,13 @@ from datasets import Dataset
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.cli.reward_funcs import load_reward_funcs
-from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, with_prompts
+from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, with_prompts
 from ada_trl.train import build_trainer, main, parse_args
 
-from .tiny_math import ARCHITECTURES, PROBLEMS, save_model, save_problems
+from ..tiny_math import ARCHITECTURES, PROBLEMS, save_model, save_problems
 
 
-MATH = Path(__file__).parents[2] / "recipes" / "math"
+MATH = Path(__file__).parents[3] / "recipes" / "math"
 MODELS = {
     "qwen2.5-math-1.5b": "qwen2.5-math",
     "qwen2.5-math-7b": "qwen2.5-math",

@@ -1,20 +1,19 @@
-"""The backends without a server: transformers with a tiny model, vLLM's engine scripted."""
+"""The samplers: transformers with a tiny model, vLLM scripted."""
 
 import sys
 import types
-from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from ada_trl.mathematics.problems import Problem
-from ada_trl.mathematics.prompts import INSTRUCTION, SYSTEM_PROMPT
-from ada_trl.measurement.arguments import SamplingArguments
-from ada_trl.measurement.measure import fingerprint, render
-from ada_trl.measurement.samplers import Request, TransformersSampler, VLLMSampler
+from ada_trl.recipes.math.problems import Problem
+from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT
+from ada_trl.recipes.math.samplers import TransformersSampler, VLLMSampler
+from ada_trl.recipes.math.sampling import Model, SamplingArguments, fingerprint
 
-from ..helpers import chat_tokenizer, tiny_model, tiny_tokenizer
+from ...helpers import chat_tokenizer, tiny_model, tiny_tokenizer
 
 
 TOKENIZER = tiny_tokenizer()
@@ -33,15 +32,17 @@ def model_dir(tmp_path_factory):
 
 
 def arguments(**overrides):
-    return SamplingArguments(**{"num_samples": 5, "max_new_tokens": 4, "backend": "transformers"} | overrides)
+    options = {"output_dir": "unused", "num_samples": 5, "max_new_tokens": 4, "backend": "transformers"}
+    return SamplingArguments(**options | overrides)
 
 
 def requests(*indices):
-    return [Request(i, [*PROMPT, *[2 + i] * i], seed=100 + i) for i in indices]
+    return [[*PROMPT, *[2 + i] * i] for i in indices], [100 + i for i in indices]
 
 
 def sample(model_dir, *indices, **overrides):
-    return dict(TransformersSampler(str(model_dir), TOKENIZER, arguments(**overrides)).sample(requests(*indices)))
+    sampler = TransformersSampler(str(model_dir), TOKENIZER, arguments(**overrides))
+    return dict(zip(indices, sampler.generate(*requests(*indices)), strict=True))
 
 
 def test_number_and_end_of_completions(model_dir):
@@ -88,7 +89,6 @@ def test_lora_adapters_are_models_too(model_dir, tmp_path):
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     assert sample(tmp_path, 0) != sample(model_dir, 0)
-    assert fingerprint(str(tmp_path)) is not None
 
 
 def test_fingerprints_follow_the_weights(model_dir, tmp_path):
@@ -100,93 +100,78 @@ def test_fingerprints_follow_the_weights(model_dir, tmp_path):
         model.lm_head.weight[0, 0] += 1e-3
     model.save_pretrained(tmp_path)
     assert fingerprint(str(tmp_path)) != before
-    assert fingerprint("organisation/model") is None
 
 
-def test_prompts():
+def test_prompts(model_dir, tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
     )
+    tokenizer.save_pretrained(tmp_path)
     text = f"system{SYSTEM_PROMPT}user1+2= {INSTRUCTION}="
-    assert render(Problem("1+2=", "3", {}), tokenizer, "chat") == tokenizer(text)["input_ids"]
-    assert render(Problem("1+2=", "3", {}), tokenizer, "plain") == tokenizer("1+2=")["input_ids"]
+    for prompt_format, expected in (("chat", text), ("plain", "1+2=")):
+        model = Model(str(tmp_path), arguments(prompt_format=prompt_format))
+        assert model.render(Problem("1+2=", {})) == tokenizer(expected)["input_ids"]
 
 
-def test_the_date_of_a_chat_template_can_be_fixed():
-    tokenizer = chat_tokenizer("llama3_2")
-    args = SamplingArguments(num_samples=1, chat_template_kwargs='{"date_string": "26 Jul 2024"}')
-    text = tokenizer.decode(render(Problem("1+2=", "3", {}), tokenizer, "chat", args.chat_template_kwargs))
-    assert "Today Date: 26 Jul 2024" in text
+def test_the_date_of_a_chat_template_can_be_fixed(tmp_path):
+    chat_tokenizer("llama3_2").save_pretrained(tmp_path)
+    model = Model(str(tmp_path), arguments(chat_template_kwargs='{"date_string": "26 Jul 2024"}'))
+    assert "Today Date: 26 Jul 2024" in model.tokenizer.decode(model.render(Problem("1+2=", {})))
 
 
-# vLLM in this process, with its engine scripted: what is asked of it, and when
+# vLLM, scripted: what it is given
 
 
-class ScriptedEngine:
-    """Finishes the request that came last."""
+class ScriptedLLM:
+    def __init__(self, **options):
+        self.options = options
+        self.llm_engine = types.SimpleNamespace(
+            engine_core=types.SimpleNamespace(shutdown=lambda: setattr(self, "closed", True))
+        )
 
-    def __init__(self):
-        self.waiting, self.asked, self.most = [], [], 0
-        self.engine_core = types.SimpleNamespace(shutdown=lambda: setattr(self, "closed", True))
-
-    def add_request(self, request_id, prompt, params, lora_request=None):
-        self.asked.append((request_id, prompt, params, lora_request))
-        self.waiting.append((request_id, params["n"]))
-        self.most = max(self.most, len(self.waiting))
-
-    def step(self):
-        request_id, n = self.waiting.pop()
-        outputs = [types.SimpleNamespace(token_ids=(int(request_id), i)) for i in range(n)]
-        unfinished = types.SimpleNamespace(request_id="other", finished=False)
-        return [unfinished, types.SimpleNamespace(request_id=request_id, finished=True, outputs=outputs)]
+    def generate(self, prompts, params, lora_request, use_tqdm):
+        self.given = prompts, params, lora_request
+        return [
+            types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=(p["seed"], i)) for i in range(p["n"])])
+            for p in params
+        ]
 
 
 @pytest.fixture
-def engine(monkeypatch):
-    engine = ScriptedEngine()
-
-    def from_engine_args(options):
-        engine.options = options
-        return engine
-
+def vllm(monkeypatch):
     vllm = types.ModuleType("vllm")
-    vllm.EngineArgs, vllm.SamplingParams = dict, dict
-    vllm.LLMEngine = types.SimpleNamespace(from_engine_args=from_engine_args)
+    vllm.LLM, vllm.SamplingParams = ScriptedLLM, dict
     modules = {
         "vllm": vllm,
         "vllm.lora": types.ModuleType("vllm.lora"),
         "vllm.lora.request": types.SimpleNamespace(LoRARequest=lambda *args: args),
-        "vllm.sampling_params": types.SimpleNamespace(RequestOutputKind=types.SimpleNamespace(FINAL_ONLY="final")),
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return engine
 
 
-def test_the_engine_is_kept_busy_and_told_the_settings(engine, model_dir):
-    args = arguments(backend="vllm", vllm_max_concurrent_requests=3, top_p=0.9, vllm_max_model_length=64)
+def test_vllm_gets_prompts_seeds_and_settings(vllm, model_dir):
+    args = arguments(backend="vllm", top_p=0.9, model_kwargs='{"max_model_len": 64}')
     sampler = VLLMSampler(str(model_dir), TOKENIZER, args)
-    finished = list(sampler.sample(iter(requests(*range(7)))))
-    assert Counter(index for index, _ in finished) == Counter(range(7))
-    assert all(completions == [[index, i] for i in range(5)] for index, completions in finished)
-    assert engine.most == 3
-    assert finished[0][0] == 2  # none waits for another
-    _, prompt, params, lora = engine.asked[1]
-    assert prompt == {"prompt_token_ids": requests(1)[0].prompt_ids} and lora is None
-    assert params["seed"] == 101 and params["top_p"] == 0.9 and params["max_tokens"] == 4 and params["n"] == 5
-    assert params["stop_token_ids"] == [TOKENIZER.eos_token_id]
-    assert engine.options["model"] == str(model_dir) and engine.options["max_model_len"] == 64
+    prompts, seeds = requests(0, 1)
+    assert sampler.generate(prompts, seeds) == [[[seed, i] for i in range(5)] for seed in seeds]
+    given, params, lora = sampler.llm.given
+    assert given == [{"prompt_token_ids": prompt} for prompt in prompts] and lora is None
+    expected = {"n": 5, "temperature": 1.0, "top_p": 0.9, "max_tokens": 4, "detokenize": False}
+    expected |= {"stop_token_ids": [TOKENIZER.eos_token_id]}
+    assert params == [expected | {"seed": seed} for seed in seeds]
+    assert sampler.llm.options == {"model": str(model_dir), "max_model_len": 64}
     sampler.close()
-    assert engine.closed
+    assert sampler.llm.closed
 
 
-def test_an_adapter_is_served_on_its_base_model(engine, tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "r": 32}')
+def test_vllm_serves_an_adapter_on_its_base_model(vllm, tmp_path):
+    Path(tmp_path, "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "r": 32}')
     sampler = VLLMSampler(str(tmp_path), TOKENIZER, arguments(backend="vllm"))
-    list(sampler.sample(iter(requests(0))))
-    assert engine.options["model"] == "org/base" and engine.options["max_lora_rank"] == 32
-    assert engine.asked[0][3] == ("adapter", 1, str(tmp_path))
+    sampler.generate(*requests(0))
+    assert sampler.llm.options["model"] == "org/base" and sampler.llm.options["max_lora_rank"] == 32
+    assert sampler.llm.given[2] == ("adapter", 1, str(tmp_path))
 
 
 def test_without_vllm_the_remedy_is_named(monkeypatch, model_dir):

@@ -1,16 +1,21 @@
-"""`ada-trl data` and `evaluate` with a reward function of one's own: any columns, conversations, async, a score on a scale."""
+"""`select.py` and `evaluate.py` with custom reward functions: any columns, conversations, async, graded rewards."""
 
+import importlib
 import json
+import linecache
+import sys
 
 import pytest
 from datasets import load_dataset
 
-from ada_trl.data import main as select_main
-from ada_trl.measurement.arguments import EvaluationArguments, SelectionArguments
-from ada_trl.measurement.evaluation import run as evaluate
-from ada_trl.measurement.training_set import run as select
+from ada_trl.recipes.math.evaluate import EvaluateArguments
+from ada_trl.recipes.math.evaluate import run as evaluate
+from ada_trl.recipes.math.select import SelectArguments
+from ada_trl.recipes.math.select import main as select_main
+from ada_trl.recipes.math.select import run as select
 
-from ..helpers import ScriptedSampler, tiny_model, tiny_tokenizer
+from ...helpers import tiny_model, tiny_tokenizer
+from .scripted import ScriptedSampler, never, write_jsonl
 
 
 REWARDS = '''
@@ -37,7 +42,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "my_rewards", raising=False)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path / "model")
@@ -45,7 +50,7 @@ def files(tmp_path, monkeypatch):
     rows = [{"prompt": f"{a}+{a}=", "total": 2 * a, "level": {"name": "easy"}} for a in RIGHT]
     talks = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     for name, content in (("sums", [*rows, rows[0], rows[0] | {"prompt": ""}]), ("talks", talks)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        write_jsonl(tmp_path / f"{name}.jsonl", content)
     return tmp_path
 
 
@@ -53,10 +58,10 @@ def make(*args):
     return ScriptedSampler(lambda text: RIGHT[int(text.split("+")[0])], 4)
 
 
-def selection(**options) -> SelectionArguments:
+def selection(**options) -> SelectArguments:
     known = {"model_name_or_path": "model", "dataset_name": "sums.jsonl", "output_dir": "out", "num_samples": 4}
     known |= {"reward_func": "my_rewards.graded", "max_pass_rate": 0.5}
-    return SelectionArguments(**known | options)
+    return SelectArguments(**known | options)
 
 
 def test_problems_are_selected_by_it_and_keep_their_columns(files):
@@ -64,49 +69,42 @@ def test_problems_are_selected_by_it_and_keep_their_columns(files):
     assert kept["prompt"] == ["1+1=", "2+2="] and kept["pass_rate"] == [0.25, 0.5] and kept["draws"] == [4, 4]
     assert kept["total"] == [2, 4] and kept["level"] == [{"name": "easy"}] * 2
     assert load_dataset("out", split="train")["total"] == [2, 4]
-    counts = json.loads((files / "out/selection.json").read_text())
-    assert counts["no problem"] == 1 and counts["duplicate"] == 1 and counts["sampled"] == 4
-    card = (files / "out/README.md").read_text()
-    assert "right where `my_rewards.graded` gives more than 0.7" in card and "math" not in card.replace(
-        "mathematics", ""
+    counts = json.loads((files / "out/selection.json").read_text())["problems"]
+    assert (
+        counts["removed: no text or no answer"] == 1 and counts["removed: duplicate"] == 1 and counts["sampled"] == 4
     )
 
 
-def test_what_is_right_is_a_question_of_the_threshold_and_not_of_new_samples(files):
+def test_another_threshold_needs_no_new_samples(files):
     select(selection(), make)
-    kept = select(selection(positive_threshold=0.5, max_pass_rate=1.0), None)
+    kept = select(selection(positive_threshold=0.5, max_pass_rate=1.0), never)
     assert kept["pass_rate"] == [1.0] * 4, "All are at most off by one."
 
 
-def test_a_function_that_was_edited_is_noticed(files):
+@pytest.mark.parametrize("edit", ["reward function", "column"])
+def test_scores_are_made_again_from_the_same_samples_when_what_they_depend_on_changes(edit, files):
     select(selection(), make)
+    if edit == "column":
+        text = (files / "sums.jsonl").read_text()
+        (files / "sums.jsonl").write_text(text.replace('"total": 2,', '"total": 3,'))
+        kept = select(selection(max_pass_rate=1.0), never)
+        assert kept["pass_rate"] == [0.75, 0.5, 1.0]  # three wrong answers to 1+1 are 3
+        return
     (files / "my_rewards.py").write_text(REWARDS.replace("1 - 0.4 *", "1 - 0.2 *"))
-    import importlib
-    import linecache
-
-    import my_rewards
-
     linecache.clearcache()
-    importlib.reload(my_rewards)
-    with pytest.raises(ValueError, match="samples.scores.jsonl was written with source"):
-        select(selection(), make)
+    importlib.reload(sys.modules["my_rewards"])
+    assert select(selection(max_pass_rate=1.0), never)["pass_rate"] == [1.0] * 4
 
 
-def test_models_are_compared_by_it_on_conversations(files):
-    args = EvaluationArguments(
-        models=["model"], datasets=["talks.jsonl"], output_dir="out", num_samples=4, reward_func="my_rewards.conversational"
-    )  # fmt: skip
-    figures = evaluate(args, make)["models"]["model"]["talks"]
-    assert figures["average"] == (0 + 1 + 2 + 4) / 16
-    assert "right where `my_rewards.conversational` gives" in (files / "out/benchmarks.md").read_text()
-
-
-def test_a_problem_that_is_not_scored_counts_as_wrong_and_is_said(files):
-    args = EvaluationArguments(
-        models=["model"], datasets=["talks.jsonl"], output_dir="out", num_samples=4, reward_func="my_rewards.often_silent"
-    )  # fmt: skip
-    assert evaluate(args, make)["models"]["model"]["talks"]["average"] == 3 / 4
-    assert "cannot be scored count as wrong: 1 in talks" in (files / "out/benchmarks.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "average", "unscored"), [("conversational", 7 / 16, 0), ("often_silent", 3 / 4, 1 / 4)]
+)
+def test_models_are_compared_by_it_on_conversations(name, average, unscored, files):
+    """Problems with a reward of `None` count as wrong and are reported."""
+    options = {"models": ["model"], "datasets": ["talks.jsonl"], "output_dir": "out", "num_samples": 4}
+    results = evaluate(EvaluateArguments(**options, reward_func=f"my_rewards.{name}"), make)
+    values = results.set_index("metric")["value"]
+    assert (values["average@4"], values["unscored"]) == (average, unscored)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-r"""Whether an answer is right: what a completion holds in its last `\boxed{}`, compared with references by math-verify."""
+r"""Verification of answers: the last `\boxed{}` of a completion, compared with references by math-verify."""
 
 import re
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from .verifier import available_cores, shared_pool
 
 
-TAIL = 2000  # characters at the end of a completion without a box in which its answer is looked for
-CHUNK = 8  # answers that one process compares with a reference, which it parses once for them
+TAIL = 2000  # characters at the end of a completion without a box that are searched for an answer
+CHUNK = 8  # answers that one process compares with a reference, which it parses once for all of them
 BRACES = re.compile(r"\\(?:f?boxed|fbox)\s*{|\\.|[{}]", re.DOTALL)
 BETWEEN_BOXES = re.compile(r"[\s$,;.()\[\]\\]*(?:and|or)?[\s$,;()\[\]\\]*")
 
@@ -24,21 +24,17 @@ def verify_answers(
     r"""
     Compare the answer of each completion with its reference by math-verify, in parallel processes.
 
-    The answer is the last `\boxed{}` (or several, joined by commas or "and"); in a completion without one, what
-    math-verify finds in its end. Equal answers to equal references are compared once. Safe to call from any thread and
-    any process, for any text: what takes longer than `timeout`, or kills its process, counts as wrong and disturbs no
-    other row.
+    The answer is the last `\boxed{}` (or several, joined by commas or "and"); without one, the first expression that
+    math-verify finds at the end. Equal answers to equal references are compared once. Safe to call from any thread and
+    any process, for any text: a comparison that takes longer than `timeout`, or kills its process, counts as wrong and
+    affects no other row.
 
     Args:
-        completions (`Sequence[str]`):
-            Texts, of any content.
-        references (`Sequence[str | Sequence[str]]`):
-            For each completion its reference answer, or several of which any may match. Bare (`\frac12`), in dollars, or
+        completions (`Sequence[str]`), references (`Sequence[str | Sequence[str]]`):
+            Texts, and for each its reference answer, or several of which any may match: bare (`\frac12`), in dollars, or
             a solution with a `\boxed{}` answer.
-        timeout (`float`, *optional*, defaults to `5.0`):
-            Seconds for one comparison.
-        num_workers (`int`, *optional*):
-            Most processes to use. If `None`, one per core that this process may use, divided by `LOCAL_WORLD_SIZE`.
+        timeout (`float`, *optional*, defaults to `5.0`), num_workers (`int`, *optional*):
+            Seconds for one comparison, and maximum number of processes, by default one per available core.
 
     Returns:
         `list[float | None]`: 1.0 for a match, 0.0 for none, `None` if none of the row's references can be parsed.
@@ -62,8 +58,8 @@ def verify_answers(
     verdicts = shared_pool().run(tasks, timeout=timeout, num_workers=num_workers)
     equal: dict[str, dict[str, bool]] = {}
     for (reference, distinct), verdict in zip(tasks, verdicts, strict=True):
-        if verdict.parsable:
-            equal.setdefault(reference, {}).update(zip(distinct, verdict.equal, strict=True))
+        if verdict is not None:
+            equal.setdefault(reference, {}).update(zip(distinct, verdict, strict=True))
     usable = [[equal[reference] for reference in row if reference in equal] for row in alternatives]
     return [
         float(any(matches.get(answer) for matches in row)) if row else None
@@ -72,14 +68,14 @@ def verify_answers(
 
 
 def list_references(row: References | float | None) -> list[str]:
-    """The references of a row as texts; a column may hold numbers, and nothing."""
+    """Return the references of a row as texts; a column may hold numbers and `None`."""
     several = [row] if isinstance(row, (str, int, float)) else row or ()
     return [str(reference) for reference in several if reference is not None]
 
 
 def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each reference with the distinct, non-empty answers to it, at most `CHUNK` at a time; at least once."""
-    wanted: dict[str, dict[str, None]] = {}  # of dicts, because they are ordered sets
+    """Pair each reference with the distinct, non-empty answers to it, at most `CHUNK` per pair; at least one pair."""
+    wanted: dict[str, dict[str, None]] = {}  # the inner dictionaries are ordered sets
     for row, answer in zip(alternatives, answers, strict=True):
         for reference in row:
             wanted.setdefault(reference, {}).update({answer: None} if answer else {})
@@ -91,7 +87,7 @@ def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -
 
 
 def extract_answer(completion: str) -> str:
-    r"""The last `\boxed{}` with its neighbours, as `\boxed{a, b}`; if there is none, the end of the completion."""
+    r"""Return the last `\boxed{}` with its neighbours, as `\boxed{a, b}`; without one, the end of the completion."""
     boxes = boxed(completion)
     if not boxes:
         return completion[-TAIL:].strip()
@@ -104,7 +100,7 @@ def extract_answer(completion: str) -> str:
 
 
 def boxed(text: str) -> list[tuple[int, int, str]]:
-    r"""Start, end and content of every closed, outermost `\boxed{}` of `text`, in one pass."""
+    r"""Find start, end and content of every closed, outermost `\boxed{}` of `text`, in one pass."""
     boxes: list[tuple[int, int, str]] = []
     opened: list[re.Match] = []
     for token in BRACES.finditer(text):

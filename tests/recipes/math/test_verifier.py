@@ -15,10 +15,10 @@ import pytest
 from math_verify import parse, verify
 from trl.rewards import get_soft_overlong_punishment
 
-from ada_trl.mathematics import verifier
-from ada_trl.mathematics.verification import extract_answer, verify_answers
-from ada_trl.mathematics.verifier_worker import compare
-from ada_trl.rewards import boxed_format_reward, get_math_accuracy_reward, math_accuracy_reward
+from ada_trl.recipes.math import verifier
+from ada_trl.recipes.math.rewards import boxed_format_reward, get_math_accuracy_reward, math_accuracy_reward
+from ada_trl.recipes.math.verification import extract_answer, verify_answers
+from ada_trl.recipes.math.verifier_worker import compare
 
 
 PAIRS = Path(__file__).parent / "answer_pairs.tsv"
@@ -117,7 +117,7 @@ def score_a_hang() -> list[float | None]:
 
 
 def worker_pids() -> set[int]:
-    return {worker._process.pid for worker in verifier.shared_pool()._workers if worker._process is not None}
+    return {worker.process.pid for worker in verifier.shared_pool()._workers if worker.process is not None}
 
 
 def _in_child(queue):
@@ -153,9 +153,9 @@ def test_a_reference_that_hangs_is_one_that_cannot_be_parsed_and_costs_its_timeo
 def test_workers_that_died_in_between_are_replaced():
     assert verify_answers([r"\boxed{5}"], ["5"]) == [1.0]
     for worker in verifier.shared_pool()._workers:
-        if worker._process is not None:
-            os.kill(worker._process.pid, signal.SIGKILL)
-            worker._process.wait()
+        if worker.process is not None:
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
     assert verify_answers([r"\boxed{5}", r"\boxed{6}"], ["5", "5"]) == [1.0, 0.0]
 
 
@@ -206,17 +206,17 @@ def test_the_short_cut_for_integers_agrees_with_math_verify(pair):
 
 SCRIPT = r"""
 import sys
-from ada_trl.mathematics.verification import verify_answers
-from ada_trl.mathematics.verifier import shared_pool
+from ada_trl.recipes.math.verification import verify_answers
+from ada_trl.recipes.math.verifier import shared_pool
 print(verify_answers(["\\boxed{5}", "\\boxed{6}"], ["5", "5"], num_workers=2))
-print(*(w._process.pid for w in shared_pool()._workers if w._process))
+print(*(w.process.pid for w in shared_pool()._workers if w.process))
 sys.stdout.flush()
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_unguarded_script_leaves_no_process_and_workers_import_no_torch():
-    wait = "print([n for w in shared_pool()._workers if w._process for n in open(f'/proc/{w._process.pid}/maps') if 'torch' in n])"
+    wait = "print([n for w in shared_pool()._workers if w.process for n in open(f'/proc/{w.process.pid}/maps') if 'torch' in n])"
     result = subprocess.run([sys.executable, "-c", SCRIPT + wait], capture_output=True, text=True, timeout=300)
     scores, pids, torch_maps = result.stdout.splitlines()
     assert (scores, torch_maps) == ("[1.0, 0.0]", "[]"), result.stderr

@@ -1,1 +1,0 @@
-"""Math problems: their prompts, their sources, and the verification of answers."""

@@ -1,1 +1,0 @@
-"""Sampling and scoring without training: selection of data and evaluation of models."""
