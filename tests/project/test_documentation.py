@@ -50,7 +50,6 @@ def settings_rows():
 
 
 NAMED = CHOICES | {  # options and their values
-    "adaptive_sampling": [choice for choice in CHOICES["adaptive_sampling"] if not choice.startswith("est-")],
     "prompt_weighting": POWERS,
     "scale_rewards": ("none", "group", "batch"),
     "allocation_rule": ("power", "variance", "reward_std"),
