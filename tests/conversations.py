@@ -7,9 +7,9 @@ from collections import Counter
 from datasets import Dataset
 from PIL import Image
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 
-from .helpers import QUICK, chat_tokenizer, tiny_chat_model
+from .helpers import QUICK, chat_tokenizer, config, tiny_chat_model
 
 
 QUESTIONS = ["1+2", "31+4", "5+55", "7+8"]
@@ -57,7 +57,7 @@ def build(
     return trainer_class(
         model or tiny_chat_model(tokenizer),
         reward,
-        AdaGRPOConfig(str(tmp_path), **TINY | options),
+        config(tmp_path, **TINY | options),
         dataset or Dataset.from_dict({"prompt": CONVERSATIONS}),
         processing_class=tokenizer,
         tools=tools,

@@ -74,7 +74,7 @@ def documented_metrics() -> dict[str, list[str]]:
 def generic(names) -> set[str]:
     """Names of logged `ada/` metrics as the page writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
-    return {re.sub(r"samples_at_\d\.\d+$", "samples_at_<p>", name) for name in names}
+    return {re.sub(r"rollouts_at_\d\.\d+$", "rollouts_at_<p>", name) for name in names}
 
 
 def anchors(page: Path) -> set[str]:

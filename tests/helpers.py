@@ -209,6 +209,18 @@ class Recorder(AdaGRPOTrainer):
         return output
 
 
+def expand_mode(options: dict) -> dict:
+    """The options, in which tests may abbreviate `adaptive_sampling="est"` with an estimator to "est-ema" and "est-value"."""
+    mode = options.get("adaptive_sampling") or ""
+    if not mode.startswith("est-"):
+        return options
+    return {"pass_rate_estimator": mode.removeprefix("est-")} | options | {"adaptive_sampling": "est"}
+
+
+def config(output_dir, **options) -> AdaGRPOConfig:
+    return AdaGRPOConfig(str(output_dir), **expand_mode(options))
+
+
 def build(
     tmp_path,
     reward_funcs=even_reward,
@@ -224,7 +236,7 @@ def build(
     return trainer_class(
         model or tiny_model(),
         reward_funcs,
-        AdaGRPOConfig(str(tmp_path), **QUICK | overrides),
+        config(tmp_path, **QUICK | overrides),
         prompt_dataset() if dataset is None else dataset,
         eval_dataset,
         tokenizer or tiny_tokenizer(),
@@ -251,7 +263,7 @@ class Watch:
                 self.own_passes += 1
             else:
                 before = self.passes
-                expected = tracker.reader.read(tracker.visit.prompts)
+                expected = tracker.reader.read(tracker.predictions.prompts)
                 self.passes = before
                 self.compared.append((features, expected))
             return predict(features)
@@ -264,14 +276,13 @@ class Watch:
 
 def remember_pools(trainer):
     """A list that each step of `trainer` adds its pools to."""
-    seen, collect = [], trainer._collect
+    seen, compute = [], trainer._compute_advantages
 
-    def remember(inputs):
-        replay = collect(inputs)
-        seen.append(replay.pools)
-        return replay
+    def remember(batch, states):
+        seen.append(batch.pools)
+        compute(batch, states)
 
-    trainer._collect = remember
+    trainer._compute_advantages = remember
     return seen
 
 

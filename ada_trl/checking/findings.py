@@ -117,7 +117,7 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
 def expected(args: "AdaGRPOConfig", distribution: PassRateDistribution) -> tuple[float, float]:
     """Share of the places in a batch without a gradient and rollouts per place, of the run's own settings."""
     rates, weights = distribution
-    if args.sampling_strategy.in_rounds and not args.sampling_strategy.across_steps:
+    if args.selects_groups:
         outcome = sequential_outcome(
             rates,
             args.exit_condition,

@@ -73,7 +73,7 @@ class Preflight:
         own = self._own = self._rows_of(inputs)
         self.doing = "estimating pass rates"
         if trainer.pass_rates is not None:
-            trainer.pass_rates.begin(own)
+            trainer.pass_rates.start_step(own)
         self.doing = "sampling and scoring"
         self.sample = self._draw(own[:PROMPTS])
         if trainer.syncs_with_server:

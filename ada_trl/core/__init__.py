@@ -1,9 +1,10 @@
-"""The algorithm, pure: no TRL, no transformers, no model. Everything here is tested on scripted pools."""
+"""Pure Python and NumPy implementation of the algorithm, without torch and TRL."""
 
 from .advantages import expected_rounds, group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
 from .baselines import (
     BaselineEstimate,
+    add_batch_information,
     batch_leave_one_out_baseline,
     explained_variance,
     posterior_advantages,
@@ -12,6 +13,8 @@ from .baselines import (
 )
 from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
 from .exit_conditions import ExitCondition
+from .grid_selector import GridSelector
+from .joint_pass_rate import JointPassRate
 from .metrics import (
     completion_metrics,
     mean_and_std,
@@ -27,15 +30,18 @@ from .sequential_sampling import Draw, eliminate, eliminate_async
 
 
 __all__ = [
-    "RewardEstimator",
+    "BaselineEstimate",
     "Draw",
     "EMAPassRate",
     "ExitCondition",
-    "PromptFeatures",
+    "GridSelector",
+    "JointPassRate",
     "Pool",
-    "BaselineEstimate",
-    "RunningRewardStd",
+    "PromptFeatures",
+    "RewardEstimator",
     "Rollout",
+    "RunningRewardStd",
+    "add_batch_information",
     "allocate",
     "batch_leave_one_out_baseline",
     "brier_metrics",
@@ -47,16 +53,16 @@ __all__ = [
     "explained_variance",
     "group_advantages",
     "mean_and_std",
+    "normalize_rewards",
     "posterior_advantages",
     "posterior_baselines",
-    "normalize_rewards",
     "prompt_identity",
     "prompt_key",
     "prompt_text",
     "prompt_weight",
     "rollouts_by_estimate",
     "sampling_metrics",
-    "shift_by_batch_residual",
     "select_group",
+    "shift_by_batch_residual",
     "zero_gradient_probability",
 ]

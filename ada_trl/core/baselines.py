@@ -1,4 +1,7 @@
-"""What a rollout is compared with, where that is known before the draw: a posterior of the prompt's mean reward."""
+"""
+Baselines that do not depend on the rollout they are subtracted from: the leave-one-out mean of the batch, and the
+posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` holds the objects that the trainer uses.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,67 +14,67 @@ from .pool import Pool
 
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
-LARGEST_DEVIATION = 1.5  # where advantages are scaled: farther away than this counts as this far
+LARGEST_DEVIATION = 1.5  # scaled residuals (r − b) / σ are clipped to ± this
 
 
 class BaselineEstimate(NamedTuple):
     """
-    What is expected of a prompt before it is sampled.
+    Estimate of a prompt's mean reward that does not depend on the prompt's rollouts in this step.
 
     Args:
         mean (`float`):
-            m, the expected reward of a rollout.
-        strength (`float`):
-            s ≥ 0, what the expectation is worth in rollouts.
+            m, the estimated mean reward of a rollout.
+        pseudo_counts (`float`):
+            s ≥ 0, the number of rollouts that the estimate is worth.
         pass_rate (`float`):
-            p̂, the expected share of positive rollouts, between 0 and 1; what the prompt's weight is made of.
+            p̂, the estimated share of positive rollouts, between 0 and 1, from which the prompt weight is computed.
     """
 
     mean: float
-    strength: float
+    pseudo_counts: float
     pass_rate: float
 
     def weight(self, weighting: PromptWeighting) -> float:
-        """The prompt's weight, known before the draw: see [`prompt_weight`], for a pool of the paper's largest size, 32."""
+        """Return the prompt weight, independent of this step's rollouts: [`prompt_weight`] for the paper's largest pool, 32."""
         return prompt_weight(self.pass_rate, LARGEST_POOL, weighting)
 
     def updated(self, rewards: Sequence[float]) -> "BaselineEstimate":
-        """The prior of somebody who has seen `rewards` too. Its pass rate, and so the prompt's weight, stays."""
-        strength = self.strength + len(rewards)
-        if not strength or math.isinf(strength):
+        """Return the estimate after also observing `rewards`. The pass rate, and so the prompt weight, stays the same."""
+        pseudo_counts = self.pseudo_counts + len(rewards)
+        if not pseudo_counts or math.isinf(pseudo_counts):
             return self
-        known = self.strength * self.mean if self.strength else 0.0
-        mean = (known + math.fsum(rewards)) / strength
-        return self._replace(mean=mean, strength=strength)
+        # A mean that is worth 0 rollouts may be NaN, and must not enter the sum.
+        estimated_sum = self.pseudo_counts * self.mean if self.pseudo_counts else 0.0
+        mean = (estimated_sum + math.fsum(rewards)) / pseudo_counts
+        return self._replace(mean=mean, pseudo_counts=pseudo_counts)
 
 
-def posterior_baselines(pool: Pool, prior: BaselineEstimate) -> list[float]:
+def posterior_baselines(pool: Pool, estimate: BaselineEstimate) -> list[float]:
     """
-    b_i = (s·m + Σ_{j ≠ i} r_j) / (s + number of these j),
-
-    the mean of the posterior that everything but r_i gives. It contains neither r_i nor anything that r_i had an influence
-    on, so
+    Compute b_i = (s·m + Σ_{j ≠ i} r_j) / (s + number of these j), the posterior mean given every rollout of the prompt
+    except rollout i. It contains neither r_i nor anything that r_i had an influence on, so
 
     E[Σ_i (r_i − b_i) ∇log π(y_i)] = E[N] · ∇(mean reward)
 
-    for any prior, any real rewards and any rule that decides *after a step* whether the prompt is asked again in the next
-    one, with a prior that knows the steps before (Wald's identity: whether a rollout is drawn depends on the past only, and
-    b_i is independent of it). The prior decides about the variance alone. A strength of 0 is leave-one-out, an infinite
-    one the prior's mean; where nothing else is known (s = 0 and no other rollout) b_i is m, the limit s → 0.
+    for any estimate, any real rewards, and any rule that decides *after a step* whether the prompt is sampled again in the
+    next one, with an estimate that includes the earlier steps (Wald's identity: whether a rollout is sampled depends on the
+    past only, and b_i is independent of it). The estimate determines the variance alone. With `pseudo_counts=0` this is
+    leave-one-out, with infinite ones the estimate's mean; without any other information (s = 0 and no other rollout) b_i is
+    m, the limit s → 0.
 
-    Relatives: value-baseline REINFORCE; [SPO](https://huggingface.co/papers/2509.13232), one rollout against a
-    KL-discounted Beta tracker; leave-one-out shrinkage ([2511.03710](https://huggingface.co/papers/2511.03710)). The
-    discounted Beta baseline of [2603.18444](https://huggingface.co/papers/2603.18444) contains r_i and is biased.
+    Related work: value-baseline REINFORCE; [SPO](https://huggingface.co/papers/2509.13232), one rollout and a KL-discounted
+    Beta tracker; leave-one-out shrinkage ([2511.03710](https://huggingface.co/papers/2511.03710)). The discounted Beta
+    baseline of [2603.18444](https://huggingface.co/papers/2603.18444) contains r_i and is biased.
 
     Args:
         pool (`Pool`):
-            Everything the prompt drew. Rollouts without a reward are left out of all sums.
-        prior ([`BaselineEstimate`]):
-            From before the draw.
+            All rollouts of the prompt in this step. Rollouts without a reward are left out of all sums.
+        estimate ([`BaselineEstimate`]):
+            Estimate of the prompt's mean reward.
 
     Returns:
-        `list[float]`: b_i of each of `pool.rollouts`, in their order; NaN for those without a reward, and where nothing is
-        known at all.
+        `list[float]`: b_i for each of `pool.rollouts`, in their order; NaN for rollouts without a reward, and if there is
+        no information at all.
     """
     scored = [rollout.reward for rollout in pool.rollouts if not math.isnan(rollout.reward)]
     baselines = []
@@ -80,109 +83,128 @@ def posterior_baselines(pool: Pool, prior: BaselineEstimate) -> list[float]:
             baselines.append(math.nan)
             continue
         others = list(scored)
-        others.remove(rollout.reward)  # one that is equal serves as well as this one
-        baselines.append(prior.updated(others).mean)
+        others.remove(rollout.reward)  # an equal reward of another rollout may be removed instead: the sum is the same
+        baselines.append(estimate.updated(others).mean)
     return baselines
 
 
 def leave_one_out_sums(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each prompt the sum of the other prompts' values, `(…, P)`, and of their counts, `(P,)`."""
+    """Return, for each prompt, the sum of the other prompts' values, `(…, P)`, and of their counts, `(P,)`."""
     return values.sum(axis=-1, keepdims=True) - values, counts.sum() - counts
 
 
 def shift_by_batch_residual(
-    priors: Sequence[BaselineEstimate], pools: Sequence[Pool], *, shrinkage: float
+    estimates: Sequence[BaselineEstimate], pools: Sequence[Pool], *, shrinkage: float
 ) -> list[BaselineEstimate]:
     """
-    Priors moved by what *other* prompts of the step have shown, so that a level that is wrong for all of them (in the
-    first steps, because the policy has just improved, or because a penalty grows) costs next to nothing:
+    Shift each estimate by the mean residual of the *other* prompts of the step, so that an error common to all estimates
+    (in the first steps, after the policy has improved, or while a penalty grows) adds almost no noise:
 
     m_x ← m_x + Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + c),
 
-    with N the number of these rollouts. A rollout has no influence on other prompts' rewards, as long as they are sampled
-    independently of it, so the baseline stays unbiased; the noise that this adds is at most 1/N of the rewards' variance.
+    with N_{y ≠ x} the number of these rollouts. A rollout has no influence on other prompts' rewards as long as they are
+    sampled independently of it, so the baseline stays unbiased; the added noise is at most 1/N of the rewards' variance.
 
     Args:
         shrinkage (`float`):
-            c, the rollouts after which a residual counts half; 0 takes the priors' common level from the other prompts
-            alone. Without any other rollout that leaves nothing, a mean of NaN worth 0 rollouts.
+            c, the number of rollouts at which the mean residual counts half. With 0 the common mean of the estimates comes
+            from the other prompts alone; without any other rollout the result is then a mean of NaN worth 0 rollouts.
     """
     counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
     residuals = np.array(
-        [math.fsum(r - prior.mean for r in pool.rewards) for pool, prior in zip(pools, priors, strict=True)]
+        [
+            math.fsum(reward - estimate.mean for reward in pool.rewards)
+            for pool, estimate in zip(pools, estimates, strict=True)
+        ]
     )
-    moved = []
-    for prior, others, drawn in zip(priors, *leave_one_out_sums(residuals, counts), strict=True):
-        if drawn + shrinkage > 0:
-            moved.append(prior._replace(mean=prior.mean + float(others) / (float(drawn) + shrinkage)))
+    shifted = []
+    for estimate, sum_of_others, num_others in zip(estimates, *leave_one_out_sums(residuals, counts), strict=True):
+        if num_others + shrinkage > 0:
+            mean = estimate.mean + float(sum_of_others) / (float(num_others) + shrinkage)
+            shifted.append(estimate._replace(mean=mean))
         else:
-            moved.append(prior._replace(mean=math.nan, strength=0.0))
-    return moved
+            shifted.append(estimate._replace(mean=math.nan, pseudo_counts=0.0))
+    return shifted
+
+
+def add_batch_information(
+    estimates: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool], *, shrinkage: float
+) -> list[BaselineEstimate]:
+    """
+    Add the rest of the step to each estimate: the mean residual of the other prompts ([`shift_by_batch_residual`]) and the
+    rewards of other copies of the same prompt (equal `keys`). These are sampled independently of the prompt's own rollouts,
+    so the baseline stays unbiased.
+    """
+    shifted = shift_by_batch_residual(estimates, pools, shrinkage=shrinkage)
+    copies: dict[str, list[int]] = {}
+    for i, key in enumerate(keys):
+        copies.setdefault(key, []).append(i)
+    informed = []
+    for i, (estimate, key) in enumerate(zip(shifted, keys, strict=True)):
+        rewards = [reward for j in copies[key] if j != i for reward in pools[j].rewards]
+        informed.append(estimate.updated(rewards))
+    return informed
 
 
 def batch_leave_one_out_baseline(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[BaselineEstimate]:
     """
-    Priors that know nothing but the other prompts of the step: their mean reward, worth as many rollouts as they have drawn.
-    With them [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
+    Estimate each prompt's mean reward by the mean over the other prompts of the step, worth as many rollouts as they have.
+    With it, [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
 
     Args:
         pass_rates (`Sequence[float]`):
-            What the prompts' weights are made of, from before the draw.
+            p̂ from which the prompt weights are computed, independent of this step's rollouts.
     """
-    blank = [BaselineEstimate(0.0, 0.0, rate) for rate in pass_rates]
+    empty = [BaselineEstimate(0.0, 0.0, pass_rate) for pass_rate in pass_rates]
     counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    _, drawn = leave_one_out_sums(counts, counts)
+    _, num_others = leave_one_out_sums(counts, counts)
     return [
-        prior._replace(strength=float(number))
-        for prior, number in zip(shift_by_batch_residual(blank, pools, shrinkage=0.0), drawn, strict=True)
+        estimate._replace(pseudo_counts=float(number))
+        for estimate, number in zip(shift_by_batch_residual(empty, pools, shrinkage=0.0), num_others, strict=True)
     ]
 
 
 def posterior_advantages(
     pool: Pool,
-    prior: BaselineEstimate,
+    estimate: BaselineEstimate,
     *,
     weighting: PromptWeighting = "none",
     std: float | None = None,
 ) -> list[float]:
     """
-    A_i = w(p̂) · (r_i − b_i) [/ σ], with b_i from [`posterior_baselines`] and p̂ of the prior.
+    Compute A_i = w(p̂) · (r_i − b_i) [/ σ], with b_i from [`posterior_baselines`] and p̂ from the estimate.
 
-    Weight, b_i and σ are known without r_i, so the expected gradient is exactly w · E[N] · ∇(mean reward). With σ it is that of
-    the mean of the rewards as they are cut off, / σ: what lies far outside counts, but does not decide the update. Both hold for
-    *all* rollouts of the pool: training on a selection of them brings a bias back.
+    Weight, b_i and σ do not depend on r_i, so the expected gradient is exactly w · E[N] · ∇(mean reward). With σ it is the
+    gradient of the mean of the *clipped* rewards, divided by σ: outliers count, but do not dominate the update. Both hold
+    only if *all* rollouts of the pool are trained on; a selection of them makes the gradient biased again.
 
     Args:
-        pool (`Pool`), prior ([`BaselineEstimate`]):
+        pool (`Pool`), estimate ([`BaselineEstimate`]):
             As in [`posterior_baselines`].
         weighting (`str` or `float`, *optional*, defaults to `"none"`):
             See [`BaselineEstimate.weight`].
         std (`float`, *optional*):
-            σ to divide by, of rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ is
-            cut off at ±[`LARGEST_DEVIATION`], and 0 where σ is 0: nothing is known about the scale.
+            σ to divide by, from rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ
+            is clipped to ±[`LARGEST_DEVIATION`], and 0 if σ is 0, because the scale is unknown then.
 
     Returns:
         `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
     """
-    weight = prior.weight(weighting)
-    baselines = posterior_baselines(pool, prior)
-    differences = [
-        0.0 if math.isnan(baseline) else rollout.reward - baseline
-        for rollout, baseline in zip(pool.rollouts, baselines, strict=True)
-    ]
-    return [weight * _in_deviations(difference, std) for difference in differences]
-
-
-def _in_deviations(difference: float, std: float | None) -> float:
-    if std is None:
-        return difference
-    return max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, difference / std)) if std > 0 else 0.0
+    weight = estimate.weight(weighting)
+    advantages = []
+    for rollout, baseline in zip(pool.rollouts, posterior_baselines(pool, estimate), strict=True):
+        residual = 0.0 if math.isnan(baseline) else rollout.reward - baseline
+        if std is not None:
+            scaled = residual / std if std > 0 else 0.0
+            residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
+        advantages.append(weight * residual)
+    return advantages
 
 
 def explained_variance(pools: Sequence[Pool], baselines: Sequence[Sequence[float]]) -> float:
     """
-    Share of the variance of the rewards that the baselines explain, 1 − Σ (r_i − b_i)² / Σ (r_i − r̄)², with r̄ the mean of
-    all: 0 is what one constant for the whole batch would do, below 0 is worse than that. NaN without variance.
+    Compute the share of the rewards' variance that the baselines explain, 1 − Σ (r_i − b_i)² / Σ (r_i − r̄)², with r̄ the
+    mean of all: 0 equals one constant for the whole batch, below 0 is worse than that. NaN without variance.
     """
     pairs = [
         (rollout.reward, baseline)

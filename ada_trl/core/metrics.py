@@ -184,7 +184,7 @@ def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> di
     """
     bins = np.clip((np.asarray(estimates, dtype=float) * 10).astype(int), 0, 9)
     drawn = np.asarray(sizes, dtype=float)
-    return {f"samples_at_{(2 * i + 1) / 20:.2f}": float(drawn[bins == i].mean()) for i in sorted(set(bins.tolist()))}
+    return {f"rollouts_at_{(2 * i + 1) / 20:.2f}": float(drawn[bins == i].mean()) for i in sorted(set(bins.tolist()))}
 
 
 def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:

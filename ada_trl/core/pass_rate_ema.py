@@ -1,4 +1,4 @@
-"""What is known about a prompt before it is sampled."""
+"""Pass rates from discounted counts of outcomes, with a Beta prior."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,24 +20,24 @@ PRIOR_BOUNDS = (0.02, 200.0)  # of alpha and beta; without spread in the pass ra
 @dataclass
 class PromptCounts:
     """
-    What one prompt has shown.
+    Observed outcomes of one prompt.
 
     Args:
-        discounted_draws (`float`):
-            n_x, scored rollouts, those of t visits ago weighted by λ^t.
+        discounted_rollouts (`float`):
+            n_x, scored rollouts; those from t samplings of the prompt ago have weight λ^t.
         discounted_positives (`float`):
             k_x, positive rollouts, likewise.
-        draws (`int`):
+        num_rollouts (`int`):
             Scored rollouts over the whole run.
         positives (`int`):
             Positive rollouts over the whole run.
         last_step (`int`):
-            Step of the last visit.
+            Last step in which the prompt was sampled.
     """
 
-    discounted_draws: float = 0.0
+    discounted_rollouts: float = 0.0
     discounted_positives: float = 0.0
-    draws: int = 0
+    num_rollouts: int = 0
     positives: int = 0
     last_step: int = 0
 
@@ -45,27 +45,28 @@ class PromptCounts:
 class EMAPassRate:
     """
     Pass rates from discounted counts with a Beta prior
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Reinforce-Ada-Est, "EMA on counts"): at each visit
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Reinforce-Ada-Est, "EMA on counts"): each time a
+    prompt is sampled,
 
-    n_x ← λ n_x + draws, k_x ← λ k_x + positives, p̂_x = (k_x + α) / (n_x + α + β).
+    n_x ← λ n_x + rollouts, k_x ← λ k_x + positives, p̂_x = (k_x + α) / (n_x + α + β).
 
-    Counts and not means are averaged, because E[positives] = p · E[draws] whatever rule stopped the sampling (Wald's
+    Counts and not means are averaged, because E[positives] = p · E[rollouts] whatever rule stopped the sampling (Wald's
     identity), whereas the mean of a pool that was stopped early is biased.
 
-    A prompt's counts are discounted once per step in which it is visited: with what the policy learns from it, not
-    with time. Duplicates within a step share one estimate and one visit. A visit without a scored rollout says
-    nothing and leaves the prompt as it was.
+    A prompt's counts are discounted once per step in which it is sampled: its pass rate changes mostly when the policy is
+    trained on it, not with time. Duplicates within a step share one estimate and one discount. A step without a scored
+    rollout of the prompt leaves its counts as they are.
 
     With `prior="empirical"`, α and β are those that make the run's own recent data most likely (see
-    [`fit_beta_prior`]), once a discounted number of 32 prompts has been visited; until then, the given prior.
+    [`fit_beta_prior`]), once the discounted number of observed prompts reaches 32; until then, the given prior.
 
     Args:
         decay (`float`, *optional*, defaults to `0.9`):
-            λ, above 0 and at most 1; 1 never forgets.
+            λ, above 0 and at most 1; 1 does not discount.
         alpha (`float`, *optional*, defaults to `1.0`):
-            Positives that the prior is worth.
+            Pseudo-count of positives in the prior.
         beta (`float`, *optional*, defaults to `16.0`):
-            Negatives that the prior is worth.
+            Pseudo-count of negatives in the prior.
         prior (`str`, *optional*, defaults to `"fixed"`):
             `"fixed"` or `"empirical"`.
 
@@ -77,7 +78,7 @@ class EMAPassRate:
         self, *, decay: float = 0.9, alpha: float = 1.0, beta: float = 16.0, prior: PriorKind = "fixed"
     ) -> None:
         if not 0 < decay <= 1:
-            raise ValueError(f"decay ({decay}) must be above 0 and at most 1. Use 1 to never forget.")
+            raise ValueError(f"decay ({decay}) must be above 0 and at most 1. Use 1 for no discounting.")
         if not (0 < alpha < math.inf and 0 < beta < math.inf):
             raise ValueError(f"alpha ({alpha}) and beta ({beta}) of the prior must be positive and finite.")
         if prior not in ("fixed", "empirical"):
@@ -86,77 +87,74 @@ class EMAPassRate:
         self.prior = prior
         self.alpha, self.beta = alpha, beta
         self.counts: dict[str, PromptCounts] = {}
-        self._tally = np.zeros((3, 0))  # see `_tally_counts`
+        self._tally = np.zeros((3, 0))  # see `beta_binomial_sufficient_stats`
         self._tallied_prompts = 0.0
 
     @property
     def prior_mean(self) -> float:
-        """What an unseen prompt is predicted to pass."""
+        """Predicted pass rate of a prompt without outcomes."""
         return self.alpha / (self.alpha + self.beta)
 
     def predict(self, keys: Sequence[str]) -> list[float]:
-        """p̂, one per key, strictly between 0 and 1."""
+        """Predict p̂, one per key, strictly between 0 and 1."""
         return [
-            (c.discounted_positives + self.alpha) / (c.discounted_draws + self.alpha + self.beta)
+            (c.discounted_positives + self.alpha) / (c.discounted_rollouts + self.alpha + self.beta)
             for c in self.known(keys)
         ]
 
     def known(self, keys: Sequence[str]) -> list[PromptCounts]:
-        """What every prompt has shown so far, one per key; zeros for an unseen one."""
-        unseen = PromptCounts()
-        return [self.counts.get(key, unseen) for key in keys]
+        """Return the outcomes of each prompt so far, one per key; zeros for a new one."""
+        empty = PromptCounts()
+        return [self.counts.get(key, empty) for key in keys]
 
     def observe(
         self,
         keys: Sequence[str],
         positives: Sequence[int],
-        draws: Sequence[int],
+        num_rollouts: Sequence[int],
         *,
         step: int,
         is_on_distribution: Sequence[bool] | None = None,
     ) -> None:
         """
-        Take in everything that was drawn in one step: call it once per step, with all prompts of all processes.
+        Update with the outcomes of one step. Call it once per step, with all prompts of all ranks.
 
         Args:
             keys (`Sequence[str]`):
                 One per prompt; duplicates are added up.
             positives (`Sequence[int]`):
                 Positive rollouts of each prompt.
-            draws (`Sequence[int]`):
+            num_rollouts (`Sequence[int]`):
                 Scored rollouts of each prompt.
             step (`int`):
-                What to record as the step of this visit.
+                The step, recorded as `last_step`.
             is_on_distribution (`Sequence[bool]`, *optional*):
-                Which prompts stand for all, so that an empirical prior is fitted to them; by default, all. A prompt that
-                returns because it has not passed does not.
+                Which prompts are an unbiased sample of the data set, so that an empirical prior is fitted to them; by
+                default, all. A prompt that is retried because it has not passed is not.
 
         Raises:
-            `ValueError`: if a prompt has more positives than draws, or a negative count.
+            `ValueError`: if a prompt has more positives than rollouts, or a negative count.
         """
         totals: dict[str, tuple[int, int]] = {}
-        representative_keys = {
-            key
-            for key, is_representative in zip(keys, is_on_distribution or [True] * len(keys), strict=True)
-            if is_representative
-        }
-        for key, k, n in zip(keys, positives, draws, strict=True):
+        on_distribution = is_on_distribution or [True] * len(keys)
+        prior_keys = {key for key, is_included in zip(keys, on_distribution, strict=True) if is_included}
+        for key, k, n in zip(keys, positives, num_rollouts, strict=True):
             check_counts(key, k, n)
             previous = totals.get(key, (0, 0))
             totals[key] = (previous[0] + k, previous[1] + n)
         totals = {key: total for key, total in totals.items() if total[1] > 0}
         for key, (k, n) in totals.items():
             counts = self.counts.setdefault(key, PromptCounts())
-            counts.discounted_draws = self.decay * counts.discounted_draws + n
+            counts.discounted_rollouts = self.decay * counts.discounted_rollouts + n
             counts.discounted_positives = self.decay * counts.discounted_positives + k
-            counts.draws += n
+            counts.num_rollouts += n
             counts.positives += k
             counts.last_step = step
-        shown = [total for key, total in totals.items() if key in representative_keys]
-        if self.prior == "empirical" and shown:
-            self._learn_prior(shown)
+        prior_totals = [total for key, total in totals.items() if key in prior_keys]
+        if self.prior == "empirical" and prior_totals:
+            self._fit_prior(prior_totals)
 
-    def _learn_prior(self, totals: list[tuple[int, int]]) -> None:
+    def _fit_prior(self, totals: list[tuple[int, int]]) -> None:
         new = beta_binomial_sufficient_stats(totals)
         width = max(new.shape[1], self._tally.shape[1])
         old, new = (np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in (self._tally, new))
@@ -166,7 +164,7 @@ class EMAPassRate:
             self.alpha, self.beta = fit_beta_prior(self._tally, self.alpha, self.beta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts of all prompts and, for the empirical prior, what it was fitted to. Plain numbers, strings, lists."""
+        """Return the counts of all prompts and the data of an empirical prior, as numbers, strings and lists."""
         state: dict[str, Any] = {"counts": {key: vars(counts).copy() for key, counts in self.counts.items()}}
         if self.prior == "empirical":
             state["prior"] = {
@@ -190,33 +188,33 @@ class EMAPassRate:
             self._tallied_prompts = fitted["tallied_prompts"]
 
 
-def check_counts(key: Any, positives: float, draws: float) -> None:
+def check_counts(key: Any, positives: float, num_rollouts: float) -> None:
     """
-    Check that 0 <= `positives` <= `draws`.
+    Check that 0 <= `positives` <= `num_rollouts`.
 
     Raises:
         `ValueError`: if not, naming the prompt by `key`.
     """
-    if not 0 <= positives <= draws:
+    if not 0 <= positives <= num_rollouts:
         raise ValueError(
-            f"Prompt {key!r} has {positives} positives in {draws} draws; it takes 0 <= positives <= draws. Pass the "
-            "number of positive and of scored rollouts."
+            f"Prompt {key!r} has {positives} positives in {num_rollouts} rollouts; 0 <= positives <= rollouts must hold. Pass "
+            "the number of positive and of scored rollouts."
         )
 
 
 def beta_binomial_sufficient_stats(totals: ArrayLike) -> np.ndarray:
     """
-    The sufficient statistics of a Beta prior for `(positives, draws)` pairs: `(3, max draws)`, in column i the number
-    of prompts with more than i positives, more than i negatives and more than i draws.
+    Compute the sufficient statistics of a Beta prior for `(positives, rollouts)` pairs: `(3, max rollouts)`, in column i the
+    number of prompts with more than i positives, more than i negatives and more than i rollouts.
     """
     k, n = np.array(totals).T  # (num_prompts,) each
-    columns = np.arange(n.max())[:, None]  # (max draws, 1)
+    columns = np.arange(n.max())[:, None]  # (max rollouts, 1)
     return np.stack([(counts > columns).sum(axis=1) for counts in (k, n - k, n)]).astype(np.float64)
 
 
 def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float, float]:
     """
-    Maximum-likelihood Beta prior of beta-binomial counts, from a start that is improved on.
+    Fit a Beta prior to beta-binomial counts by maximum likelihood, improving on the given start.
 
     With A_i, B_i, C_i the rows of `tally`, the log-likelihood is
     Σ_i A_i ln(α + i) + B_i ln(β + i) − C_i ln(α + β + i). Each iteration of
@@ -228,7 +226,7 @@ def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float,
         tally (`np.ndarray`):
             From [`beta_binomial_sufficient_stats`], or a weighted sum of such.
         alpha, beta (`float`):
-            Where to start.
+            Start of the iteration.
 
     Returns:
         `tuple[float, float]`: α and β, each between 0.02 and 200: without any positive (or negative) α (or β) tends
@@ -245,28 +243,28 @@ def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float,
 
 
 def brier_metrics(
-    predictions: ArrayLike, positives: ArrayLike, draws: ArrayLike, *, prefix: str = "brier"
+    predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike, *, prefix: str = "brier"
 ) -> dict[str, float]:
     """
-    How good predictions made **before** sampling were: the mean over all scored rollouts of (p̂_x − y)², y = 1 for a
-    positive.
+    Compute the Brier score of predictions made **before** sampling: the mean over all scored rollouts of (p̂_x − y)², y = 1
+    for a positive.
 
     A prompt's rollouts add p(1 − p) + (p̂ − p)² each in expectation, whatever rule stopped the sampling, so two
-    predictors are comparable on the same rollouts; the first part is noise that no prediction avoids. The baseline
-    predicts the batch's own mean for every prompt: it is the best constant, known only in hindsight.
+    predictors are comparable on the same rollouts; the first part is noise that no prediction avoids. The reference
+    `_constant` predicts the batch mean for every prompt, which is the best constant with hindsight.
 
     Args:
         predictions (`ArrayLike`):
             p̂_x, one per prompt.
-        positives, draws (`ArrayLike`):
-            What was then observed.
+        positives, num_rollouts (`ArrayLike`):
+            Outcomes: positive and scored rollouts.
         prefix (`str`, *optional*, defaults to `"brier"`):
             Name of the first metric.
 
     Returns:
-        `dict[str, float]`: `{prefix}` and `{prefix}_batch_mean`; NaN if nothing was scored.
+        `dict[str, float]`: `{prefix}` and `{prefix}_constant`; NaN if nothing was scored.
     """
-    p, k, n = (np.asarray(values, dtype=np.float64) for values in (predictions, positives, draws))
+    p, k, n = (np.asarray(values, dtype=np.float64) for values in (predictions, positives, num_rollouts))
     if not n.sum():
         return {prefix: math.nan, f"{prefix}_constant": math.nan}
     mean = k.sum() / n.sum()

@@ -152,13 +152,13 @@ class HiddenStateExtractor:
         states = last_hidden_states(self.policy(), input_ids.to(device), mask.to(device), batch_size=self.batch_size)
         return self.accelerator.gather(states.contiguous())[: len(prompts)].cpu()
 
-    def share(self, own: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    def all_gather_states(self, local: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """
-        The states of all prompts, `(P, H)`, from those that are on this process; `None` if those of a prompt are nowhere.
-        Collective.
+        Combine the states that each rank holds (`None` for prompts of other ranks) into those of all prompts, `(P, H)`;
+        `None` if the state of any prompt is missing on every rank. Collective.
         """
-        states = torch.zeros(len(own), self.size + 1, device=self.accelerator.device)
-        for row, state in zip(states, own, strict=True):
+        states = torch.zeros(len(local), self.size + 1, device=self.accelerator.device)
+        for row, state in zip(states, local, strict=True):
             if state is not None:
                 row[:-1], row[-1] = state, 1
         states = self.accelerator.reduce(states, reduction="sum").cpu()

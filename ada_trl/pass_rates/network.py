@@ -1,4 +1,4 @@
-"""What value networks share: predictions, learning from counts, and state on disk that continues exactly."""
+"""Base class of value networks: prediction, training on counts, and exact state on disk."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,16 @@ class ValueNetwork(ABC):
     V_φ of Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)): predicts the pass rate of a
     prompt, trained online by AdamW on the cross-entropy of observed counts,
 
-    −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n, of k positives in n draws,
+    −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n, of k positives in n rollouts,
 
-    which does not depend on the rule that stopped the sampling; or the expected reward, on the squared error of observed
-    sums. `inputs` are what the network sees of the prompts, one per prompt; every process passes those of all prompts in
-    the same order.
+    which does not depend on the rule that stopped the sampling; or the mean reward, trained on the squared error of observed sums.
+    `inputs` has one entry per prompt, in the network's own format; every rank passes those of all prompts in the same order.
 
     Args:
         parameters (`Mapping[str, nn.Parameter]`):
-            All that is trained, by name.
+            Trained parameters by name.
         options:
-            Of AdamW.
+            Options of AdamW.
     """
 
     kind: str  # in errors
@@ -51,27 +50,27 @@ class ValueNetwork(ABC):
 
     @abstractmethod
     def predict(self, inputs: Any) -> list[float]:
-        """p̂ or the expected reward, one per prompt."""
+        """Return p̂ or the predicted mean reward, one per prompt."""
 
     @abstractmethod
-    def observe(self, inputs: Any, sums: Sequence[float], draws: Sequence[int]) -> None:
+    def observe(self, inputs: Any, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
         """
-        Learn from one step: call it once, with all prompts of all processes in the same order everywhere.
+        Train on one step. Call it once per step, with all prompts of all ranks in the same order everywhere.
 
         Args:
             inputs (`Any`):
-                What the predictions were made from.
+                Inputs of the predictions.
             sums (`Sequence[float]`):
                 Positive rollouts of each prompt, or the sum of its rewards.
-            draws (`Sequence[int]`):
+            num_rollouts (`Sequence[int]`):
                 Scored rollouts of each prompt; a prompt without any is left out.
 
         Raises:
-            `ValueError`: if a prompt has more positives than draws, or the inputs do not fit.
+            `ValueError`: if a prompt has more positives than rollouts, or the inputs do not fit.
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters, AdamW's moments and step, and whatever else `observe` depends on: copies, on the CPU."""
+        """Return copies of parameters, AdamW's moments and step, and all else that `observe` depends on, on the CPU."""
         moments = {
             f"{name}.{moment}": self.optimizer.state[parameter][moment]
             for name, parameter in self._trained.items()
@@ -127,7 +126,7 @@ class ValueNetwork(ABC):
 
         Raises:
             `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-            `ValueError`: if the file is truncated, no safetensors or of another network, naming it and the remedy.
+            `ValueError`: if the file is truncated, no safetensors or of another network, naming the file and the fix.
         """
         try:
             self.load_state_dict(load_file(path))
@@ -138,18 +137,20 @@ class ValueNetwork(ABC):
             ) from error
 
 
-def scored_rows(sums: Sequence[float], draws: Sequence[int], *, are_counts: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def scored_rows(
+    sums: Sequence[float], num_rollouts: Sequence[int], *, are_counts: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    What each prompt has shown as a tensor, and which prompts have shown anything.
+    Convert the outcomes of each prompt to a tensor, and mark the prompts with scored rollouts.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: sums and draws `(P, 2)`, float32, and a mask `(P,)`.
+        `tuple[torch.Tensor, torch.Tensor]`: sums and numbers of rollouts `(P, 2)`, float32, and a mask `(P,)`.
 
     Raises:
-        `ValueError`: if the sums are counts, and a prompt has more positives than draws or a negative count.
+        `ValueError`: if the sums are counts, and a prompt has more positives than rollouts or a negative count.
     """
-    for i, (k, n) in enumerate(zip(sums, draws, strict=True)):
+    for i, (k, n) in enumerate(zip(sums, num_rollouts, strict=True)):
         if are_counts:
             check_counts(i, k, n)
-    counts = torch.tensor([sums, draws], dtype=torch.float32).T
+    counts = torch.tensor([sums, num_rollouts], dtype=torch.float32).T
     return counts, counts[:, 1] > 0

@@ -1,4 +1,4 @@
-"""What was expected of the prompts of one step."""
+"""Predictions for the prompts of one step, from before they were sampled."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,46 +12,51 @@ from ..core.pass_rate_ema import PromptCounts
 
 class PassRatePredictions(NamedTuple):
     """
-    What was expected of the prompts of one step, before it was sampled; one entry per prompt of all processes.
+    Predictions for the prompts of one step, from before it was sampled; one entry per prompt of all ranks.
 
     Args:
         keys (`list[str]`):
-            Identities.
+            Identities of the prompts.
         prompts (`list[Any]`):
-            The prompts themselves, or what is known of them.
+            The prompts, or their text where no value network needs more.
         inputs (`Any`, *optional*):
-            What the value networks saw; `None` without one, and until the prompts are predicted.
+            Inputs of the value networks; `None` without one, and until the prompts are predicted.
         counts (`list[PromptCounts]`, *optional*):
-            What the prompts had shown, copied.
-        from_counts, from_network, joint (`list[float]`, *optional*):
-            p̂ by estimator; the last two are those of the counts without a network.
-        expectation ([`~core.PromptFeatures`], *optional*):
-            Of their rewards.
+            Outcomes of the prompts in earlier steps, copied.
+        ema, value, joint (`list[float]`, *optional*):
+            p̂ of the three estimators `"ema"`, `"value"` and `"ema+value"`; the last two equal the first without a value
+            network.
+        features ([`~core.PromptFeatures`], *optional*):
+            Inputs of the reward estimator.
     """
 
     keys: list[str]
     prompts: list[Any]
     inputs: Any = None
     counts: list[PromptCounts] = []
-    from_counts: list[float] = []
-    from_network: list[float] = []
+    ema: list[float] = []
+    value: list[float] = []
     joint: list[float] = []
-    expectation: PromptFeatures | None = None
+    features: PromptFeatures | None = None
 
-    def keep(self, indices: Sequence[int]) -> "PassRatePredictions":
-        """Of these prompts only."""
+    def restrict_to(self, indices: Sequence[int]) -> "PassRatePredictions":
+        """Return the predictions of the prompts at `indices` only."""
+        chosen = list(indices)
 
-        def chosen(values: Any) -> Any:
-            if isinstance(values, torch.Tensor | np.ndarray):
-                return values[..., list(indices)] if isinstance(values, np.ndarray) else values[list(indices)]
-            return [values[i] for i in indices] if values else values
+        def take(values: Any) -> Any:
+            if isinstance(values, np.ndarray):
+                return values[..., chosen]  # the prompts are the last axis
+            if isinstance(values, torch.Tensor):
+                return values[chosen]
+            return [values[i] for i in chosen] if values else values
 
-        expectation = self.expectation
-        if expectation is not None:
-            expectation = PromptFeatures(*map(chosen, expectation))
-        inputs = None if self.inputs is None else chosen(self.inputs)
-        of_prompts = {name: chosen(getattr(self, name)) for name in ("keys", "prompts", "counts", *_ESTIMATES)}
-        return self._replace(inputs=inputs, expectation=expectation, **of_prompts)
-
-
-_ESTIMATES = ("from_counts", "from_network", "joint")
+        return PassRatePredictions(
+            keys=take(self.keys),
+            prompts=take(self.prompts),
+            inputs=None if self.inputs is None else take(self.inputs),
+            counts=take(self.counts),
+            ema=take(self.ema),
+            value=take(self.value),
+            joint=take(self.joint),
+            features=None if self.features is None else PromptFeatures(*map(take, self.features)),
+        )

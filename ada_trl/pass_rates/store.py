@@ -1,4 +1,4 @@
-"""The difficulty record: what every prompt has shown, on disk, and enough to continue from."""
+"""Per-prompt pass rates on disk: outcomes of every prompt, and the estimator's state."""
 
 import json
 import math
@@ -32,7 +32,13 @@ _SCHEMA = pa.schema(
         pa.field("reward_history", pa.list_(pa.float64())),
     ]
 )
-_COUNTS = ("draws", "positives", "last_step", "discounted_draws", "discounted_positives")  # of PromptCounts
+_COUNT_COLUMNS = {  # column of the file by attribute of PromptCounts
+    "num_rollouts": "draws",
+    "positives": "positives",
+    "last_step": "last_step",
+    "discounted_rollouts": "discounted_draws",
+    "discounted_positives": "discounted_positives",
+}
 
 
 def save_pass_rates(
@@ -43,41 +49,42 @@ def save_pass_rates(
     history: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """
-    Write the difficulty record of a run, atomically: one row per prompt that was ever sampled.
+    Write the pass rates of a run, atomically: one row per prompt that was ever sampled.
 
     | column | |
     |---|---|
     | `prompt_id` | identity ([`~core.prompt_key`]): the `id` of the data set row, or a hash of the prompt |
     | `prompt` | its text, or null |
     | `draws`, `positives` | scored and positive rollouts over the whole run |
-    | `last_step` | step of the last visit |
+    | `last_step` | last step in which the prompt was sampled |
     | `estimate` | p̂ at the time of writing |
-    | `discounted_draws`, `discounted_positives` | n_x and k_x, from which an estimator continues exactly |
-    | `reward_history` | what [`~core.RewardEstimator`] remembers of the prompt's rewards: draws and their residuals, by discount; or null |
+    | `discounted_draws`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
+    | `reward_history` | N and S of [`~core.RewardEstimator`]: discounted rollouts and their residuals, by decay; or null |
 
     The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
     `datasets.load_dataset("parquet", data_files=path)`.
 
     Args:
         path (`str` or `Path`):
-            Where to; `PASS_RATES_FILE` in a checkpoint.
+            Path of the file; `PASS_RATES_FILE` in a checkpoint.
         estimator ([`~core.EMAPassRate`]):
-            What to write.
+            Estimator to write.
         prompts (`Mapping[str, str]`, *optional*):
-            Text by prompt id; leave it out to keep texts out of the file.
+            Text by prompt id; without it the file contains no texts.
         fitted (`Mapping[str, Any]`, *optional*):
-            What else was fitted to the run, as JSON values; comes back as `state["fitted"]`.
+            State of everything else that was fitted to the run, as JSON values; returned as `state["fitted"]`.
         history (`Mapping[str, np.ndarray]`, *optional*):
-            That of a [`~core.RewardEstimator`]; comes back as `state["history"]`.
+            History of a [`~core.RewardEstimator`]; returned as `state["history"]`.
     """
     state, history = estimator.state_dict(), history or {}
-    rows = {key: vars(PromptCounts()) for key in history} | state["counts"]  # nothing of some was scored
+    # Prompts of which nothing was scored have a reward history but no counts.
+    rows = {key: vars(PromptCounts()) for key in history} | state["counts"]
     keys = list(rows)
     columns = {
         "prompt_id": keys,
         "prompt": [(prompts or {}).get(key) for key in keys],
         "estimate": estimator.predict(keys),
-        **{name: [counts[name] for counts in rows.values()] for name in _COUNTS},
+        **{column: [counts[name] for counts in rows.values()] for name, column in _COUNT_COLUMNS.items()},
         "reward_history": [history[key].ravel().tolist() if key in history else None for key in keys],
     }
     payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
@@ -88,19 +95,19 @@ def save_pass_rates(
 
 def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
-    Read a difficulty record as an estimator's state. Nothing in the file is executed or unpickled.
+    Read a file of [`save_pass_rates`]. Nothing in the file is executed or unpickled.
 
     Args:
         path (`str` or `Path`):
-            What [`save_pass_rates`] wrote.
+            Path of the file.
 
     Returns:
-        `tuple[dict[str, Any], dict[str, str]]`: what [`~core.EMAPassRate.load_state_dict`] takes, and the texts by
+        `tuple[dict[str, Any], dict[str, str]]`: the state for [`~core.EMAPassRate.load_state_dict`], and the texts by
         prompt id (of the prompts that have one).
 
     Raises:
         `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-        `ValueError`: if the file is truncated, corrupt or something else, naming it and the remedy.
+        `ValueError`: if the file is truncated, corrupt or of another kind; the message names the file and the fix.
     """
     try:
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
@@ -114,18 +121,18 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     rows = table.to_pylist()
     for row in rows:
         _check_row(path, row)
-    counts = {row["prompt_id"]: {name: row[name] for name in _COUNTS} for row in rows}
+    counts = {row["prompt_id"]: {name: row[column] for name, column in _COUNT_COLUMNS.items()} for row in rows}
     if len(counts) < len(rows):
         raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
     state = {"counts": counts} | {name: value for name, value in fitted.items() if value is not None}
-    remembered = {row["prompt_id"]: row["reward_history"] for row in rows}
-    if any(remembered.values()):
-        state["history"] = {key: np.array(values).reshape(2, -1) for key, values in remembered.items() if values}
+    history = {row["prompt_id"]: row["reward_history"] for row in rows}
+    if any(history.values()):
+        state["history"] = {key: np.array(values).reshape(2, -1) for key, values in history.items() if values}
     return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
 
 
 def _check_row(path: str | Path, row: dict[str, Any]) -> None:
-    if None in [row["prompt_id"], *(row[name] for name in _COUNTS)]:
+    if None in [row["prompt_id"], *(row[column] for column in _COUNT_COLUMNS.values())]:
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has an empty value")
     k, n = row["discounted_positives"], row["discounted_draws"]
     try:

@@ -1,4 +1,4 @@
-"""What the trainer knows about its prompts, and what follows from it."""
+"""Per-prompt predictions before sampling, and their update after sampling."""
 
 import os
 import time
@@ -14,6 +14,7 @@ from trl import GRPOConfig
 from ..core import (
     BaselineEstimate,
     EMAPassRate,
+    JointPassRate,
     Pool,
     RewardEstimator,
     allocate,
@@ -23,7 +24,6 @@ from ..core import (
     rollouts_by_estimate,
 )
 from ..core.pass_rate_ema import PAPER_PRIOR, PriorKind
-from ..core.priors import PseudoCountSelector
 from ..core.prompt_id import prompt_reference
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
@@ -40,20 +40,21 @@ logger = get_logger(__name__)
 
 class PassRateTracker:
     """
-    Estimates the prompts' pass rates before sampling and learns from what was drawn: steps 1, 2 and 5 of
-    Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), or an observer beside other modes; and
-    what the prompts' rollouts are expected to earn, which `baseline="posterior"` compares them with ([`~core.RewardEstimator`]).
+    Predicts per-prompt pass rates before sampling and updates them afterwards: steps 1, 2 and 5 of Reinforce-Ada-Est
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)). In modes that do not use the predictions it only records
+    them. For `baseline="posterior"` it also predicts mean rewards ([`~core.RewardEstimator`]).
 
-    Every process holds the same tracker: all of them `identify`, `predict` and `observe` all prompts, in the same order,
-    once per generation. Discounted counts are kept in every mode; a value network only where the estimator needs one.
+    Every rank holds the same tracker: all ranks call `register_prompts`, `predict` and `observe` for all prompts, in the
+    same order, once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
+    one.
 
     Args:
         args ([`AdaGRPOConfig`]):
             Which estimator, and its options.
         reader ([`HiddenStateExtractor`]):
-            Of the policy's hidden states, which a value head needs.
+            Source of the policy's hidden states, which a value head needs.
         hash_entire_row (`bool`):
-            Whether a data set row decides what is asked, not its prompt alone.
+            Whether the whole data set row identifies a prompt, because an environment makes the prompt from it.
     """
 
     def __init__(self, args: GRPOConfig, reader: HiddenStateExtractor, *, hash_entire_row: bool = False):
@@ -61,23 +62,23 @@ class PassRateTracker:
         alpha, beta = args.pass_rate_prior or PAPER_PRIOR
         prior: PriorKind = "empirical" if args.pass_rate_prior is None else "fixed"
         self.ema = EMAPassRate(decay=args.ema_decay, alpha=alpha, beta=beta, prior=prior)
-        self.strength = PseudoCountSelector()
-        self.network: ValueNetwork | None = None  # of pass rates
-        self.belief: RewardEstimator | None = None
-        self.reward_network: ValueNetwork | None = None
+        self.joint = JointPassRate()
+        self.network: ValueNetwork | None = None  # predicts pass rates
+        self.reward_estimator: RewardEstimator | None = None
+        self.reward_network: ValueNetwork | None = None  # predicts mean rewards
         if args.uses_value_network and args.depends_on_pass_rates:
             self.network = self._build_network(of_rewards=False)
         if args.baseline == "posterior":
-            self.belief = RewardEstimator(
-                guesses=args.uses_value_network, remembers=args.pass_rate_estimator != "value"
+            self.reward_estimator = RewardEstimator(
+                has_value_predictions=args.uses_value_network, use_history=args.pass_rate_estimator != "value"
             )
             if args.uses_value_network and args.value_model is not None and args.depends_on_pass_rates:
-                self.reward_network = RewardHead(1)  # of what the model says about pass rates
+                self.reward_network = RewardHead(1)  # on the pass rates that the value model predicts
             elif args.uses_value_network:
                 self.reward_network = self._build_network(of_rewards=True)
         self.texts: dict[str, str] = {}  # by key, of prompts that are text
-        self.visit = PassRatePredictions([], [])  # the step under way
-        self.recent_brier = [0.0, 0.0]  # discounted sums, see `predicts`
+        self.predictions = PassRatePredictions([], [])  # of the current step
+        self.recent_brier = [0.0, 0.0]  # discounted sums, see `is_informative`
         self._seconds = 0.0
 
     def _build_network(self, of_rewards: bool) -> ValueNetwork:
@@ -89,93 +90,93 @@ class PassRateTracker:
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Whether features of the policy are needed."""
+        """Whether the policy's hidden states are needed."""
         return self.args.value_model is None and bool(self._networks)
 
     @property
     def predict_before_sampling(self) -> bool:
-        """Whether anything depends on the estimates before the draw, so that they are worth a forward pass of their own."""
-        return self.args.sampling_strategy.by_estimates or self.args.prompt_oversampling > 1
+        """Whether sampling depends on the predictions, so that hidden states take a separate forward pass."""
+        return self.args.sampling_strategy.uses_estimated_budgets or self.args.prompt_oversampling > 1
 
     @property
     def captures_hidden_states(self) -> bool:
-        """Whether hidden states are wanted of the forward passes that are made anyway."""
+        """Whether hidden states are captured from the forward passes of generation or of the loss."""
         return self.reads_hidden_states and not self.predict_before_sampling
 
-    # Before sampling, or at least without looking at what was drawn
+    # Before sampling, or at least independently of its result
 
-    def identify(self, own: Sequence[dict]) -> None:
-        """Begin a step, with the data set rows of this process's prompts. Collective."""
+    def register_prompts(self, local_rows: Sequence[dict]) -> None:
+        """Set the prompts of this step, from the data set rows of this rank's prompts. Collective."""
         options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
-        known = gather_results(lambda: [prompt_reference(row, **options) for row in own])
-        prompts = [prompt for process in known for prompt in process]
+        references = gather_results(lambda: [prompt_reference(row, **options) for row in local_rows])
+        prompts = [prompt for rank in references for prompt in rank]
         keys = [prompt_key(prompt, row) for prompt, row in prompts]
-        texts = ((key, _text(prompt)) for key, (prompt, _) in zip(keys, prompts, strict=True))
-        self.texts |= {key: text for key, text in texts if text is not None}
-        self.visit = PassRatePredictions(keys, [prompt for prompt, _ in prompts])
+        for key, (prompt, _) in zip(keys, prompts, strict=True):
+            text = _text(prompt)
+            if text is not None:
+                self.texts[key] = text
+        self.predictions = PassRatePredictions(keys, [prompt for prompt, _ in prompts])
         self._seconds = 0.0
 
-    def begin(self, own: Sequence[dict]) -> None:
-        """[`identify`], and [`predict`] if anything depends on it before the draw. Collective."""
-        self.identify(own)
+    def start_step(self, local_rows: Sequence[dict]) -> None:
+        """Call [`register_prompts`], and [`predict`] if sampling depends on it. Collective."""
+        self.register_prompts(local_rows)
         if self.predict_before_sampling:
             self.predict()
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Of the prompts that were identified, or predicted, only these are sampled."""
-        self.visit = self.visit.keep(indices)
+    def restrict_to(self, indices: Sequence[int]) -> None:
+        """Drop all prompts that were registered (or predicted) except those at `indices`, which are sampled."""
+        self.predictions = self.predictions.restrict_to(indices)
 
     def predict(self, states: torch.Tensor | None = None) -> None:
         """
-        Estimate the prompts that were identified. Collective.
+        Predict the prompts that were registered. Collective.
 
         Args:
             states (`torch.Tensor`, *optional*):
-                The policy's hidden states `(P, H)`, the same on every process, if they are known; else they are read where
-                they are needed.
+                The policy's hidden states `(P, H)`, the same on every rank, if they were captured; otherwise they are
+                computed where needed.
         """
         started = time.perf_counter()
-        keys, prompts = self.visit.keys, self.visit.prompts
+        keys, prompts = self.predictions.keys, self.predictions.prompts
+        # Copies: `observe` needs the counts from before the step, but updates those of the estimator in place.
         counts = [replace(c) for c in self.ema.known(keys)]
-        from_counts, inputs = self.ema.predict(keys), None
-        from_network = joint = from_counts
+        ema, inputs = self.ema.predict(keys), None
+        value = joint = ema
         model = next((network for network in self._networks if isinstance(network, ValueModel)), None)
         if model is not None:
             inputs = model.encode(prompts)
         elif self.reads_hidden_states:
             inputs = self.reader.read(prompts) if states is None else states
         if self.network is not None:
-            from_network, base = self.network.predict(inputs), self.strength.best
-            joint = [
-                (base * h + c.discounted_positives) / (base + c.discounted_draws)
-                for h, c in zip(from_network, counts, strict=True)
-            ]
-        visit = self.visit._replace(inputs=inputs, counts=counts, from_counts=from_counts)
-        self.visit = visit = visit._replace(from_network=from_network, joint=joint)
-        if self.belief is not None:
-            guesses = None
+            value = self.network.predict(inputs)
+            joint = self.joint.predict(value, counts)
+        self.predictions = self.predictions._replace(inputs=inputs, counts=counts, ema=ema, value=value, joint=joint)
+        if self.reward_estimator is not None:
+            value_predictions = None
             if self.reward_network is not None:
-                guesses = self.reward_network.predict(self._reward_inputs(visit))
-            self.visit = visit._replace(expectation=self.belief.expect(keys, guesses))
+                value_predictions = self.reward_network.predict(self._reward_inputs(self.predictions))
+            features = self.reward_estimator.features(keys, value_predictions)
+            self.predictions = self.predictions._replace(features=features)
         self._seconds += time.perf_counter() - started
 
-    def _reward_inputs(self, visit: PassRatePredictions) -> Any:
+    def _reward_inputs(self, predictions: PassRatePredictions) -> Any:
         if isinstance(self.network, ValueModel):
-            return torch.tensor(visit.from_network)[:, None]  # (P, 1)
-        return visit.inputs
+            return torch.tensor(predictions.value)[:, None]  # (P, 1)
+        return predictions.inputs
 
     @property
     def estimates(self) -> list[float]:
         """p̂ of the prompts that were predicted last, by the estimator of the run."""
-        by_name = {"value": self.visit.from_network, "ema+value": self.visit.joint}
-        return by_name.get(self.args.pass_rate_estimator, self.visit.from_counts)
+        by_name = {"value": self.predictions.value, "ema+value": self.predictions.joint}
+        return by_name.get(self.args.pass_rate_estimator, self.predictions.ema)
 
     def shared_estimates(self) -> list[float]:
-        """`estimates` of the main process, on every process. Collective."""
+        """Return the main process's `estimates` on every rank. Collective."""
         return broadcast_object_list([self.estimates])[0]
 
     def budgets(self) -> list[int]:
-        """Rollouts of each prompt that was predicted last; those of the main process, on every process. Collective."""
+        """Allocate rollouts to the prompts that were predicted last; the main process decides. Collective."""
         args, estimates = self.args, self.estimates
         budgets = allocate(
             estimates,
@@ -186,20 +187,24 @@ class PassRateTracker:
         )
         return broadcast_object_list([budgets])[0]
 
-    def priors(self) -> list[BaselineEstimate]:
+    def baseline_estimates(self) -> list[BaselineEstimate]:
         """
-        What the rollouts of each prompt that was predicted last are to be compared with; those of the main process, on
-        every process. Collective.
+        Estimate the mean rewards of the prompts that were predicted last; those of the main process, on every rank.
+        Collective.
         """
-        if self.belief is None or self.visit.expectation is None:
-            raise RuntimeError(f"baseline ({self.args.baseline!r}) has no priors, or nothing was predicted.")
-        return broadcast_object_list([self.belief.priors(self.visit.expectation, self.estimates)])[0]
+        if self.reward_estimator is None or self.predictions.features is None:
+            raise RuntimeError(
+                f"No mean rewards were predicted with baseline={self.args.baseline!r}. Call predict() first, with "
+                "baseline='posterior'."
+            )
+        estimates = self.reward_estimator.estimate(self.predictions.features, self.estimates)
+        return broadcast_object_list([estimates])[0]
 
     @property
-    def predicts(self) -> bool:
+    def is_informative(self) -> bool:
         """
-        Whether the differences between estimates have lately been worth something: by Brier score, the estimates moved
-        by one number against the batch's own mean, both known in hindsight only.
+        Whether the differences between estimates have recently improved the predictions: by Brier score, the estimates
+        shifted by one number are better than the batch mean, both with hindsight.
         """
         own, mean = self.recent_brier
         return own < mean * (1 - 1e-6)  # equal estimates are equal to the mean but for rounding
@@ -213,82 +218,93 @@ class PassRateTracker:
         is_on_distribution: Sequence[bool] | None = None,
     ) -> dict[str, float]:
         """
-        Learn from the pools of the prompts that were predicted last.
+        Update all estimators with the pools of the prompts that were predicted last.
 
         Args:
             is_on_distribution (`Sequence[bool]`, *optional*):
-                Which of them stand for the data set; by default, all.
+                Which of the prompts are an unbiased sample of the data set; by default, all.
 
         Returns:
-            `dict[str, float]`: how good the predictions were, and the seconds spent on them.
+            `dict[str, float]`: accuracy of the predictions, and the seconds spent on them.
         """
         started = time.perf_counter()
-        visit = self.visit
-        positives, draws = [pool.positives for pool in pools], [pool.scored for pool in pools]
-        metrics = self._look_at_estimates(pools, positives, draws, is_on_distribution or [True] * len(pools))
+        predictions = self.predictions
+        positives, num_rollouts = [pool.positives for pool in pools], [pool.scored for pool in pools]
+        metrics = self._pass_rate_metrics(pools, positives, num_rollouts, is_on_distribution or [True] * len(pools))
         if self.network is not None:
-            self.strength.observe(visit.from_network, visit.counts, positives, draws)
-            self.network.observe(visit.inputs, positives, draws)
-        self.ema.observe(visit.keys, positives, draws, step=step, is_on_distribution=is_on_distribution)
-        if self.belief is not None and visit.expectation is not None:
-            metrics |= {f"baseline/{name}": value for name, value in self.belief.metrics().items()}
-            self.belief.observe(visit.expectation, pools)
-            self._fit_reward_head(self.belief, pools)
+            self.joint.observe(predictions.value, predictions.counts, positives, num_rollouts)
+            self.network.observe(predictions.inputs, positives, num_rollouts)
+        self.ema.observe(predictions.keys, positives, num_rollouts, step=step, is_on_distribution=is_on_distribution)
+        if self.reward_estimator is not None and predictions.features is not None:
+            metrics |= {f"baseline/{name}": value for name, value in self.reward_estimator.metrics().items()}
+            self.reward_estimator.observe(predictions.features, pools)
+            self._fit_reward_network(self.reward_estimator, pools)
         metrics["time/pass_rate_estimation"] = self._seconds + time.perf_counter() - started
         return metrics
 
-    def _fit_reward_head(self, belief: RewardEstimator, pools: Sequence[Pool]) -> None:
-        """Rewards in deviations from their level, both of the run up to now."""
-        level, deviation = belief.level, belief.scale.deviation
-        if self.reward_network is None or level is None or not deviation:
+    def _fit_reward_network(self, estimator: RewardEstimator, pools: Sequence[Pool]) -> None:
+        """Train on rewards in standard deviations from their mean, both of the run up to now."""
+        mean, std = estimator.mean_reward, estimator.reward_std.std
+        if self.reward_network is None or mean is None or not std:
             return
-        sums = [sum((reward - level) / deviation for reward in pool.rewards) for pool in pools]
-        self.reward_network.observe(self._reward_inputs(self.visit), sums, [len(pool.rewards) for pool in pools])
+        sums = [sum((reward - mean) / std for reward in pool.rewards) for pool in pools]
+        num_rollouts = [len(pool.rewards) for pool in pools]
+        self.reward_network.observe(self._reward_inputs(self.predictions), sums, num_rollouts)
 
-    def _look_at_estimates(
-        self, pools: Sequence[Pool], positives: list[int], draws: list[int], is_on_distribution: Sequence[bool]
+    def _pass_rate_metrics(
+        self,
+        pools: Sequence[Pool],
+        positives: list[int],
+        num_rollouts: list[int],
+        is_on_distribution: Sequence[bool],
     ) -> dict[str, float]:
-        """How good the pass rates were, unless only rewards are compared with what was expected of them."""
-        if self.belief is not None and not self.args.depends_on_pass_rates:
+        """Evaluate the predicted pass rates; empty if training depends on predicted rewards only."""
+        if self.reward_estimator is not None and not self.args.depends_on_pass_rates:
             return {}
-        metrics = self._brier(positives, draws) | {"estimator/prior_mean": self.ema.prior_mean}
-        self._remember_brier(positives, draws, is_on_distribution)
+        metrics = self._brier(positives, num_rollouts) | {"estimator/prior_mean": self.ema.prior_mean}
+        self._update_recent_brier(positives, num_rollouts, is_on_distribution)
         if self.args.adaptive_sampling != "uniform":
-            samples = rollouts_by_estimate(self.estimates, [len(pool) for pool in pools])
-            metrics |= {f"estimator/{name}": value for name, value in samples.items()}
+            curve = rollouts_by_estimate(self.estimates, [len(pool) for pool in pools])
+            metrics |= {f"allocation/{name}": value for name, value in curve.items()}
         return metrics
 
-    def _brier(self, positives: list[int], draws: list[int]) -> dict[str, float]:
-        """Of the estimates in use, of the batch's own mean in hindsight, and of the other estimators."""
-        visit = self.visit
-        metrics = brier_metrics(self.estimates, positives, draws)
-        others = {"counts": ("ema", visit.from_counts), "value": ("value", visit.from_network)}
-        others |= {"ema+value": ("joint", visit.joint)}
-        for name, (label, estimates) in others.items() if self.network is not None else ():
-            if name != self.args.pass_rate_estimator:
-                metrics[f"brier_{label}"] = brier_metrics(estimates, positives, draws)["brier"]
+    def _brier(self, positives: list[int], num_rollouts: list[int]) -> dict[str, float]:
+        """Compute the Brier scores of the estimates in use, of the batch mean with hindsight, and of the other estimators."""
+        metrics = brier_metrics(self.estimates, positives, num_rollouts)
+        if self.network is not None:
+            by_estimator = {
+                "ema": self.predictions.ema,
+                "value": self.predictions.value,
+                "ema+value": self.predictions.joint,
+            }
+            for name, estimates in by_estimator.items():
+                if name != self.args.pass_rate_estimator:
+                    label = f"brier_{name.replace('+', '_')}"
+                    metrics[label] = brier_metrics(estimates, positives, num_rollouts)["brier"]
         return {f"estimator/{name}": value for name, value in metrics.items()}
 
-    def _remember_brier(self, positives: list[int], draws: list[int], is_on_distribution: Sequence[bool]) -> None:
-        scored = [i for i, n in enumerate(draws) if n and is_on_distribution[i]]
+    def _update_recent_brier(
+        self, positives: list[int], num_rollouts: list[int], is_on_distribution: Sequence[bool]
+    ) -> None:
+        scored = [i for i, n in enumerate(num_rollouts) if n and is_on_distribution[i]]
         if len(scored) < 2:
             return
-        p, k, n = (np.array([values[i] for i in scored]) for values in (self.estimates, positives, draws))
-        of_step = brier_metrics(p + (k.sum() - (p * n).sum()) / n.sum(), k, n)
-        latest = (of_step["brier"], of_step["brier_constant"])
+        p, k, n = (np.array([values[i] for i in scored]) for values in (self.estimates, positives, num_rollouts))
+        latest = brier_metrics(p + (k.sum() - (p * n).sum()) / n.sum(), k, n)
+        own, constant = self.recent_brier
         decay = self.args.ema_decay
-        self.recent_brier = [decay * old + new for old, new in zip(self.recent_brier, latest, strict=True)]
+        self.recent_brier = [decay * own + latest["brier"], decay * constant + latest["brier_constant"]]
 
     # Checkpoints
 
     def save(self, directory: str) -> None:
-        """Write the record of the prompts and, if there are some, the value networks. One process at a time."""
-        fitted: dict[str, Any] = {"strength": self.strength.state_dict()}
+        """Write the pass rates of the prompts and, if there are any, the value networks. One rank at a time."""
+        fitted: dict[str, Any] = {"joint": self.joint.state_dict()}
         if self.args.prompt_oversampling > 1:
             fitted["brier"] = self.recent_brier
-        if self.belief is not None:
-            fitted["belief"] = self.belief.state_dict()
-        history = None if self.belief is None else self.belief.history
+        if self.reward_estimator is not None:
+            fitted["reward_estimator"] = self.reward_estimator.state_dict()
+        history = None if self.reward_estimator is None else self.reward_estimator.history
         save_pass_rates(os.path.join(directory, PASS_RATES_FILE), self.ema, self.texts, fitted, history)
         for network in self._networks:
             network.save(os.path.join(directory, network.filename))
@@ -299,11 +315,11 @@ class PassRateTracker:
 
     def load(self, directory: str) -> None:
         """
-        Continue from what `save` wrote. What is missing, as in a checkpoint of plain GRPO, starts from the prior with a
-        warning.
+        Continue from what `save` wrote. Files that are missing, as in a checkpoint of plain GRPO, cause a warning, and their
+        contents start from the prior.
 
         Raises:
-            `ValueError`: if a file is there but corrupt, naming it and the remedy.
+            `ValueError`: if a file is corrupt; the message names it and the fix.
         """
         path = os.path.join(directory, PASS_RATES_FILE)
         try:
@@ -313,12 +329,12 @@ class PassRateTracker:
         else:
             fitted = state.get("fitted") or {}
             self.ema.load_state_dict(state)
-            if "strength" in fitted:
-                self.strength.load_state_dict(fitted["strength"])
+            if "joint" in fitted:
+                self.joint.load_state_dict(fitted["joint"])
             self.recent_brier = fitted.get("brier", self.recent_brier)
-            if self.belief is not None and "belief" in fitted:
-                self.belief.load_state_dict(fitted["belief"])
-                self.belief.history = state.get("history", {})
+            if self.reward_estimator is not None and "reward_estimator" in fitted:
+                self.reward_estimator.load_state_dict(fitted["reward_estimator"])
+                self.reward_estimator.history = state.get("history", {})
         for network in self._networks:
             path = os.path.join(directory, network.filename)
             try:
@@ -330,12 +346,12 @@ class PassRateTracker:
 def _text(prompt: Any) -> str | None:
     try:
         return prompt_text(prompt)
-    except ValueError:  # images, say; the key is the `id` of the row then
+    except ValueError:  # neither text nor images; its key is the `id` of the row
         return None
 
 
 def _warn_of_missing(path: str) -> None:
     logger.warning(
-        f"{path} does not exist, so what is expected of the prompts starts anew. That is right for a checkpoint of a run that "
-        "kept no record of them; otherwise restore the file."
+        f"{path} does not exist, so per-prompt estimates start from the prior. This is expected for a checkpoint of "
+        "a run that did not track pass rates; otherwise restore the file."
     )

@@ -1,4 +1,4 @@
-"""Value networks of one layer: what a prompt passes, or earns, from the policy's own hidden state."""
+"""Linear value networks on the policy's hidden state, for pass rates or mean rewards."""
 
 import math
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ class LinearHead(ValueNetwork):
     Features are standardised by running means and variances per dimension: hidden states share a large common part
     and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
     in float32, starts with the same prediction for every prompt, draws no random numbers, and is a function of what it was
-    given: processes that observe the same gathered features hold the same head.
+    given: ranks that observe the same gathered features hold the same head.
 
     Args:
         hidden_size (`int`):
             H, the number of features.
         bias (`float`):
-            b at the start.
+            Initial value of b.
         learning_rate (`float`, *optional*, defaults to `0.04`):
-            Of AdamW, for features of norm 1.
+            Learning rate of AdamW, for features of norm 1.
         weight_decay (`float`, *optional*, defaults to `0.01`):
-            Of AdamW.
+            Weight decay of AdamW.
         gradient_steps (`int`, *optional*, defaults to `8`):
-            Steps per observation.
+            AdamW steps per `observe`.
         replay_size (`int`, *optional*, defaults to `4096`):
-            Prompts that are trained on: the last ones. A larger batch is used whole; 0 trains on the batch alone.
+            Number of most recent prompts that are trained on. A larger batch is used whole; 0 trains on the batch alone.
     """
 
     kind = "value head"
@@ -76,22 +76,22 @@ class LinearHead(ValueNetwork):
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
         self._features = torch.zeros(0, hidden_size, dtype=torch.float16)  # (R, H)
-        self._counts = torch.zeros(0, 2)  # (R, 2): sums, draws
+        self._counts = torch.zeros(0, 2)  # (R, 2): sums, numbers of rollouts
 
     @staticmethod
     def link(values: torch.Tensor) -> torch.Tensor:
-        """g."""
+        """Link function g: maps the linear output to a prediction."""
         raise NotImplementedError
 
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
-        """One prediction per row of the features `inputs` `(P, H)`."""
+        """Predict each row of the features `inputs` `(P, H)`."""
         return self.link(self._standardise(self._checked(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
-    def observe(self, inputs: torch.Tensor, sums: Sequence[float], draws: Sequence[int]) -> None:
+    def observe(self, inputs: torch.Tensor, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
         features = self._checked(inputs)
-        counts, scored = scored_rows(sums, draws, are_counts=self.takes_counts)
+        counts, scored = scored_rows(sums, num_rollouts, are_counts=self.takes_counts)
         if not scored.any():
             return
         features, counts = features[scored], counts[scored]
@@ -110,7 +110,7 @@ class LinearHead(ValueNetwork):
         if features.ndim != 2 or features.size(1) != self.hidden_size:
             raise ValueError(
                 f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "
-                "takes (prompts, hidden_size). Make the head for the model that the features come from."
+                "takes (prompts, hidden_size). Build the head for the model that the features come from."
             )
         return features.detach().to("cpu", torch.float32)
 
@@ -140,7 +140,7 @@ class PassRateHead(LinearHead):
 
     Args:
         prior_mean (`float`, *optional*, defaults to `1/17`):
-            The first prediction.
+            Prediction before any update.
 
     Raises:
         `ValueError`: for a prior mean outside (0, 1).
@@ -156,7 +156,7 @@ class PassRateHead(LinearHead):
 
 
 class RewardHead(LinearHead):
-    """w · z + b, by least squares on rewards: the guess ẑ of a [`~core.RewardEstimator`], in deviations from the level."""
+    """ẑ = w · z + b, by least squares on rewards in standard deviations from their mean, for [`~core.RewardEstimator`]."""
 
     kind = "reward head"
     filename = REWARD_HEAD_FILE

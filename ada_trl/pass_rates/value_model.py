@@ -23,35 +23,35 @@ _MAX_GRAD_NORM = 1.0
 class ValueModel(ValueNetwork):
     """
     p̂ = σ(s(x) + b), where s is a sequence-classification model with one label and b a scalar: a
-    [`~pass_rates.network.ValueNetwork`] with a model of its own, which reads prompts with a tokenizer of its own. With
-    `of_rewards` it is s(x) + b itself, by least squares: the guess ẑ of a [`~core.RewardEstimator`].
+    [`~pass_rates.network.ValueNetwork`] with a separate model and tokenizer. With `of_rewards` the prediction is
+    ẑ = s(x) + b itself, by least squares, for [`~core.RewardEstimator`].
 
     Where the model on disk has no classification layer for one label, s starts at 0 and b such that every prompt is
-    predicted the prior mean. A model that has one is taken at its word: b starts at 0.
+    predicted the prior mean. A model that has one is used as it is: b starts at 0.
 
-    Every process holds a whole copy outside of whatever wraps the policy (DDP, FSDP, DeepSpeed), so that it may have any
-    size and be updated at any time. The work is shared: each process takes an even part of the prompts, predictions
-    and gradients are summed over the processes, and each then makes the same AdamW step. Updating on all prompts
-    everywhere would need no communication, but costs every process the whole batch, which for a model of the policy's
-    size is as much as training the policy itself on a few completions each. Sums over processes are the same on all of
-    them, so the copies stay equal; between different numbers of processes they differ by rounding.
+    Every rank holds a whole copy outside of the policy's wrapper (DDP, FSDP, DeepSpeed), so that it may have any size and
+    be updated at any time. The work is divided: each rank takes an even part of the prompts, predictions and gradients are
+    summed over the ranks, and each then makes the same AdamW step. Updating on all prompts everywhere would need no
+    communication, but cost every rank the whole batch, which for a model of the policy's size is as much as training the
+    policy itself on a few completions each. Sums over ranks are the same on all of them, so the copies stay equal; between
+    different numbers of ranks they differ by rounding.
 
-    Parameters are float32, and forward passes bfloat16 if the run is (float16 would need a gradient scaler of its
-    own). Dropout stays off, so that predictions are reproducible and no random number is drawn.
+    Parameters are float32, and forward passes bfloat16 if the run is (float16 would need a separate gradient scaler).
+    Dropout stays off, so that predictions are reproducible and no random number is drawn.
 
     Args:
         name (`str`):
-            Of the model and its tokenizer on the hub, or a local path.
+            Name of the model and its tokenizer on the hub, or a local path.
         accelerator (`Accelerator`):
-            Of the run: device, processes, mixed precision.
+            The run's accelerator: device, ranks, mixed precision.
         of_rewards (`bool`, *optional*, defaults to `False`):
-            Whether rewards are predicted, in deviations from their level, and not pass rates.
+            Whether to predict rewards, in standard deviations from their mean, instead of pass rates.
         prior_mean (`float`, *optional*, defaults to `1/17`):
-            The first prediction of a pass rate by a model without a classification layer.
+            Initial prediction of a pass rate by a model without a classification layer.
         learning_rate (`float`, *optional*, defaults to `1e-5`):
-            Of AdamW, constant, without weight decay; gradients are clipped to norm 1.
+            Constant learning rate of AdamW, without weight decay; gradients are clipped to norm 1.
         gradient_steps (`int`, *optional*, defaults to `1`):
-            Steps per observation, each on all its prompts.
+            AdamW steps per `observe`, each on all its prompts.
         batch_size (`int`, *optional*, defaults to `8`):
             Prompts per forward pass on each process; bounds memory and changes nothing else.
 
@@ -91,7 +91,7 @@ class ValueModel(ValueNetwork):
         super().__init__(parameters, lr=learning_rate, weight_decay=0.0)
 
     def encode(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """Token ids of prompts: text as it is, conversations by the chat template if the tokenizer has one."""
+        """Tokenize prompts: text as it is, conversations by the chat template if the tokenizer has one."""
         return [self._encode(prompt) for prompt in prompts]
 
     def _encode(self, prompt: Any) -> list[int]:
@@ -103,7 +103,7 @@ class ValueModel(ValueNetwork):
 
     @torch.no_grad()
     def predict(self, inputs: list[list[int]]) -> list[float]:
-        """p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
+        """Return p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
         predictions = torch.zeros(len(inputs), device=self.accelerator.device)
         for rows in self._own_batches(len(inputs)):
             values = self._values(inputs[rows])
@@ -112,9 +112,9 @@ class ValueModel(ValueNetwork):
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def observe(self, inputs: list[list[int]], sums: Sequence[float], draws: Sequence[int]) -> None:
-        """Learn from one step, as in the base class. Collective."""
-        counts, scored = scored_rows(sums, draws, are_counts=not self.of_rewards)
+    def observe(self, inputs: list[list[int]], sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
+        """Train on one step, as in the base class. Collective."""
+        counts, scored = scored_rows(sums, num_rollouts, are_counts=not self.of_rewards)
         if not scored.any():
             return
         inputs = [row for row, is_scored in zip(inputs, scored.tolist(), strict=True) if is_scored]

@@ -1,1 +1,1 @@
-"""Which prompts are asked, and how often: the stream and its queue, rounds on every process, lanes through a server."""
+"""Which prompts are asked, and how often: the stream and its queue, rounds on every process, slots through a server."""

@@ -3,8 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from concurrent.futures import Future
 
 from ..core import Pool, Rollout, eliminate_async
 from ..core.sequential_sampling import round_sizes
@@ -74,55 +73,35 @@ class AsyncVLLMSampler(RolloutSampler):
         self._submitted = self._failures = 0
         self._unavailable: VLLMServerUnavailable | None = None
         self._idle_since: float | None = None
-        self._ahead: list[Future] = []  # by prompt, its first round where it was asked for before the step
-        self._open = ExitStack()  # closing it cancels what is under way
-        self._start: Callable[..., Future] | None = None
-
-    def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        self.vllm.vllm_client.retries = self.vllm.vllm_client.timeouts = 0
-        start = self._start = self._open.enter_context(self.vllm.requests())
-        sizes = round_sizes(samples_per_round, len(self.prompts))
-        rows = [self._own_row(prompt, 0) for prompt in range(len(self.prompts))]
-        self._ahead = [
-            start(self.prompt_ids[row], size, self.images[row]) for row, size in zip(rows, sizes, strict=True)
-        ]
-
-    def settle(self) -> None:
-        wait(self._ahead)
-
-    def drop(self) -> None:
-        self._open.close()
 
     def sample(self, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
         # The same words on every process, whatever its share of the prompts.
         received = gather_results(lambda: self._sample_own(loop), self.vllm.words("rollouts of this step are missing"))
-        if self.lanes is None:
+        if self.slots is None:
             return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
-        for i, (lane, rollouts) in enumerate(
-            zip(self.lanes, (rollouts for process in received for rollouts in process), strict=True)
+        for i, (slot, rollouts) in enumerate(
+            zip(self.slots, (rollouts for process in received for rollouts in process), strict=True)
         ):
             if i not in self.prompts:
                 for rollout in rollouts:
-                    lane.add(rollout)
-        return list(self.lanes)
+                    slot.add(rollout)
+        return list(self.slots)
 
     def _sample_own(self, loop: dict) -> list[list[Rollout]]:
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
-        if self._start is None:
-            client.retries = client.timeouts = 0
-        with self._open:
-            start = self._start or self._open.enter_context(self.vllm.requests())
+        client.retries = client.timeouts = 0
+        with self.vllm.requests() as start:  # what is still in flight on leaving is cancelled
             pools = eliminate_async(
                 len(self.prompts),
                 self._submitter(start, sizes),
                 self._collect,
                 max_in_flight=self.max_in_flight,
-                pools=self.lanes and self.lanes[self.prompts.start : self.prompts.stop],
-                # What a lane asks next is not known before its round is over.
-                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.lanes is None else 0,
+                pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
+                # What a slot asks next is not known before its round is over.
+                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,
                 barrier=self.barrier,
                 **loop,
             )
@@ -147,17 +126,14 @@ class AsyncVLLMSampler(RolloutSampler):
                 return
             self._submitted += 1
             row = self._own_row(prompt, first_draw)
-            if self._ahead and first_draw == 0:
-                future = self._ahead[prompt]
-            else:
-                future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
+            future = start(self.prompt_ids[row], sizes[prompt], self.images[row])
             future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
 
         return submit
 
     def _own_row(self, prompt: int, draw: int) -> int:
-        """Which of this process's rows prompt or lane `prompt` of this process asks."""
-        if self.lanes is None:
+        """Which of this process's rows prompt or slot `prompt` of this process asks."""
+        if self.slots is None:
             return prompt
         first = self.prompts.start
         return self.dataset_row_index(first + prompt, draw) - self._first[first]

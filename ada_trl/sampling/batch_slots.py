@@ -1,4 +1,4 @@
-"""A lane asks one prompt after another, at its own pace."""
+"""A slot asks one prompt after another, at its own pace."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from ..core import ExitCondition, Pool, Rollout
 
 class QueuedPrompt(NamedTuple):
     """
-    A prompt that a lane may ask, with what earlier steps have drawn of it.
+    A prompt that a slot may ask, with what earlier steps have drawn of it.
 
     Args:
         position (`int`):
@@ -28,11 +28,11 @@ class QueuedPrompt(NamedTuple):
 
 class BatchSlot(Pool):
     """
-    Everything that one place of the batch draws in a step, of one prompt after another. Lanes know nothing of each other:
-    what one draws depends on its own past only, so a step gives the same rollouts whether its lanes wait for each other
+    Everything that one slot of the batch draws in a step, of one prompt after another. Slots know nothing of each other:
+    what one draws depends on its own past only, so a step gives the same rollouts whether its slots wait for each other
     (rounds) or not (a server), on however many processes.
 
-    A lane with a fixed budget is one round of one prompt, which can go on in the next step. In any other, a prompt leaves after
+    A slot with a fixed budget is one round of one prompt, which can go on in the next step. In any other, a prompt leaves after
     the round that meets its exit condition, or after its last round; the next candidate follows if all signals of the one
     that leaves are equal: it is replaced, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
 
@@ -66,12 +66,12 @@ class BatchSlot(Pool):
         self.pools = [Pool(positive_threshold) for _ in candidates]  # of this step
         self.current = 0  # which candidate is asked
         self.done = False
-        self._asked: list[int] = [0]  # by round of the lane, which candidate
+        self._asked: list[int] = [0]  # by round of the slot, which candidate
         self._exit_condition, self._max_rounds = exit_condition, max_rounds
         self._samples_per_round, self._fixed_budget = samples_per_round, fixed_budget
 
     def candidate_at(self, draw: int) -> int:
-        """Which of the candidates draw `draw` of the lane belongs to; known once the round before is over."""
+        """Which of the candidates draw `draw` of the slot belongs to; known once the round before is over."""
         return self._asked[draw // self._samples_per_round]
 
     @property
@@ -124,6 +124,6 @@ class BatchSlot(Pool):
         self._asked.append(self.current)
 
 
-def lane_done(lane: BatchSlot) -> bool:
-    """The exit condition of a loop over lanes."""
-    return lane.done
+def slot_done(slot: BatchSlot) -> bool:
+    """The exit condition of a loop over slots."""
+    return slot.done

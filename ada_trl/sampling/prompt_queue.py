@@ -1,4 +1,4 @@
-"""What each lane of a step asks: prompts that go on, and new ones of the stream, in its order or chosen by expected gain."""
+"""What each slot of a step asks: prompts that go on, and new ones of the stream, in its order or chosen by expected gain."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .prompt_stream import PromptStream
 
 logger = get_logger(__name__)
 
-MAX_RETRY_FRACTION = 0.75  # of the lanes, or one, for prompts that go on: a hard set cannot fill the batch
+MAX_RETRY_FRACTION = 0.75  # of the slots, or one, for prompts that go on: a hard set cannot fill the batch
 MIN_IN_ORDER_FRACTION = 0.25  # of the new prompts, at least, in the data's order
 MAX_SKIPS = 8  # times, then a prompt comes first
 
@@ -39,20 +39,20 @@ class CandidateScores(NamedTuple):
 @dataclass(frozen=True)
 class SlotConfig:
     """
-    How the lanes of a step work.
+    How the slots of a step work.
 
     Args:
-        lanes (`int`):
+        slots (`int`):
             How many there are.
         candidates_per_slot (`int`):
-            Prompts that a lane may ask one after another.
+            Prompts that a slot may ask one after another.
         exit_condition ([`~core.ExitCondition`]), max_rounds (`int`), fixed_budget (`bool`), positive_threshold (`float`):
             See [`BatchSlot`].
         choices_per_prompt (`int`):
             Of how many new prompts one is chosen; 1 takes all, in the data's order.
     """
 
-    lanes: int
+    slots: int
     candidates_per_slot: int
     exit_condition: ExitCondition
     max_rounds: int
@@ -67,8 +67,8 @@ class PromptQueue:
     both with the same arguments, so they agree.
     """
 
-    def __init__(self, stream: PromptStream, schedule: SlotConfig):
-        self.stream, self.schedule = stream, schedule
+    def __init__(self, stream: PromptStream, config: SlotConfig):
+        self.stream, self.config = stream, config
         self.returning: list[QueuedPrompt] = []
         self.chosen: list[int] = []  # positions that were chosen, and not needed yet
         self.skips: dict[str, int] = {}  # by key, how often since it was last asked
@@ -79,75 +79,75 @@ class PromptQueue:
 
     def open(self, beliefs: Callable[[list[int]], CandidateScores] | None = None) -> list[list[QueuedPrompt]]:
         """
-        The candidates of each lane: first the prompts that go on, one per lane, then new ones, round by round.
+        The candidates of each slot: first the prompts that go on, one per slot, then new ones, round by round.
 
         Args:
             beliefs (`Callable[[list[int]], CandidateScores]`, *optional*):
                 Of positions in the stream. Called once if there is a choice.
         """
         self._before, self.metrics = [self._state(), *self._before[:1]], {}
-        schedule, returning = self.schedule, self.returning
-        lanes: list[list[QueuedPrompt]] = [[candidate] for candidate in returning]
-        lanes += [[] for _ in range(schedule.lanes - len(lanes))]
-        number = schedule.lanes * schedule.candidates_per_slot - len(returning)
+        config, returning = self.config, self.returning
+        slots: list[list[QueuedPrompt]] = [[candidate] for candidate in returning]
+        slots += [[] for _ in range(config.slots - len(slots))]
+        number = config.slots * config.candidates_per_slot - len(returning)
         new = self._new = self._choose(number, {candidate.position for candidate in returning}, beliefs)
         waiting = iter(new)
-        for size in range(schedule.candidates_per_slot):
-            for lane in lanes:
-                if len(lane) == size and (candidate := next(waiting, None)) is not None:
-                    lane.append(candidate)
-        if any(not lane for lane in lanes):
+        for size in range(config.candidates_per_slot):
+            for slot in slots:
+                if len(slot) == size and (candidate := next(waiting, None)) is not None:
+                    slot.append(candidate)
+        if any(not slot for slot in slots):
             raise ValueError(
-                f"A step asks {schedule.lanes} different prompts, but the training data set has only "
+                f"A step asks {config.slots} different prompts, but the training data set has only "
                 f"{len(new) + len(returning)}. Use a smaller batch or a larger data set."
             )
-        return lanes
+        return slots
 
-    def lanes(self, candidates: Sequence[Sequence[QueuedPrompt]], sizes: Sequence[int]) -> list[BatchSlot]:
-        """One lane per entry, which draws `sizes` rollouts per round."""
-        s = self.schedule
+    def make_slots(self, candidates: Sequence[Sequence[QueuedPrompt]], sizes: Sequence[int]) -> list[BatchSlot]:
+        """One slot per entry, which draws `sizes` rollouts per round."""
+        s = self.config
         return [
             BatchSlot(
                 s.positive_threshold,
-                of_lane,
+                of_slot,
                 exit_condition=s.exit_condition,
                 samples_per_round=size,
                 max_rounds=s.max_rounds,
                 fixed_budget=s.fixed_budget,
             )
-            for of_lane, size in zip(candidates, sizes, strict=True)
+            for of_slot, size in zip(candidates, sizes, strict=True)
         ]
 
-    def close(self, lanes: Sequence[BatchSlot]) -> dict[str, float]:
+    def close(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
         """What goes on, what was not needed, and what is logged of it."""
-        asked = [lane.candidates[i] for lane in lanes for i in lane.asked]
+        asked = [slot.candidates[i] for slot in slots for i in slot.asked]
         used = {candidate.position for candidate in asked}
         unused = [candidate for candidate in self._new if candidate.position not in used]
         self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
         self.chosen = [candidate.position for candidate in unused if not candidate.from_data_order] + self.chosen
-        unsolved = [lane.unsolved for lane in lanes] if self.schedule.fixed_budget else []
+        unsolved = [slot.unsolved for slot in slots] if self.config.fixed_budget else []
         going_on = sorted((c for c in unsolved if c is not None), key=lambda candidate: candidate.rounds)
-        self.returning = going_on[: self._places_to_return]
+        self.returning = going_on[: self._max_retries]
         self.stream.forget({candidate.position for candidate in self.returning} | {*self.chosen})
         new = sum(not candidate.rounds for candidate in asked)
         return self.metrics | {
             "prompts/frac_new": new / len(asked),
             "prompts/frac_retried": 1 - new / len(asked),
             "prompts/retries_dropped": float(len(going_on) - len(self.returning)),
-            "prompts/resampled": float(len(asked) - len(lanes)),
+            "prompts/resampled": float(len(asked) - len(slots)),
             "prompts/queue": float(len(self.returning) + len(self.chosen) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
         }
 
     @property
-    def _places_to_return(self) -> int:
-        return max(1, int(MAX_RETRY_FRACTION * self.schedule.lanes))
+    def _max_retries(self) -> int:
+        return max(1, int(MAX_RETRY_FRACTION * self.config.slots))
 
     def _choose(
         self, number: int, exclude: set[int], beliefs: Callable[[list[int]], CandidateScores] | None
     ) -> list[QueuedPrompt]:
         """`number` new prompts, those first that were chosen before."""
-        factor = self.schedule.choices_per_prompt
+        factor = self.config.choices_per_prompt
         if factor == 1 or beliefs is None:
             return [QueuedPrompt(position) for position in self.stream.take(number, exclude)]
         taken = [position for position in self.chosen if position not in exclude][:number]
@@ -189,7 +189,7 @@ class PromptQueue:
         self._steps_without_scores += 1
         if self._steps_without_scores == 20:
             logger.warning(
-                f"prompt_oversampling={self.schedule.choices_per_prompt} has asked prompts in the data's order for 20 steps: "
+                f"prompt_oversampling={self.config.choices_per_prompt} has asked prompts in the data's order for 20 steps: "
                 "the estimated pass rates tell the prompts of a batch no better apart than its mean does. It chooses as soon "
                 "as they do."
             )
@@ -212,7 +212,7 @@ class PromptQueue:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])
         returning = [QueuedPrompt(**candidate) for candidate in state["returning"]]
-        self.returning = returning[: self._places_to_return]
+        self.returning = returning[: self._max_retries]
         if len(self.returning) < len(returning):
             logger.warning(
                 f"{len(returning)} prompts were to be asked again; a step has room for {len(self.returning)} of them now, since "

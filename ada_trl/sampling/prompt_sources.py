@@ -1,7 +1,7 @@
-"""Which prompts a step asks: those that the loader hands out, or others, from a stream of the data set."""
+"""Prompt sources: the prompts of a step, from TRL's data loader or from the prompt queue."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from accelerate import Accelerator
@@ -20,184 +20,191 @@ logger = get_logger(__name__)
 
 class PromptBatch(NamedTuple):
     """
-    What a step asks.
+    The prompts of one generation batch, before they are sampled. A slot has one prompt, or several candidates of which the next
+    is sampled if the one before has zero reward variance.
 
     Args:
-        own (`list[dict]`):
-            The data set rows of this process's prompts, or of the candidates of its places in the batch.
-        owners (`list[int]`):
-            By prompt or candidate of all processes, in order, whose it is.
+        local_rows (`list[dict]`):
+            Data set rows of the candidates whose slots belong to this rank.
+        row_ranks (`list[int]`):
+            Rank of each candidate of all ranks, in slot order.
         slot_ranks (`list[int]`):
-            By place in the batch, likewise.
+            Rank of each slot.
         candidates (`list[list[QueuedPrompt]]`, *optional*):
-            By place, where one prompt may be asked after another.
-        predicted (`bool`):
-            Whether the tracker has estimated these prompts, and only these.
+            Candidates of each slot, where prompts come from the queue.
+        is_predicted (`bool`):
+            Whether the tracker has predicted these prompts, and only these, already.
     """
 
-    own: list[dict]
-    owners: list[int]
+    local_rows: list[dict]
+    row_ranks: list[int]
     slot_ranks: list[int]
     candidates: list[list[QueuedPrompt]] | None = None
-    predicted: bool = False
+    is_predicted: bool = False
 
 
 @dataclass
 class SampledPrompts:
     """
-    The prompts that a step has asked; one entry each, place by place.
+    The prompts that were sampled in a step, in slot order; one entry per prompt in each list.
 
     Args:
         pools (`list[Pool]`):
-            What each has drawn in this step.
+            All rollouts of the prompt in this step.
         indices (`list[int]`):
-            Its position in the question.
-        numbers (`list[tuple[int, ...]]`):
-            Its place in the batch and, where one may be asked after another, how many there were before it.
-        trained (`list[bool]`):
-            Whether it is trained on: no other was asked in its place.
+            Position among the candidates of the [`PromptBatch`].
+        seeds (`list[tuple[int, ...]]`):
+            Slot and, where a slot may sample several prompts, position within the slot.
+        is_trained (`list[bool]`):
+            Whether the prompt is trained on, because no other one was sampled in its place.
         is_on_distribution (`list[bool]`):
-            Whether it stands for the data set: asked for the first time, in the data's order, and not in the place of
-            another one.
+            Whether the prompt is an unbiased sample of the data set: sampled for the first time, in data set order, and not in
+            place of another one.
     """
 
-    pools: list[Pool]
-    indices: list[int]
-    numbers: list[tuple[int, ...]]
-    trained: list[bool]
-    is_on_distribution: list[bool]
+    pools: list[Pool] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    seeds: list[tuple[int, ...]] = field(default_factory=list)
+    is_trained: list[bool] = field(default_factory=list)
+    is_on_distribution: list[bool] = field(default_factory=list)
 
 
 class DataLoaderPrompts:
     """
-    The prompts that [`~trl.GRPOTrainer`]'s loader hands out, `num_generations` equal rows each. A prompt is its process's that
-    has the first of them.
+    Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
+    holds its first row.
     """
 
     def __init__(self, accelerator: Accelerator, num_generations: int):
         self.accelerator, self.num_generations = accelerator, num_generations
 
-    def ask(self, inputs: list[dict]) -> PromptBatch:
-        """The next prompts; `inputs` are this process's rows of the batch."""
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader."""
         rows, n = len(inputs), self.num_generations
         start = self.accelerator.process_index * rows
-        own = [row for i, row in enumerate(inputs) if (start + i) % n == 0]
-        owners = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
-        return PromptBatch(own, owners, owners)
+        local_rows = [row for i, row in enumerate(inputs) if (start + i) % n == 0]
+        ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
+        return PromptBatch(local_rows, ranks, ranks)
 
-    def lanes(self, question: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot] | None:
-        """What each place of the batch draws, if one prompt may be asked after another; `sizes` are rollouts per round."""
+    def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot] | None:
+        """The slots to be filled, `sizes` rollouts per round; `None` where each slot is one prompt and a plain pool is enough."""
         return None
 
-    def asked(self, pools: Sequence[Any]) -> SampledPrompts:
-        """What the step has asked, from its pools or lanes."""
+    def sampled_prompts(self, pools: Sequence[Any]) -> SampledPrompts:
+        """The prompts behind the pools or slots of a step."""
         number = len(pools)
-        numbers: list[tuple[int, ...]] = [(i,) for i in range(number)]
-        return SampledPrompts(list(pools), list(range(number)), numbers, [True] * number, [True] * number)
+        seeds: list[tuple[int, ...]] = [(i,) for i in range(number)]
+        return SampledPrompts(list(pools), list(range(number)), seeds, [True] * number, [True] * number)
 
-    def close(self, pools: Sequence[Any]) -> dict[str, float]:
-        """End the step: what is logged of its prompts."""
+    def finish_step(self, pools: Sequence[Any]) -> dict[str, float]:
+        """Return prompts that have to be sampled again or were not needed to the queue; returns metrics."""
         return {}
 
     def rollback(self) -> None:
-        """As if the last question had not been asked."""
+        """Undo the last [`next_prompts`], whose prompts will not be sampled."""
 
     def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
-        """As it was `steps_back` questions ago."""
+        """The state before the last `steps_back` calls of [`next_prompts`]."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from `state_dict()`."""
 
 
 class QueuedPrompts(DataLoaderPrompts):
     """
-    Prompts from a [`PromptQueue`], for modes in which a step asks other ones than the loader's next, or asks before the loader
-    hands them out.
+    Prompts from a [`PromptQueue`], for modes in which a step samples other prompts than the data loader's next ones, or needs
+    them before the data loader yields them.
 
     Args:
         dataset (`Dataset` or `IterableDataset`), shuffle (`bool`), seed (`int`):
-            As in [`PromptStream`].
-        schedule ([`SlotConfig`]):
-            How the places of a step work.
+            See [`PromptStream`].
+        config ([`SlotConfig`]):
+            How the slots of a step are filled.
         accelerator (`Accelerator`):
-            This process and the others.
+            This rank and the others.
         tracker ([`PassRateTracker`], *optional*):
-            Estimates the prompts that are chosen from.
-        gain (`Callable[[float], float]`):
-            Estimated pass rate to what asking the prompt is expected to teach.
+            Predicts the pass rates of the prompts among which is chosen.
+        learnability (`Callable[[float], float]`):
+            Predicted pass rate to the expected gradient magnitude of the prompt.
     """
 
     def __init__(
         self,
         dataset: Dataset | IterableDataset,
-        schedule: SlotConfig,
+        config: SlotConfig,
         accelerator: Accelerator,
         tracker: PassRateTracker | None,
-        gain: Callable[[float], float],
+        learnability: Callable[[float], float],
         *,
         shuffle: bool,
         seed: int,
     ):
-        self.dataset, self.schedule, self.accelerator = dataset, schedule, accelerator
+        self.dataset, self.config, self.accelerator = dataset, config, accelerator
         self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # there is one where prompts are chosen
-        self.gain, self.shuffle, self.seed = gain, shuffle, seed
-        self._estimated: list[int] = []  # positions of the prompts that were estimated to be chosen from, in this step
-        self._start()
+        self.learnability, self.shuffle, self.seed = learnability, shuffle, seed
+        self._predicted: list[int] = []  # positions of the prompts whose pass rates were predicted in order to choose
+        self._reset_queue()
 
-    def _start(self) -> None:
-        self.queue = PromptQueue(PromptStream(self.dataset, shuffle=self.shuffle, seed=self.seed), self.schedule)
+    def _reset_queue(self) -> None:
+        self.queue = PromptQueue(PromptStream(self.dataset, shuffle=self.shuffle, seed=self.seed), self.config)
 
-    def ask(self, inputs: list[dict]) -> PromptBatch:
-        self._estimated = []
-        candidates = self.queue.open(self._beliefs if self.schedule.choices_per_prompt > 1 else None)
-        me, processes, places = self.accelerator.process_index, self.accelerator.num_processes, self.schedule.lanes
-        by_place = [place * processes // places for place in range(places)]
-        asked = [(owner, one) for owner, several in zip(by_place, candidates, strict=True) for one in several]
-        own = [self.queue.stream.row(candidate.position) for owner, candidate in asked if owner == me]
-        predicted = self._keep([candidate.position for _, candidate in asked])
-        return PromptBatch(own, [owner for owner, _ in asked], by_place, candidates, predicted)
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        self._predicted = []
+        candidates = self.queue.open(self._score_candidates if self.config.choices_per_prompt > 1 else None)
+        rank, world_size, slots = self.accelerator.process_index, self.accelerator.num_processes, self.config.slots
+        slot_ranks = [slot * world_size // slots for slot in range(slots)]
+        ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
+        local_rows = [self.queue.stream.row(candidate.position) for owner, candidate in ranked if owner == rank]
+        is_predicted = self._reuse_predictions([candidate.position for _, candidate in ranked])
+        return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
 
-    def _beliefs(self, positions: list[int]) -> CandidateScores:
-        """What is expected of the rows at `positions`. Collective."""
-        tracker, self._estimated = self.tracker, list(positions)
+    def _score_candidates(self, positions: list[int]) -> CandidateScores:
+        """The expected gradient magnitude of the rows at `positions`. Collective."""
+        tracker, self._predicted = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.begin([self.queue.stream.row(position) for position in positions[start : start + share]])
+        tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
-        gains = [self.gain(p) for p in rates]
-        return CandidateScores(tracker.visit.keys, gains if tracker.predicts else None, sum(rates) / len(rates))
+        scores = [self.learnability(p) for p in rates]
+        return CandidateScores(
+            tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates)
+        )
 
-    def _keep(self, asked: list[int]) -> bool:
-        """Whether all prompts that may be asked have been estimated when they were chosen: then only those are kept."""
-        index = {position: i for i, position in enumerate(self._estimated)}
-        if not index.keys() >= set(asked):
+    def _reuse_predictions(self, chosen: list[int]) -> bool:
+        """
+        Restrict the tracker to the chosen prompts, if all of them were predicted when they were chosen.
+
+        Prompts chosen in an earlier step are not among them; then all prompts of the step have to be predicted again.
+        """
+        index = {position: i for i, position in enumerate(self._predicted)}
+        if not index.keys() >= set(chosen):
             return False
-        self.tracker.keep([index[position] for position in asked])
+        self.tracker.restrict_to([index[position] for position in chosen])
         return True
 
-    def lanes(self, question: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot]:
-        return self.queue.lanes(question.candidates or [], sizes)
+    def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot]:
+        return self.queue.make_slots(prompts.candidates or [], sizes)
 
-    def asked(self, pools: Sequence[BatchSlot]) -> SampledPrompts:
+    def sampled_prompts(self, pools: Sequence[BatchSlot]) -> SampledPrompts:
         before = 0
-        found = SampledPrompts([], [], [], [], [])
-        for place, lane in enumerate(pools):
-            for i in lane.asked:
-                candidate = lane.candidates[i]
-                found.pools.append(lane.pools[i])
+        found = SampledPrompts()
+        for number, slot in enumerate(pools):
+            for i in slot.asked:
+                candidate = slot.candidates[i]
+                found.pools.append(slot.pools[i])
                 found.indices.append(before + i)
-                found.numbers.append((place, i))
-                found.trained.append(i == lane.asked[-1])
+                found.seeds.append((number, i))
+                found.is_trained.append(i == slot.asked[-1])
                 found.is_on_distribution.append(candidate.from_data_order and not candidate.rounds and not i)
-            before += len(lane.candidates)
+            before += len(slot.candidates)
         return found
 
-    def close(self, pools: Sequence[BatchSlot]) -> dict[str, float]:
-        asked = [(lane, i) for lane in pools for i in lane.asked]
-        metrics = {"prompts/sampled": float(len(asked))} | self.queue.close(pools)
-        if self.schedule.fixed_budget:  # with what earlier steps have drawn
-            metrics["frac_exit_condition_met"] = sum(lane.resolved(i) for lane, i in asked) / len(asked)
+    def finish_step(self, pools: Sequence[BatchSlot]) -> dict[str, float]:
+        sampled = [(slot, i) for slot in pools for i in slot.asked]
+        metrics = {"prompts/sampled": float(len(sampled))} | self.queue.close(pools)
+        if self.config.fixed_budget:  # with the rollouts of earlier steps
+            metrics["frac_exit_condition_met"] = sum(slot.resolved(i) for slot, i in sampled) / len(sampled)
         return metrics
 
     def rollback(self) -> None:
@@ -208,10 +215,10 @@ class QueuedPrompts(DataLoaderPrompts):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "queue" in state:
-            self._start()
+            self._reset_queue()
             self.queue.load_state_dict(state["queue"])
         else:
             logger.warning(
-                "The checkpoint has no queue of prompts (in ada_state.json), so the data set is asked from its start again. "
-                "That is right for a checkpoint of a run that took its prompts from the loader; otherwise restore the file."
+                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the data set. "
+                "This is expected for a checkpoint of a run without a prompt queue; otherwise restore the file."
             )

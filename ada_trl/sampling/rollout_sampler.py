@@ -70,7 +70,7 @@ class Completions(NamedTuple):
     states: torch.Tensor | None = None
 
 
-class Batch(NamedTuple):
+class SelectedRollouts(NamedTuple):
     """
     The selected completions that one process trains on, and what is known of all processes' sampling.
 
@@ -99,9 +99,9 @@ class RolloutSampler:
             Rewards of shape `(rows, num_reward_funcs)` to total rewards and signals.
         accelerator (`Accelerator`):
             This process and the others.
-        lanes (`Sequence[BatchSlot]`, *optional*):
-            Of all processes, if there are several prompts to ask one after another in the place of each. `prompts` are
-            lanes then; what is given for each prompt is given for each candidate of each lane, in their order.
+        slots (`Sequence[BatchSlot]`, *optional*):
+            Of all processes, if there are several prompts to ask one after another in place of each. `prompts` are
+            slots then; what is given for each prompt is given for each candidate of each slot, in their order.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class RolloutSampler:
         prompts: range,
         split_rewards: Callable[[torch.Tensor], tuple[list[float], list[float]]],
         accelerator: Accelerator,
-        lanes: Sequence[BatchSlot] | None = None,
+        slots: Sequence[BatchSlot] | None = None,
     ):
         self.prompts = prompts
-        self.lanes = lanes
-        if lanes is not None:
-            self._first = list(itertools.accumulate((len(lane.candidates) for lane in lanes), initial=0))
+        self.slots = slots
+        if slots is not None:
+            self._first = list(itertools.accumulate((len(slot.candidates) for slot in slots), initial=0))
         self.split_rewards = split_rewards
         self.accelerator = accelerator
         self.process_index = accelerator.process_index
@@ -129,8 +129,8 @@ class RolloutSampler:
         ] = {}  # by row (see `dataset_row_index`) that this process was the first to generate for
 
     def dataset_row_index(self, prompt: int, draw: int) -> int:
-        """Which of the rows that the source was given is asked: the prompt, or the lane's candidate of that time."""
-        return prompt if self.lanes is None else self._first[prompt] + self.lanes[prompt].candidate_at(draw)
+        """Which of the rows that the source was given is asked: the prompt, or the slot's candidate of that time."""
+        return prompt if self.slots is None else self._first[prompt] + self.slots[prompt].candidate_at(draw)
 
     def sample(self, **loop) -> list[Pool]:
         """
@@ -142,19 +142,10 @@ class RolloutSampler:
                 `samples_per_round` differs by prompt, it has one entry for each of `prompts`.
 
         Returns:
-            `list[Pool]`: the pools of all processes' prompts, in order; the same on every process. The lanes, if there
-            are lanes.
+            `list[Pool]`: the pools of all processes' prompts, in order; the same on every process. The slots, if there
+            are slots.
         """
         raise NotImplementedError
-
-    def ask(self, samples_per_round: int | Sequence[int]) -> None:
-        """Send the requests of the first round now, where there is somebody to send them to; [`sample`] takes the answers."""
-
-    def settle(self) -> None:
-        """Wait until what was asked ahead has been answered, or has failed."""
-
-    def drop(self) -> None:
-        """Cancel what was asked ahead."""
 
     def keep(self, completions: Completions, *, first_round: bool, padding: int = 0) -> int:
         """
@@ -193,7 +184,7 @@ class RolloutSampler:
             )
         ]
 
-    def fetch(self, selected: Sequence[Rollout]) -> Batch:
+    def fetch(self, selected: Sequence[Rollout]) -> SelectedRollouts:
         """
         Bring the selected completions to the processes that train on them, and to nobody else. Collective; a completion
         that is trained on where it was generated does not travel.
@@ -206,21 +197,21 @@ class RolloutSampler:
         rows: dict[int, Completion] = {}  # by position in the batch
         outgoing: dict[int, dict[int, Completion]] = defaultdict(dict)
         somebody_sends = False
-        for slot, rollout in enumerate(selected):
-            (holder, row), trains = rollout.source, slot // share
+        for position, rollout in enumerate(selected):
+            (holder, row), trains = rollout.source, position // share
             somebody_sends |= holder != trains
             if holder == self.process_index == trains:
-                rows[slot] = self._rows[row]
+                rows[position] = self._rows[row]
             elif holder == self.process_index:
-                outgoing[trains][slot] = _portable(self._rows[row])
+                outgoing[trains][position] = _portable(self._rows[row])
         if somebody_sends:
             for package in exchange(outgoing, self.accelerator).values():
                 rows |= package
         received = gather_object([(dict(self.stats), self.first_round)])
         names = sorted({name for stats, _ in received for name in stats})
         start = self.process_index * share
-        return Batch(
-            rows=[rows[slot] for slot in range(start, start + share)],
+        return SelectedRollouts(
+            rows=[rows[position] for position in range(start, start + share)],
             stats={
                 name: sum(stats.get(name, 0.0) for stats, _ in received)
                 / (self.num_processes if name.startswith("time/") else 1)

@@ -38,8 +38,8 @@ class SynchronousSampler(RolloutSampler):
         complete: Callable[[list[dict], bool], Completions],
         **common,
     ):
-        lanes = common.get("lanes")
-        super().__init__(prompts=range(len(owners) if lanes is None else len(lanes)), **common)
+        slots = common.get("slots")
+        super().__init__(prompts=range(len(owners) if slots is None else len(slots)), **common)
         self.complete = complete
         own = [row for row, owner in enumerate(owners) if owner == self.process_index]
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows, see `dataset_row_index`
@@ -48,7 +48,7 @@ class SynchronousSampler(RolloutSampler):
         self._ranks_with_row = [{owner} for owner in owners]  # which processes have a data set row
 
     def sample(self, **loop) -> list[Pool]:
-        return eliminate(len(self.prompts), self.draw, pools=self.lanes, **loop)
+        return eliminate(len(self.prompts), self.draw, pools=self.slots, **loop)
 
     def draw(self, rows: Sequence[tuple[int, int]]) -> list[Rollout]:
         """One round: a rollout per `(prompt, draw)` row, the same list on every process."""

@@ -1,42 +1,54 @@
-"""GRPO that keeps sampling the prompts that would have taught nothing."""
+"""
+Reinforce-Ada adaptive sampling for TRL's GRPOTrainer.
 
-import inspect
+A step is [`AdaGRPOTrainer._generate_and_score_completions`], which TRL calls with rows of the data loader and which returns the
+batch to train on. In reading order:
+
+1. the prompt source gives the prompts of the step, the sampling strategy their numbers of rollouts (`_plan_step`);
+2. with one round per step, TRL's own method runs once on these rows (`_run_single_round`); with several, rounds are sampled
+   first, and the selected rollouts are then assembled by TRL's method (`_run_multiple_rounds`);
+3. the baseline gives the advantages, and everything that depends on them is replaced in TRL's batch and logs.
+"""
+
 import logging
 import math
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ..core import completion_metrics, prompt_weight
+from ..core import Pool, Rollout, completion_metrics, prompt_weight
 from ..pass_rates.hidden_states import HiddenStateExtractor
+from ..pass_rates.predictions import PassRatePredictions
 from ..pass_rates.tracker import PassRateTracker
 from ..sampling.async_vllm_sampler import AsyncVLLMSampler
-from ..sampling.batch_slots import BatchSlot, lane_done
+from ..sampling.batch_slots import BatchSlot, slot_done
 from ..sampling.progress import StepProgress
 from ..sampling.prompt_queue import SlotConfig
-from ..sampling.prompt_sources import DataLoaderPrompts, PromptBatch, QueuedPrompts
-from ..sampling.rollout_sampler import Batch, RolloutSampler
+from ..sampling.prompt_sources import DataLoaderPrompts, PromptBatch, QueuedPrompts, SampledPrompts
+from ..sampling.rollout_sampler import RolloutSampler, SelectedRollouts
 from ..sampling.synchronous_sampler import SynchronousSampler
-from ..utils.distributed import shared
+from ..utils.copying import copy_containers
+from ..utils.distributed import exchange_rows, shared
 from ..utils.logging import deduplicate_warnings, get_logger
-from ..vllm.generation import _vllm_options
+from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_checks import check_arguments, check_success_reward, check_support
+from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
-from .compared import build_baseline
 from .diagnostics import TrainingDiagnostics
-from .loss_masking import ess_ratio, mask_rows
-from .phases import RewardCapture, finite
-from .rollout_batch import RolloutBatch, build_rollout_batch, uniform_pools
-from .vllm_session import SamplingJob, VLLMMixin
+from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows
+from .trl_hooks import Hook, RoundGenerator, StepCapture, injecting, rank_local_collectives, using_hook
+from .vllm_session import VLLMSession, ess_ratio
 
 
 logger = get_logger(__name__)
@@ -44,33 +56,58 @@ logger = get_logger(__name__)
 TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
 
 
-class AdaGRPOTrainer(VLLMMixin):
+@dataclass
+class StepPlan:
+    """
+    What one generation batch will sample; one entry per prompt or slot of all ranks in each list.
+
+    Args:
+        prompts ([`~sampling.prompt_sources.PromptBatch`]):
+            The prompts.
+        sizes (`list[int]`):
+            Rollouts per round of each prompt.
+        slots (`list[BatchSlot]`, *optional*):
+            Where the rollouts are collected, if prompts come from the queue.
+        predictions ([`~pass_rates.predictions.PassRatePredictions`], *optional*):
+            What was predicted of the prompts.
+        global_step (`int`):
+            Optimizer steps that the sampling weights have seen.
+        rows (`list[dict]`):
+            Data set rows of this rank, one per rollout, with one round per step.
+        is_prefetched (`bool`):
+            Whether a server was sent the requests in the step before.
+    """
+
+    prompts: PromptBatch
+    sizes: list[int]
+    slots: list[BatchSlot] | None
+    predictions: PassRatePredictions | None
+    global_step: int
+    rows: list[dict]
+    is_prefetched: bool = False
+
+
+class AdaGRPOTrainer(GRPOTrainer):
     """
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
 
-    Two things are changed: *which rollouts* the update sees and *what advantage* each of them gets. In training, each
-    generation batch is drawn in rounds; a prompt leaves as soon as its pool of rollouts holds enough signal. From each
-    pool a balanced group of `num_generations` rollouts is trained on, with advantages from the statistics of the whole
-    pool. Everything else (loss types, importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is
-    inherited: the selected group is replayed through the parent in place of its own generation and rewards.
+    Two things are changed: *which rollouts* are trained on and *what advantage* each of them gets. Everything else (loss types,
+    importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
 
-    With `adaptive_sampling="est-ema"` and `"est-value"` there is one round, of as many rollouts per prompt as its estimated
-    pass rate calls for, and by default all of them are trained on. Pass rates are saved and resumed with checkpoints.
-
-    `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is
-    uniform sampling and so comparable with a GRPO run. Where budgets differ, each prompt counts once in the first three.
-    Everything adaptive is logged under `ada/`.
+    `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is an unbiased
+    sample of the data set and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once in the first
+    three. Everything adaptive is logged under `ada/`.
 
     Args:
         model, reward_funcs, args, ...:
-            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` needs
-            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models need
-            `pass_rate_estimator="ema"` where pass rates are estimated (not `"value"` or `"ema+value"`).
+            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires
+            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models require
+            `pass_rate_estimator="ema"` where pass rates are estimated before sampling.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
-        `ValueError`: for an option that adaptive sampling cannot honour, a data set without a `prompt` column, or
+        `ValueError`: for an option that adaptive sampling does not support, a data set without a `prompt` column, or
             an unknown `success_reward`.
 
     Example:
@@ -91,6 +128,10 @@ class AdaGRPOTrainer(VLLMMixin):
     """
 
     pass_rates: PassRateTracker | None = None
+    vllm: VLLMSession | None = None
+    captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
+    _hook: Hook | None = None  # see trl_hooks.py
+    _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
     _train_sampler = None  # of a data set that can be indexed
 
@@ -109,7 +150,23 @@ class AdaGRPOTrainer(VLLMMixin):
             }"""),
     }
 
-    def __init__(self, model, reward_funcs=None, args=None, train_dataset=None, *positional, **kwargs):
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args: AdaGRPOConfig | None = None,
+        train_dataset=None,
+        eval_dataset=None,
+        processing_class=None,
+        reward_processing_classes=None,
+        callbacks=None,
+        optimizers=(None, None),
+        quantization_config=None,
+        peft_config=None,
+        tools=None,
+        rollout_func=None,
+        environment_factory=None,
+    ):
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = AdaGRPOConfig(f"{name.split('/')[-1]}-AdaGRPO")
@@ -118,38 +175,45 @@ class AdaGRPOTrainer(VLLMMixin):
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
-        given = inspect.signature(GRPOTrainer).bind_partial(
-            model, reward_funcs, args, train_dataset, *positional, **kwargs
-        )
-        check_arguments(args, given.arguments)
-        with _vllm_options(
+        check_arguments(args, train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
+        with trl_hooks.vllm_generation_class(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         ):
-            super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
-        # Again, with what the parent has loaded.
+            super().__init__(
+                model,
+                reward_funcs,
+                args,
+                train_dataset,
+                eval_dataset,
+                processing_class,
+                reward_processing_classes,
+                callbacks,
+                optimizers,
+                quantization_config,
+                peft_config,
+                tools,
+                rollout_func,
+                environment_factory,
+            )
+        # Again, with what GRPOTrainer has loaded.
         check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
-        self.adaptive_sampling = args.adaptive_sampling
-        if args.tracks_pass_rates:
-            reader = HiddenStateExtractor(
-                lambda: self.model,
-                self.accelerator,
-                lambda prompts: super(AdaGRPOTrainer, self)._tokenize_prompts(prompts)[0],
-                pad_token_id=self._tokenizer.pad_token_id,
-                batch_size=args.per_device_train_batch_size,
-            )
-            self.pass_rates = PassRateTracker(args, reader, hash_entire_row=self.environment_factories is not None)
-            self._capture_hidden_states = self.pass_rates.captures_hidden_states
-        self._compared = build_baseline(args, self.pass_rates)
-        if args.max_staleness and not self._uses_async_vllm:
+        self.vllm = VLLMSession(self)
+        if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
-                f"max_staleness ({args.max_staleness}) asks for a step's rollouts before the step, one request each, which "
-                "tools, environments, and reward models on sharded processes do not allow. Set max_staleness=0."
+                f"max_staleness ({args.max_staleness}) is not supported with tools, environments, or reward models under "
+                "FSDP or DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
             )
-        self.prompt_source = self._build_prompts()
-        self._signal_warning = TrainingDiagnostics(args, self.reward_func_names)
+        if args.tracks_pass_rates:
+            self.pass_rates = self._build_tracker()
+            self.captures_hidden_states = self.pass_rates.captures_hidden_states
+        self.strategy = args.sampling_strategy
+        self.baseline = build_baseline(args, self.pass_rates)
+        self.prompt_source = self._build_prompt_source()
+        self._rounds = RoundGenerator(self)
+        self._diagnostics = TrainingDiagnostics(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
         if args.adaptive_sampling == "uniform":  # for the model card
@@ -157,56 +221,32 @@ class AdaGRPOTrainer(VLLMMixin):
             if args.baseline != "pool":
                 self._name, self._paper = f"GRPO with a {args.baseline} baseline", {}
 
-    # Collect, then replay through the parent
+    def _build_tracker(self) -> PassRateTracker:
+        reader = HiddenStateExtractor(
+            lambda: self.model,
+            self.accelerator,
+            lambda prompts: super(AdaGRPOTrainer, self)._tokenize_prompts(prompts)[0],
+            pad_token_id=self._tokenizer.pad_token_id,
+            batch_size=self.args.per_device_train_batch_size,
+        )
+        return PassRateTracker(self.args, reader, hash_entire_row=self.environment_factories is not None)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self.model.training:
-            output = super()._generate_and_score_completions(inputs)
-            self._check_logprob_mismatch(output)
-            return output
-        if self.args.is_vanilla_grpo:
-            observed = RewardCapture()
-            with self.having(_phase=observed):
-                output = super()._generate_and_score_completions(inputs)
-            self._log_uniform_metrics(inputs, observed)
-            self._check_logprob_mismatch(output)
-            if self.args.zero_variance_groups == "mask":
-                groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
-                # Rewards were equal; rounding may leave a mean that is not.
-                zero_variance = (groups == groups[:, :1]).all(dim=1)
-                masked = zero_variance.repeat_interleave(self.num_generations).tolist()
-                mask_rows(output, masked, self.loss_type, self.accelerator)
-            return output
-        with self.hold_environments(), deduplicate_warnings(TRL_LOGGER, "All reward functions returned None"):
-            replay = self._collect(inputs)
-            if self.args.max_staleness:
-                self._prefetch_next_generation()
-        with self.replaying(replay) as phase:
-            output = super()._generate_and_score_completions([row.row for row in replay.rows])
-            self._compute_advantages(replay, phase.states)
-            if self.args.max_staleness:  # before rows are masked
-                replay.metrics["staleness"] = float(self._staleness)
-                replay.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
-            self._overwrite_advantages_and_metrics(replay, output)
-        self._check_logprob_mismatch(output)
-        return output
-
-    def _build_prompts(self) -> DataLoaderPrompts:
+    def _build_prompt_source(self) -> DataLoaderPrompts:
         args = self.args
         if not args.uses_prompt_queue:
             return DataLoaderPrompts(self.accelerator, args.num_generations)
-        schedule = SlotConfig(
-            lanes=args.prompts_per_step,
+        config = SlotConfig(
+            slots=args.prompts_per_step,
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
-            exit_condition=args.exit_condition,
-            max_rounds=args.sampling_strategy.max_rounds(args),
-            fixed_budget=args.sampling_strategy.across_steps,
+            exit_condition=self.strategy.exit_condition,
+            max_rounds=self.strategy.max_rounds,
+            fixed_budget=self.strategy.retries_across_steps,
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
         return QueuedPrompts(
             self.train_dataset,
-            schedule,
+            config,
             self.accelerator,
             self.pass_rates,
             lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
@@ -214,130 +254,376 @@ class AdaGRPOTrainer(VLLMMixin):
             seed=args.seed,
         )
 
-    def _plan_sampling(self, inputs: list[dict[str, Any]]) -> SamplingJob:
-        """Which prompts are asked next, and for how many rollouts. Collective."""
-        args, tracker = self.args, self.pass_rates
-        question = self.prompt_source.ask(inputs)
-        if tracker is not None and not question.predicted:
-            tracker.begin(question.own)
-        number, size = len(question.slot_ranks), args.sampling_strategy.round_size(args)
-        budgets = tracker.budgets() if tracker is not None and args.sampling_strategy.by_estimates else None
-        lanes = self.prompt_source.lanes(question, budgets or [size] * number)
-        source = self._build_source(question, lanes)
-        sizes = size if budgets is None else [budgets[prompt] for prompt in source.prompts]
-        return SamplingJob(
-            self.prompt_source,
-            source,
+    # A step
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            output = super()._generate_and_score_completions(inputs)
+            self.vllm.check_logprobs(output, same_weights=True)
+            return output
+        plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
+        if self.pass_rates is not None and plan.predictions is not None:
+            self.pass_rates.predictions = plan.predictions
+        if self.args.is_multi_round:
+            batch, output = self._run_multiple_rounds(plan)
+        else:
+            batch, output = self._run_single_round(plan)
+        if self.args.is_vanilla_grpo:
+            self._finish_vanilla_step(batch, output)
+        else:
+            self._replace_advantages_and_metrics(batch, output)
+        self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
+        return output
+
+    def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
+        """Choose the prompts of a step and their numbers of rollouts. Collective."""
+        tracker = self.pass_rates
+        prompts = self.prompt_source.next_prompts(inputs)
+        if tracker is not None and not prompts.is_predicted:
+            tracker.start_step(prompts.local_rows)
+        if tracker is not None and self.strategy.uses_estimated_budgets:
+            sizes = tracker.budgets()
+        else:
+            sizes = [self.strategy.rollouts_per_round] * len(prompts.slot_ranks)
+        rows: list[dict] = []
+        if not self.args.is_multi_round:
+            # The data loader has repeated each row `num_generations` times; other numbers and other prompts are dealt out here.
+            as_loaded = not self.args.uses_prompt_queue and not self.strategy.uses_estimated_budgets
+            rows = inputs if as_loaded else self._deal_rows(prompts, sizes)
+        return StepPlan(
+            prompts,
             sizes,
+            self.prompt_source.make_slots(prompts, sizes),
+            None if tracker is None else tracker.predictions,
             self.state.global_step,
-            lanes,
-            None if tracker is None else tracker.visit,
+            rows,
         )
 
-    def _prefetch_next_generation(self) -> None:
-        """Send the next step's requests, to be answered with the newest weights while this step is trained on. Collective."""
-        args = self.args
-        done = (
-            self.state.global_step * args.gradient_accumulation_steps + self._step % args.gradient_accumulation_steps
+    def _deal_rows(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[dict]:
+        """This rank's share of the batch, in which each prompt has `sizes` copies of its row. Collective."""
+        order = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
+        share = len(order) // self.accelerator.num_processes
+        needed = [order[rank * share : (rank + 1) * share] for rank in range(self.accelerator.num_processes)]
+        rows = exchange_rows(prompts.local_rows, prompts.row_ranks, needed, self.accelerator)
+        return [copy_containers(rows[prompt]) for prompt in needed[self.accelerator.process_index]]
+
+    # One round: TRL's method runs once, on the planned rows
+
+    def _run_single_round(self, plan: StepPlan) -> tuple[RolloutBatch, dict[str, Any]]:
+        sampled: SampledPrompts | None = None
+        queue_metrics: dict[str, float] = {}
+
+        def receive(rewards: torch.Tensor) -> None:
+            nonlocal sampled, queue_metrics
+            pools = self._fill_pools(plan, rewards)
+            sampled = self.prompt_source.sampled_prompts(pools)
+            queue_metrics = self.prompt_source.finish_step(pools)
+            if self.args.max_staleness:  # the queue knows now which prompts are retried
+                self._prefetch_next_step()
+
+        capture = StepCapture(
+            self, plan.rows, receive, score_early=self.args.max_staleness > 0, prefetched=plan.is_prefetched
         )
-        if done + args.steps_per_generation * self.num_iterations >= (
-            self.state.max_steps * args.gradient_accumulation_steps
+        with using_hook(self, capture):
+            output = super()._generate_and_score_completions(plan.rows)
+        assert sampled is not None, "GRPOTrainer made a batch without calling `_calculate_rewards`"
+        if self.pass_rates is not None and plan.predictions is not None:
+            self.pass_rates.predictions = plan.predictions  # again: the prefetched step has predictions of its own
+        groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
+        batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
+        batch.metrics |= queue_metrics | self._average_seconds(capture.seconds)
+        mean_length = trl_hooks.latest_metric(self, "completions/mean_length") or 0.0
+        batch.metrics["tokens/generated"] = round(mean_length * sum(map(len, groups)))
+        if self.args.max_staleness:  # before rows are masked
+            batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
+            batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
+        self._compute_advantages(batch, capture.hidden_states)
+        if not self.args.is_vanilla_grpo:
+            columns = {
+                "pool_size": batch.per_row([len(pool) for pool in batch.pools]),
+                "pool_positives": batch.per_row([pool.positives for pool in batch.pools]),
+            }
+            trl_hooks.append_extra_columns(self, columns)
+        return batch, output
+
+    def _fill_pools(self, plan: StepPlan, rewards: torch.Tensor) -> Sequence[Pool]:
+        """One pool, or slot, per prompt, from `rewards` of all ranks' rows, `(rows, num_reward_funcs)`."""
+        totals, success_rewards = self.split_rewards(rewards)
+        scored = zip(totals, success_rewards, map(tuple, rewards.tolist()), strict=True)
+        pools: Sequence[Pool] = plan.slots or [Pool(self.args.positive_threshold) for _ in plan.sizes]
+        for pool, size in zip(pools, plan.sizes, strict=True):
+            for index in range(size):
+                pool.add(Rollout(index, *next(scored)))
+        return pools
+
+    def _prefetch_next_step(self) -> None:
+        """Request the next step's rollouts, to be generated with the newest weights while this step is trained on. Collective."""
+        args = self.args
+        micro_steps = self.state.global_step * args.gradient_accumulation_steps
+        micro_steps += trl_hooks.micro_step(self) % args.gradient_accumulation_steps
+        after_this = micro_steps + trl_hooks.micro_steps_per_generation(self)
+        if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
+            return  # this is the last generation
+        plan = self._plan_step([])
+        with shared():
+            prompt_ids = super()._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
+        self.vllm.prefetch(prompt_ids, None)
+        plan.is_prefetched = True
+        self._prefetched = plan
+
+    def cancel_prefetch(self) -> None:
+        """Forget the next step that was planned and requested; its prompts are the next ones again."""
+        if self._prefetched is not None:
+            self._prefetched = None
+            self.prompt_source.rollback()
+        self.vllm.cancel_prefetch()
+
+    # Several rounds: sample and select first, then let TRL's method assemble the batch
+
+    def _run_multiple_rounds(self, plan: StepPlan) -> tuple[RolloutBatch, dict[str, Any]]:
+        with (
+            rank_local_collectives(self),
+            self._rounds.hold_environments(),
+            deduplicate_warnings(TRL_LOGGER, "All reward functions returned None"),
         ):
-            return  # this was the last generation
-        self._sync_weights_if_needed()
-        tracker = self.pass_rates
-        visit = None if tracker is None else tracker.visit  # of the step that is yet to be trained on
-        self._ahead = self._plan_sampling([])
-        self._ahead.source.ask(self._ahead.sizes)
-        self._ahead.sent = True
-        if tracker is not None and visit is not None:
-            tracker.visit = visit
+            batch = self._sample_rounds(plan)
+        with injecting(self, batch) as hook:
+            output = super()._generate_and_score_completions([row.row for row in batch.rows])
+        self._compute_advantages(batch, hook.hidden_states)
+        return batch, output
 
-    def _collect(self, inputs: list[dict[str, Any]]) -> RolloutBatch:
-        """Sample all processes' prompts, select their groups and bring this process's share of them here."""
-        args = self.args
-        asking, self._ahead = self._ahead or self._plan_sampling(inputs), None
-        source, lanes = asking.source, asking.lanes
-        tracker = self.pass_rates
-        if tracker is not None and asking.visit is not None:
-            tracker.visit = asking.visit
-        self._staleness = self.state.global_step - asking.step
+    def _sample_rounds(self, plan: StepPlan) -> RolloutBatch:
+        """Sample all ranks' prompts, select their groups and bring this rank's share of the completions here."""
+        args, tracker = self.args, self.pass_rates
+        sampler = self._build_sampler(plan)
         hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
         with (
-            self.vllm_session(asking),
-            StepProgress(len(source.prompts), self.state.global_step + 1, hidden) as progress,
+            self.vllm.generation(),
+            StepProgress(len(sampler.prompts), self.state.global_step + 1, hidden) as progress,
         ):
-            pools = source.sample(
-                exit_condition=args.exit_condition if lanes is None else lane_done,
-                samples_per_round=asking.sizes,
+            pools = sampler.sample(
+                exit_condition=self.strategy.exit_condition if plan.slots is None else slot_done,
+                samples_per_round=self.strategy.rollouts_per_round,
                 max_rounds=args.max_rounds_per_step,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
-        # Seeded by the position of this generation in the run, which a resumed run shares.
-        seed = (args.seed, self.state.global_step, self._step % args.gradient_accumulation_steps)
-        asked = self.prompt_source.asked(pools)
+        sampled = self.prompt_source.sampled_prompts(pools)
         if tracker is not None:
-            tracker.keep(asked.indices)
+            tracker.restrict_to(sampled.indices)
+        # Seeded by the position of this generation in the run, which a resumed run shares.
+        micro_step = trl_hooks.micro_step(self) % args.gradient_accumulation_steps
+        seed = (args.seed, self.state.global_step, micro_step)
         groups = [
-            args.sampling_strategy.group(pool, args, (*seed, *number)) if trained else []
-            for pool, number, trained in zip(asked.pools, asked.numbers, asked.trained, strict=True)
+            self.strategy.select(pool, (*seed, *of_prompt)) if is_trained else []
+            for pool, of_prompt, is_trained in zip(sampled.pools, sampled.seeds, sampled.is_trained, strict=True)
         ]
-        batch = source.fetch([rollout for group in groups for rollout in group])
-        replay = build_rollout_batch(asked.pools, groups, args, self.accelerator.device, asked.is_on_distribution)
-        replay.take(batch.rows, self.accelerator.process_index)
-        self._log_sampling(replay, batch)
-        if tracker is not None and self._capture_hidden_states:
-            replay.states = tracker.reader.share([source.states.get(i) for i in asked.indices])
-        replay.metrics |= self.prompt_source.close(pools)
-        return replay
+        selected = sampler.fetch([rollout for group in groups for rollout in group])
+        batch = build_rollout_batch(sampled.pools, groups, args, sampled.is_on_distribution)
+        batch.rows = selected.rows
+        rewards = [rollout.rewards for group in groups for rollout in group]
+        batch.rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
+        self._log_sampling(batch, selected)
+        if tracker is not None and self.captures_hidden_states:
+            batch.hidden_states = tracker.reader.all_gather_states([sampler.states.get(i) for i in sampled.indices])
+        batch.metrics |= self.prompt_source.finish_step(pools)
+        return batch
 
-    def _compute_advantages(self, replay: RolloutBatch, states: torch.Tensor | None) -> None:
+    def _build_sampler(self, plan: StepPlan) -> RolloutSampler:
+        local_rows, rank = plan.prompts.local_rows, self.accelerator.process_index
+        common: dict[str, Any] = {
+            "split_rewards": self.split_rewards,
+            "accelerator": self.accelerator,
+            "slots": plan.slots,
+        }
+        if not self.vllm.samples_async:
+            generate = self._rounds.generate_and_score
+            return SynchronousSampler(rows=local_rows, owners=plan.prompts.row_ranks, complete=generate, **common)
+        prompts, prompt_ids, images = [], [], None
+        with shared():
+            if local_rows:
+                prompts = self._rounds.prepare(local_rows)
+                prompt_ids, images, _ = self._tokenize_prompts(prompts)
+        ranks = plan.prompts.slot_ranks
+        return AsyncVLLMSampler(
+            prompts=range(sum(owner < rank for owner in ranks), sum(owner <= rank for owner in ranks)),
+            vllm=self.vllm_generation,
+            prompt_ids=prompt_ids,
+            images=images,
+            score=self._rounds.make_score_fn(local_rows, prompts, prompt_ids, images),
+            **common,
+        )
+
+    def _log_sampling(self, batch: RolloutBatch, selected: SelectedRollouts) -> None:
+        """Log what TRL has not seen: the tokens of all rounds, the completions of the first one, extra columns of the table."""
+        stats = selected.stats
+        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
+        trl_hooks.set_token_count(self, self.state.num_input_tokens_seen)
+        trl_hooks.append_metrics(self, completion_metrics(*zip(*selected.first_round, strict=True)))
+        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
+        if self.tools:
+            frequencies = {
+                "tools/call_frequency": calls / len(selected.first_round),
+                "tools/failure_frequency": failures / calls if calls else 0.0,
+            }
+            trl_hooks.append_metrics(self, frequencies)
+        batch.metrics |= stats
+        local = slice(
+            self.accelerator.process_index * len(batch.rows), (self.accelerator.process_index + 1) * len(batch.rows)
+        )
+        columns = {
+            "pool_size": batch.per_row([len(pool) for pool in batch.pools])[local],
+            "pool_positives": batch.per_row([pool.positives for pool in batch.pools])[local],
+        }
+        for name in {name for row in batch.rows for name in row.extras}:
+            columns[name] = [row.extras.get(name) for row in batch.rows]
+        trl_hooks.set_pending_extra_columns(self, columns)
+
+    # Advantages
+
+    def _compute_advantages(self, batch: RolloutBatch, states: torch.Tensor | None) -> None:
         """
-        Put advantages and metrics into the replay, and learn from it.
+        Set the batch's advantages and metrics, and update baseline and pass-rate estimates. Collective.
 
         Args:
             states (`torch.Tensor`, *optional*):
-                The policy's hidden states of the prompts, `(rows of this process, H)`, if the parent has passed them.
+                `(rows of this rank, H)`, the policy's hidden states of the prompts, if TRL's passes have shown them.
         """
         tracker = self.pass_rates
         if tracker is not None and not tracker.predict_before_sampling:
-            if self._capture_hidden_states and states is not None:
-                replay.states = tracker.reader.share(replay.by_prompt(states))
-            tracker.predict(replay.states)
-        priors, stds = self._compared.expect(replay.pools)
-        replay.judge(self.args, self.reward_weights.tolist(), priors, stds)
+            if self.captures_hidden_states and states is not None:
+                by_prompt = batch.first_row_states(states, self.accelerator.process_index)
+                batch.hidden_states = tracker.reader.all_gather_states(by_prompt)
+            tracker.predict(batch.hidden_states)
+        estimates, stds = self.baseline.compute(batch.pools)
+        batch.compute_advantages(self.args, self.reward_weights.tolist(), estimates, stds)
+        # Only now: no rollout may influence its own baseline or divisor.
+        self.baseline.update(batch.pools)
         if tracker is not None:
             step = self.state.global_step + 1
-            replay.metrics |= tracker.observe(replay.pools, step, replay.is_on_distribution)
+            batch.metrics |= tracker.observe(batch.pools, step, batch.is_on_distribution)
 
-    def _log_sampling(self, replay: RolloutBatch, batch: Batch) -> None:
-        """What the parent has not seen: the tokens of all rounds, the completions of the first, extra columns."""
-        metrics, stats = self._metrics["train"], batch.stats
-        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-        for name, value in completion_metrics(*zip(*batch.first_round, strict=True)).items():
-            metrics[name].append(value)
-        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
-        if self.tools:
-            metrics["tools/call_frequency"].append(calls / len(batch.first_round))
-            metrics["tools/failure_frequency"].append(failures / calls if calls else 0.0)
-        replay.metrics |= stats
-        extras = self._pending_extra_logs
-        extras["pool_size"] = replay.per_row([len(pool) for pool in replay.pools])[replay.local]
-        extras["pool_positives"] = replay.per_row([pool.positives for pool in replay.pools])[replay.local]
-        for name in {name for row in batch.rows for name in row.extras}:
-            extras[name] = [row.extras.get(name) for row in batch.rows]
+    def _replace_advantages_and_metrics(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
+        """Replace the advantages and the metrics of rewards that TRL has computed from its groups."""
+        advantages = batch.flat_advantages
+        rows = len(output["advantages"])
+        start = self.accelerator.process_index * rows
+        output["advantages"] = output["advantages"].new_tensor(advantages[start : start + rows])
+        trl_hooks.replace_logged_advantages(self, advantages)
+        if self.args.zero_variance_groups == "mask":
+            mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
+        discarded = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
+        batch.metrics["tokens/discarded"] = discarded
+        once = self.strategy.uses_estimated_budgets
+        first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
+        trl_hooks.replace_latest_metrics(self, first_round)
+        self._log_ada(batch.metrics)
+
+    def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
+        """GRPO itself: its advantages stay, only `zero_variance_groups="mask"` and the `ada/` metrics are added."""
+        batch.metrics["tokens/discarded"] = 0.0
+        self._log_ada(batch.metrics)
+        if self.args.zero_variance_groups == "mask":
+            groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
+            # By equality with each other: rounding may leave a mean that differs from equal rewards.
+            zero_variance = (groups == groups[:, :1]).all(dim=1)
+            masked = zero_variance.repeat_interleave(self.num_generations).tolist()
+            mask_rows(output, masked, self.loss_type, self.accelerator)
+
+    def _log_ada(self, metrics: dict[str, float]) -> None:
+        self._diagnostics.observe(metrics, self.state.global_step + 1)
+        trl_hooks.append_metrics(self, {f"ada/{name}": value for name, value in metrics.items()})
+
+    def _average_seconds(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Over ranks. Collective."""
+        received = gather_object([seconds])
+        return {name: sum(of_rank[name] for of_rank in received) / len(received) for name in seconds}
+
+    def split_rewards(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
+        """
+        Total reward and success reward of each row of `rewards`, `(rows, num_reward_funcs)`. The total is the weighted sum; NaN if
+        no function with a weight scored the row, or if it exceeds float32.
+        """
+        weights = self.reward_weights.to(rewards.device)
+        unscored = (rewards.isnan() | (weights == 0)).all(dim=1)
+        total = (rewards * weights).nansum(dim=1).masked_fill(unscored, torch.nan)
+        totals = total.masked_fill(total.isinf(), torch.nan).tolist()
+        if self.args.success_reward is None:
+            return totals, totals
+        return totals, rewards[:, self.reward_func_names.index(self.args.success_reward)].tolist()
+
+    # TRL's methods that the hooks intercept (trl_hooks.py)
+
+    def _generate(self, prompts: list) -> tuple:
+        if self._hook is not None:
+            return self._hook.generate(super()._generate, prompts)
+        if self.vllm is None:  # made without `__init__`, as TRL's own tests do
+            return super()._generate(prompts)
+        with self.vllm.generation():  # evaluation
+            return super()._generate(prompts)
+
+    def _tokenize_prompts(self, prompts: list) -> tuple:
+        call: Callable = super()._tokenize_prompts
+        return call(prompts) if self._hook is None else self._hook.tokenize_prompts(call, prompts)
+
+    def _generate_single_turn(self, *args, **kwargs) -> tuple:
+        call: Callable = super()._generate_single_turn
+        return call(*args, **kwargs) if self._hook is None else self._hook.generate_single_turn(call, *args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        call: Callable = super()._get_per_token_logps_and_entropies
+        return call(*args, **kwargs) if self._hook is None else self._hook.compute_logprobs(call, *args, **kwargs)
+
+    def _tool_call_loop(self, *args, **kwargs) -> tuple:
+        call: Callable = super()._tool_call_loop
+        return call(*args, **kwargs) if self._hook is None else self._hook.run_tools(call, *args, **kwargs)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
+        given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+        if self._hook is not None:
+            return self._hook.calculate_rewards(*given)
+        return trl_hooks.score_on_all_ranks(self, *given)
+
+    # Training, logging, checkpoints
+
+    def train(self, *args, **kwargs):
+        if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
+            trl_hooks.forget_buffered_batch(self)
+        with self.vllm.running():
+            return super().train(*args, **kwargs)
+
+    def evaluation_loop(self, *args, **kwargs):
+        with self.vllm.running():
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        self.vllm.forget_weights()  # the engine has other weights, of the same step
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        for metrics in self._metrics.values():
-            for name in self._constant_metrics & metrics.keys():
-                del metrics[name]
+        trl_hooks.drop_metrics(self, self._constant_metrics)
         super().log(logs, start_time)
+
+    def get_train_dataloader(self):
+        """As in [`~trl.GRPOTrainer`]; where prompts come from the queue, a data loader that only counts the steps."""
+        args = self.args
+        if not args.uses_prompt_queue:
+            return super().get_train_dataloader()
+        rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
+        if rows is None:
+            micro_steps = args.max_steps * args.gradient_accumulation_steps
+            generations = -(-micro_steps // trl_hooks.micro_steps_per_generation(self))
+            rows = generations * args.prompts_per_step
+        with trl_hooks.override_attributes(self, train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
+            return super().get_train_dataloader()
+
+    def _get_train_sampler(self, dataset=None):
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
 
     def _save_checkpoint(self, model, trial):
         self._warn_of_unfinished_generation()
-        # First, because the parent pushes the checkpoint to the hub as its last act.
+        # Before TRL's part, whose last act pushes the checkpoint to the hub.
         directory = os.path.join(
             self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         )
@@ -349,123 +635,36 @@ class AdaGRPOTrainer(VLLMMixin):
         super()._save_checkpoint(model, trial)
 
     def _sampler_state_dict(self) -> dict[str, Any]:
-        """What is saved beside the record of the prompts."""
-        # A generation that is still being trained on is made again after a resume, and so is one that is asked ahead.
-        under_way = self._step % (self.args.steps_per_generation * self.num_iterations) > 0
-        return self.prompt_source.state_dict(under_way + (self._ahead is not None)) | self._compared.state_dict()
+        # A generation that is still being trained on is generated again after a resume, and so is a prefetched one.
+        is_unfinished = trl_hooks.micro_step(self) % trl_hooks.micro_steps_per_generation(self) > 0
+        steps_back = is_unfinished + (self._prefetched is not None)
+        return self.prompt_source.state_dict(steps_back) | self.baseline.state_dict()
 
     def _warn_of_unfinished_generation(self) -> None:
-        """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them anew."""
-        args, micro_steps = self.args, self.args.steps_per_generation * self.num_iterations
-        unfinished = self._step % micro_steps and self.state.global_step < self.state.max_steps
+        """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them again."""
+        args, micro_steps = self.args, trl_hooks.micro_steps_per_generation(self)
+        unfinished = trl_hooks.micro_step(self) % micro_steps and self.state.global_step < self.state.max_steps
         if unfinished and not self._warned_mid_generation_checkpoint:
             self._warned_mid_generation_checkpoint = True
             steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
             logger.warning(
-                f"The checkpoint at step {self.state.global_step} is in the middle of a generation, which is {steps} steps "
-                "long and which a resumed run starts anew: it will not be the same as one that is not interrupted. Set "
-                f"save_steps to a multiple of {steps}."
+                f"Checkpoint {self.state.global_step} falls inside a generation batch of {steps} steps. A resumed run "
+                "generates it again and will not reproduce the uninterrupted run. Set save_steps to a multiple of "
+                f"{steps}."
             )
-
-    def _get_train_sampler(self, dataset=None):
-        self._train_sampler = super()._get_train_sampler(dataset)
-        return self._train_sampler
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._train_sampler is not None:
-            for _ in range(int(self.state.epoch)):  # else the first epoch's order is repeated, as GRPOTrainer does
+        if checkpoint is None:
+            return
+        if self._train_sampler is not None:
+            # The sampler draws a new order per epoch from one generator; without these, a resumed run would repeat the first
+            # epoch's order, as GRPOTrainer does.
+            for _ in range(int(self.state.epoch)):
                 next(iter(self._train_sampler), None)
-        if checkpoint is not None and self.pass_rates is not None:
+        if self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
-        if checkpoint is not None and self._sampler_state_dict():
+        if self._sampler_state_dict():
             state = load_state(checkpoint)
             self.prompt_source.load_state_dict(state)
-            self._compared.load_state_dict(state)
-
-    def get_train_dataloader(self):
-        """As the parent's; where the prompts come from a stream, one that only counts the steps."""
-        args = self.args
-        if not args.uses_prompt_queue:
-            return super().get_train_dataloader()
-        if isinstance(self.train_dataset, IterableDataset):
-            generations = -(
-                -args.max_steps * args.gradient_accumulation_steps // (args.steps_per_generation * self.num_iterations)
-            )
-            rows = generations * args.prompts_per_step
-        else:
-            rows = len(self.train_dataset)
-        with self.having(train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
-            return super().get_train_dataloader()
-
-    def _build_source(self, question: PromptBatch, lanes: Sequence[BatchSlot] | None) -> RolloutSampler:
-        own = question.own
-        common = {"split_rewards": self.split_rewards, "accelerator": self.accelerator, "lanes": lanes}
-        if not self._uses_async_vllm:
-            return SynchronousSampler(rows=own, owners=question.owners, complete=self.complete, **common)
-        prompts, prompt_ids, images = [], [], None
-        with shared():
-            if own:
-                prompts = self._prepare(own)
-                prompt_ids, images, _ = self._tokenize_prompts(prompts)
-        me, places = self.accelerator.process_index, question.slot_ranks
-        return AsyncVLLMSampler(
-            prompts=range(sum(owner < me for owner in places), sum(owner <= me for owner in places)),
-            vllm=self.vllm_generation,
-            prompt_ids=prompt_ids,
-            images=images,
-            score=self._scorer(own, prompts, prompt_ids, images),
-            **common,
-        )
-
-    def split_rewards(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
-        """By row of `rewards` (rollouts, reward functions), its weighted sum, and what decides when sampling ends."""
-        total = self._total_rewards(rewards).tolist()
-        if self.args.success_reward is None:
-            return total, total
-        return total, rewards[:, self.reward_func_names.index(self.args.success_reward)].tolist()
-
-    def _total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
-        """
-        Weighted sum over reward functions, `(rows, num_reward_funcs)` to `(rows,)`; NaN if none scored the row, or if the
-        sum is too large for float32.
-        """
-        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        return finite(total.masked_fill(rewards.isnan().all(dim=1), torch.nan))
-
-    def _overwrite_advantages_and_metrics(self, replay: RolloutBatch, output: dict[str, Any]) -> None:
-        """Put the true advantages and the honest metrics where the parent left those of the selected group."""
-        advantages = [value for values in replay.advantages for value in values]
-        output["advantages"] = output["advantages"].new_tensor(advantages[replay.local])
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
-            logged.pop()
-        logged.extend(advantages)
-        if self.args.zero_variance_groups == "mask":
-            masked = replay.per_row(replay.is_zero_variance)
-            mask_rows(output, masked, self.loss_type, self.accelerator)
-        replay.metrics["tokens/discarded"] = replay.metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        # The parent has just logged the rewards of the selected group: report those of the first round instead.
-        for name, value in replay.first_round_rewards(
-            self.reward_func_names, self.args.sampling_strategy.by_estimates
-        ).items():
-            self._metrics["train"][name][-1] = value
-        self._log_ada(replay.metrics)
-
-    def _log_uniform_metrics(self, inputs: list[dict], observed: RewardCapture) -> None:
-        """The same figures for plain GRPO, so that both kinds of run can be compared."""
-        rewards = finite(observed.rewards)
-        pools, metrics = uniform_pools(rewards.tolist(), *self.split_rewards(rewards), self.args)
-        if self.pass_rates is not None:
-            self.pass_rates.identify(self.prompt_source.ask(inputs).own)
-            self.pass_rates.predict()
-            metrics |= self.pass_rates.observe(pools, self.state.global_step + 1)
-        tokens = torch.tensor(sum(map(len, observed.completion_ids)), device=rewards.device)
-        metrics["tokens/generated"] = self.accelerator.reduce(tokens).item()
-        metrics["tokens/discarded"] = 0.0
-        self._log_ada(metrics)
-
-    def _log_ada(self, metrics: dict[str, float]) -> None:
-        self._signal_warning.observe(metrics, self.state.global_step + 1)
-        for name, value in metrics.items():
-            self._metrics["train"][f"ada/{name}"].append(value)
+            self.baseline.load_state_dict(state)

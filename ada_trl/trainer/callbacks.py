@@ -104,8 +104,8 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from ..sampling.strategies import pluralize
 from .ada_grpo_config import AdaGRPOConfig
-from .sampling_strategies import count
 
 
 GRPO_REFERENCE_N = 4  # rollouts per prompt of the GRPO that a run is set beside
@@ -119,10 +119,12 @@ def summary(args: AdaGRPOConfig) -> str:
     rows = args.generation_batch_size
     prompts = rows // args.num_generations
     step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
-    text = f"Each {step}: {count(prompts, 'prompt')}{_order(args)}; {args.sampling_strategy.describe(args)}; {_baseline(args)}; {_weight(args)}. "
+    text = f"Each {step}: {pluralize(prompts, 'prompt')}{_order(args)}; {args.sampling_strategy.describe()}; {_baseline(args)}; {_weight(args)}. "
     text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
     if prompts != rows // GRPO_REFERENCE_N:
-        text += f" GRPO with {GRPO_REFERENCE_N} rollouts has {count(rows // GRPO_REFERENCE_N, 'prompt')} in as many."
+        text += (
+            f" GRPO with {GRPO_REFERENCE_N} rollouts has {pluralize(rows // GRPO_REFERENCE_N, 'prompt')} in as many."
+        )
     return text
 
 
@@ -170,7 +172,11 @@ _ALONE += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pas
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     """Names of metrics that never vary where `args` run, or are another one's in every step."""
     names = []
-    if not args.sampling_strategy.in_rounds and not args.sampling_strategy.by_estimates and not args.resamples_prompts:
+    if (
+        not args.sampling_strategy.is_sequential
+        and not args.sampling_strategy.uses_estimated_budgets
+        and not args.resamples_prompts
+    ):
         names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
         if args.num_generations == 1:
             names += _ALONE
@@ -178,7 +184,8 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     if args.baseline == "batch":  # functions of the number of rollouts
         names += [
-            f"ada/baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "strength")
+            f"ada/baseline/{name}"
+            for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
         ]
     return set(names)
 
@@ -195,7 +202,7 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
             "posterior": {"explained": ("ada/baseline/explained_variance", ".2f")},
             "batch": {},
         }[args.baseline]
-        if args.sampling_strategy.in_rounds or args.resamples_prompts:
+        if args.sampling_strategy.is_sequential or args.resamples_prompts:
             signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
         shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
         shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}

@@ -66,7 +66,7 @@ class TrainingDiagnostics:
         self._of_others = (rows / (rows - 1)) ** 2
         # Every rollout teaches where it is not compared with its own pool, whatever its neighbours earned.
         self._causes = list(FOUND) if args.baseline == "pool" else ["unscored"]
-        self._matters = args.sampling_strategy.in_rounds or args.depends_on_pass_rates
+        self._matters = args.sampling_strategy.is_sequential or args.depends_on_pass_rates
         self._early = 2  # generations still to be looked at
         self._range = (math.inf, -math.inf)
         self._last_good: dict[str, int] = {}  # the last step at which it was not so

@@ -1,4 +1,4 @@
-"""The update batch that is replayed through the parent."""
+"""The rollouts of a generation batch, with their advantages and metrics."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from ..core import (
     BaselineEstimate,
@@ -25,66 +26,93 @@ from ..sampling.rollout_sampler import Completion
 from .ada_grpo_config import AdaGRPOConfig
 
 
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
+
+
 @dataclass
 class RolloutBatch:
     """
-    The update batch of all processes, handed to the parent in place of what it would have generated and scored.
+    The rollouts that all ranks train on, prompt by prompt.
 
-    Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different
-    numbers with the same sum; rows are dealt out to the processes in equal shares either way. What a rollout is worth is
-    known after [`judge`].
+    Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different numbers with the
+    same sum; rows are dealt out to the ranks in equal shares either way.
+
+    Args:
+        pools (`Sequence[Pool]`):
+            All rollouts of each prompt.
+        groups (`list[list[Rollout]]`):
+            Of these, the ones that are trained on.
+        is_on_distribution (`Sequence[bool]`):
+            Whether each prompt is an unbiased sample of the data set.
+        rollouts_per_round (`int`):
+            Rollouts of the first round of a prompt.
+        metrics (`dict[str, float]`):
+            Logged under `ada/`.
+        advantages (`list[list[float]]`):
+            By prompt, of its group; see [`compute_advantages`].
+        rows (`list[Completion]`):
+            Completions of this rank, where they were selected from several rounds.
+        hidden_states (`torch.Tensor`, *optional*):
+            `(P, H)`, the policy's hidden states of the prompts, if they were captured while sampling.
     """
 
-    pools: Sequence[Pool]  # per prompt
+    pools: Sequence[Pool]
     groups: list[list[Rollout]]
-    rewards: torch.Tensor  # (batch of all processes, num_reward_funcs)
-    is_on_distribution: Sequence[bool]  # per prompt: whether it stands for the data set
-    samples_per_round: int
+    is_on_distribution: Sequence[bool]
+    rollouts_per_round: int
     metrics: dict[str, float] = field(default_factory=dict)
     advantages: list[list[float]] = field(default_factory=list)
-    # Of this process, see `take`:
-    local: slice = field(default_factory=lambda: slice(0))  # its rows of the batch
+    rewards: torch.Tensor | None = None  # (rows of all ranks, num_reward_funcs), where rows are injected
     rows: list[Completion] = field(default_factory=list)
-    states: torch.Tensor | None = None  # (P, H), the policy's hidden states of the prompts, if they were caught
+    hidden_states: torch.Tensor | None = None
 
     @property
-    def is_zero_variance(self) -> list[bool]:
+    def has_zero_advantage(self) -> list[bool]:
         """By prompt, whether all its advantages are 0."""
         return [not any(values) for values in self.advantages]
 
     @property
-    def first_round(self) -> list[list[Rollout]]:
-        """By prompt that stands for the data set, its first round."""
+    def flat_advantages(self) -> list[float]:
+        """By row of all ranks."""
+        return [value for values in self.advantages for value in values]
+
+    @property
+    def first_rounds(self) -> list[list[Rollout]]:
+        """The first round of each prompt that is an unbiased sample of the data set."""
         return [
-            [rollout for rollout in pool.rollouts if rollout.draw_index < self.samples_per_round]
-            for pool, is_representative in zip(self.pools, self.is_on_distribution, strict=True)
-            if is_representative
+            [rollout for rollout in pool.rollouts if rollout.draw_index < self.rollouts_per_round]
+            for pool, included in zip(self.pools, self.is_on_distribution, strict=True)
+            if included
         ]
 
     def per_row(self, values: Sequence[Any]) -> list[Any]:
-        """One value per prompt to one per row."""
+        """Repeat one value per prompt for each of its rows."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
 
-    def by_prompt(self, states: torch.Tensor) -> list[torch.Tensor | None]:
-        """Of each prompt whose first row of the batch is on this process, the state of that row."""
+    def first_row_states(self, states: torch.Tensor, process_index: int) -> list[torch.Tensor | None]:
+        """By prompt, the hidden state of its first row of the batch, if that is among `states`, those of this rank's rows."""
         found: list[torch.Tensor | None] = [None] * len(self.pools)
         prompts = self.per_row(range(len(self.pools)))
-        for i, prompt in enumerate(prompts[self.local]):
-            row = self.local.start + i
+        start = process_index * len(states)
+        for i, prompt in enumerate(prompts[start : start + len(states)]):
+            row = start + i
             if row == 0 or prompts[row - 1] != prompt:
                 found[prompt] = states[i]
         return found
 
-    def take(self, rows: list[Completion], process_index: int) -> None:
-        """Put in this process's share of the completions; `process_index` says whose it is."""
-        self.local = slice(process_index * len(rows), (process_index + 1) * len(rows))
-        self.rows = rows
+    def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, float]:
+        """
+        GRPO's reward metrics, of the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`.
 
-    def first_round_rewards(self, names: Sequence[str], each_prompt_once: bool) -> dict[str, float]:
-        """What GRPO logs of its rewards, of the first round; `names` are those of the reward functions."""
+        Args:
+            names (`Sequence[str]`):
+                Names of the reward functions.
+            each_prompt_once (`bool`):
+                Whether every prompt has the same weight, where numbers of rollouts differ.
+        """
 
         def statistics(value: Callable[[Rollout], float]) -> tuple[float, float]:
-            values = [[value(rollout) for rollout in rollouts] for rollouts in self.first_round]
+            values = [[value(rollout) for rollout in rollouts] for rollouts in self.first_rounds]
             return mean_and_std(values, each_prompt_once=each_prompt_once)
 
         mean, std = statistics(attrgetter("reward"))
@@ -94,66 +122,71 @@ class RolloutBatch:
             metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
         return metrics | {"frac_reward_zero_std": self.metrics["frac_reward_zero_std/first_round"]}
 
-    def judge(
+    def compute_advantages(
         self,
         args: AdaGRPOConfig,
         reward_weights: Sequence[float],
-        priors: Sequence[BaselineEstimate] | None = None,
+        estimates: Sequence[BaselineEstimate] | None = None,
         stds: Sequence[float] | None = None,
     ) -> None:
         """
-        Put in advantages and metrics.
+        Set advantages and metrics.
 
         Args:
-            priors (`Sequence[BaselineEstimate]`, *optional*):
-                What each prompt is compared with; by default the mean of its pool.
+            estimates (`Sequence[BaselineEstimate]`, *optional*):
+                Baseline of each prompt; by default the mean of its pool.
             stds (`Sequence[float]`, *optional*):
-                With `priors`, by prompt what advantages are divided by.
+                With `estimates`, the standard deviation that each prompt's advantages are divided by.
         """
-        if priors is None:
+        if estimates is None:
             self.advantages = pool_advantages(self.pools, self.groups, args, reward_weights)
+            of_baseline = {}
         else:
-            self.advantages, metrics = self._compared_with(priors, stds or [None] * len(priors), args)
-            self.metrics |= metrics
+            weighting = args.prompt_weighting
+            divisors: Sequence[float | None] = stds or [None] * len(estimates)
+            self.advantages = [
+                posterior_advantages(pool, estimate, weighting=weighting, std=std)
+                for pool, estimate, std in zip(self._pools_in_order(), estimates, divisors, strict=True)
+            ]
+            of_baseline = self._baseline_metrics(estimates, weighting)
         sampled = sampling_metrics(
             self.pools,
             self.groups,
             self.advantages,
             args.exit_condition,
-            samples_per_round=self.samples_per_round,
-            max_rounds=args.sampling_strategy.rounds(args),
+            samples_per_round=self.rollouts_per_round,
+            max_rounds=args.sampling_strategy.rounds_per_step,
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
             is_on_distribution=self.is_on_distribution,
         )
-        self.metrics = sampled | self.metrics  # what was known from before the draw, or of earlier steps, counts
+        # The weight as applied, and an exit condition over several steps, replace what this step's pools alone would say.
+        self.metrics = sampled | self.metrics | of_baseline
 
-    def _compared_with(
-        self, priors: Sequence[BaselineEstimate], stds: Sequence[float | None], args: AdaGRPOConfig
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        """
-        [`~core.posterior_advantages`] of everything that was drawn, and how good the baseline was: the share of the variance
-        of the rewards that it explains, beside that of the leave-one-out mean of the same rollouts (of prompts with more than
-        one), and what it was worth in rollouts.
-        """
-        ordered = [
+    def _pools_in_order(self) -> list[Pool]:
+        return [
             Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index"))) for pool in self.pools
         ]
-        advantages, baselines, leave_one_out = [], [], []
-        for pool, prior, std in zip(ordered, priors, stds, strict=True):
-            advantages.append(posterior_advantages(pool, prior, weighting=args.prompt_weighting, std=std))
-            baselines.append(posterior_baselines(pool, prior))
-            nothing = BaselineEstimate(math.nan, 0.0, prior.pass_rate)
-            leave_one_out.append(posterior_baselines(pool, nothing))
-        weights = [prior.weight(args.prompt_weighting) for prior in priors]
+
+    def _baseline_metrics(self, estimates: Sequence[BaselineEstimate], weighting: Any) -> dict[str, float]:
+        """
+        The share of the variance of the rewards that the baseline explains, beside that of the leave-one-out mean of the same
+        rollouts (of prompts with more than one), its pseudo-counts, and the prompt weights.
+        """
+        pools = self._pools_in_order()
+        pairs = list(zip(pools, estimates, strict=True))
+        baselines = [posterior_baselines(pool, estimate) for pool, estimate in pairs]
+        no_information = [BaselineEstimate(math.nan, 0.0, estimate.pass_rate) for estimate in estimates]
+        leave_one_out = [posterior_baselines(pool, none) for pool, none in zip(pools, no_information, strict=True)]
+        weights = [estimate.weight(weighting) for estimate in estimates]
         metrics = {
             "prompt_weight/mean": math.fsum(weights) / len(weights),
             "prompt_weight/max": max(weights),
-            "baseline/explained_variance": explained_variance(ordered, baselines),
-            "baseline/explained_variance_leave_one_out": explained_variance(ordered, leave_one_out),
-            "baseline/pseudo_counts": math.fsum(prior.strength for prior in priors) / len(priors),
+            "baseline/explained_variance": explained_variance(pools, baselines),
+            "baseline/explained_variance_leave_one_out": explained_variance(pools, leave_one_out),
+            "baseline/pseudo_counts": math.fsum(estimate.pseudo_counts for estimate in estimates) / len(estimates),
         }
-        return advantages, {name: value for name, value in metrics.items() if not math.isnan(value)}
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def pool_advantages(
@@ -167,9 +200,9 @@ def pool_advantages(
     by_batch = args.scale_rewards == "batch"
     if args.multi_objective_aggregation == "normalize_then_sum":
         normalized = [normalize_rewards(pool, reward_weights) for pool in pools]
-        by_draw = [{rollout.draw_index: rollout for rollout in pool.rollouts} for pool in normalized]
+        by_index = [{rollout.draw_index: rollout for rollout in pool.rollouts} for pool in normalized]
         groups = [
-            [after[rollout.draw_index] for rollout in group] for after, group in zip(by_draw, groups, strict=True)
+            [after[rollout.draw_index] for rollout in group] for after, group in zip(by_index, groups, strict=True)
         ]
         pools, by_batch = normalized, True
     stds: list[float | None] = [None] * len(pools)
@@ -193,44 +226,40 @@ def build_rollout_batch(
     pools: Sequence[Pool],
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
-    device: torch.device,
     is_on_distribution: Sequence[bool] | None = None,
 ) -> RolloutBatch:
     """
-    The update on the selected groups. What is drawn in one round is all of it the first one. `is_on_distribution` tells which prompts
-    stand for the data set (by default, all; where none does, nothing is said about it).
+    The batch of the selected groups. In modes with one round all rollouts belong to the first round. By default all prompts are
+    an unbiased sample of the data set.
     """
-    rewards = [rollout.rewards for group in groups for rollout in group]
+    strategy = args.sampling_strategy
     return RolloutBatch(
         pools=pools,
         groups=groups,
-        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
         is_on_distribution=[True] * len(pools) if is_on_distribution is None else is_on_distribution,
-        samples_per_round=args.sampling_strategy.round_size(args)
-        if args.sampling_strategy.in_rounds
-        else max(map(len, pools)),
+        rollouts_per_round=strategy.rollouts_per_round if strategy.is_sequential else max(map(len, pools)),
     )
 
 
-def uniform_pools(
-    rewards: list[list[float]], totals: list[float], signals: list[float], args: AdaGRPOConfig
-) -> tuple[list[Pool], dict[str, float]]:
-    """What uniform sampling has drawn, as pools with the metrics of a sampling that stops after the first round."""
-    n = args.num_generations
-    rollouts = [
-        Rollout(i % n, total, signal, tuple(per_func))
-        for i, (total, signal, per_func) in enumerate(zip(totals, signals, rewards, strict=True))
-    ]
-    groups = [rollouts[i : i + n] for i in range(0, len(rollouts), n)]
-    pools = [Pool(args.positive_threshold, group) for group in groups]
-    metrics = sampling_metrics(
-        pools,
-        groups,
-        [group_advantages(pool, group, weighting="none") for pool, group in zip(pools, groups, strict=True)],
-        args.exit_condition,
-        samples_per_round=n,
-        max_rounds=1,
-        num_generations=n,
-        weighting="none",
-    )
-    return pools, metrics
+def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator: Accelerator) -> None:
+    """
+    Make the loss what it would be without the `masked` rows, those of zero-variance groups. Collective.
+
+    Args:
+        output (`dict`):
+            The batch of this rank, as [`~trl.GRPOTrainer`] trains on it.
+        masked (`Sequence[bool]`):
+            By row of all ranks.
+        loss_type (`str`):
+            As in [`~trl.GRPOConfig`].
+        accelerator (`Accelerator`):
+            This rank and the others.
+    """
+    rows = len(output["advantages"])
+    local = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
+    keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
+    output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
+    loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
+    output["num_items_in_batch"] = accelerator.gather(loss_mask.sum()).sum()
+    if loss_type in MEAN_OVER_ROWS:  # masked rows still count in these losses' divisor
+        output["advantages"] = output["advantages"] * len(masked) / max(sum(not m for m in masked), 1)

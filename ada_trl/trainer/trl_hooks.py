@@ -1,223 +1,396 @@
-"""TRL's own preparation, generation, decoding and reward functions, for any rows and on one process alone."""
+"""
+Everything private of TRL that this package relies on, in one module: hooks, attributes and patches.
 
-import copy
+[`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`. On the way
+it calls methods of its own that a subclass can override. [`AdaGRPOTrainer`] overrides six of them and passes each call on to its
+current *hook*, if it has one. There is a hook for each purpose for which the method is called:
+
+- [`StepCapture`]: one round per step. TRL does everything; the hook keeps the rewards, hidden states and seconds.
+- [`PromptPreparation`]: several rounds per step. TRL turns data set rows into prompts and is left before it generates.
+- [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
+- [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
+
+Without a hook (evaluation, everything outside of a step) TRL's methods run as they are.
+
+Two patches of TRL's module act only while one of our trainers is constructed or samples in rounds, and only in its thread
+([`vllm_generation_class`], [`rank_local_collectives`]). A hook of TRL's for each would make them unnecessary (docs/upstream.md).
+`tests/trainer/test_trl_contract.py` pins every name used here.
+"""
+
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from accelerate.utils import gather
+from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..pass_rates.hidden_states import capture_hidden_states
 from ..sampling.rollout_sampler import Completion, Completions
-from ..utils.distributed import gather_unless_local, local, shared
+from ..utils.copying import copy_containers
+from ..utils.distributed import describe_error, gather_unless_local, local, raise_first
 from ..utils.logging import get_logger
-from ..vllm.generation import build_vllm_generation
-from .phases import (
-    Idle,
-    InjectedBatch,
-    NoOpEnvironment,
-    Prepared,
-    Preparing,
-    RewardCapture,
-    Sampling,
-    ServerCompletions,
-    columns_of,
-    finite,
-    rows_of,
-)
+from ..vllm.generation import AdaVLLMGeneration
 from .rollout_batch import RolloutBatch
+from .user_code import preserved_state
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_trainer import AdaGRPOTrainer
 
 
 logger = get_logger(__name__)
 
-# What TRL looks up in its module, once for all trainers; both do as TRL unless one of ours asks for something else.
-grpo_trainer.gather = gather_unless_local(grpo_trainer.gather)
-grpo_trainer.VLLMGeneration = build_vllm_generation
+# Empty values of the columns that `GRPOTrainer._generate` returns: prompt_ids, completion_ids, tool_mask, completions, logprobs,
+# extra_fields, images, tool_images. A column that is not empty has one value per row.
+_EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 
 
-class GRPOHooks(GRPOTrainer):
+# Hooks: how the trainer's overrides of TRL's methods behave at the moment
+
+
+class Hook:
+    """Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`]."""
+
+    def __init__(self, trainer: "AdaGRPOTrainer"):
+        self.trainer = trainer
+
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        return call(prompts)
+
+    def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
+        return call(prompts)
+
+    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        return call(*args, **kwargs)
+
+    def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
+        return call(model, ids, mask, keep, *args, **kwargs)
+
+    def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        return call(*args, **kwargs)
+
+    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+        return call(inputs, prompts, completions, ids)
+
+
+class HiddenStateHook(Hook):
     """
-    Generates and scores through [`~trl.GRPOTrainer`] as often as a step needs it, without what that logs being taken for
-    the step's own. [`AdaGRPOTrainer`] decides on which rows.
-
-    The parent prepares the rows of every round as it prepares a batch: images join their messages, tools are bound,
-    environments are reset. It is left then, and what follows happens outside of its frame.
+    Keeps the policy's hidden states at the last prompt token, `(rows of this rank, H)`, of the first forward pass that TRL makes
+    anyway: the prefill of the generation, or the pass that recomputes log-probabilities.
     """
 
-    _phase: Idle | RewardCapture | Preparing | Sampling | InjectedBatch = Idle()
-    _capture_hidden_states = False  # whether the policy's hidden states of the prompts are wanted
-    _played: dict[str | None, list] | None = (
-        None  # by environment's name, the instances that rollouts of this step used
-    )
+    hidden_states: torch.Tensor | None = None
 
-    def create_accelerator_and_postprocess(self):
-        super().create_accelerator_and_postprocess()
-        self.accelerator.gather = gather_unless_local(self.accelerator.gather)
+    @property
+    def _wants_states(self) -> bool:
+        return self.trainer.captures_hidden_states and self.hidden_states is None
 
-    @contextmanager
-    def having(self, **attributes: Any):
-        """While the block runs, attributes of this trainer are these."""
-        before = {name: getattr(self, name) for name in attributes}
-        self.__dict__.update(attributes)
-        try:
-            yield
-        finally:
-            self.__dict__.update(before)
+    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        # A turn after the first one (tools) has other prompts.
+        if not self._wants_states or self.trainer.use_vllm:
+            return call(*args, **kwargs)
+        with capture_hidden_states(self.trainer.model, -1, first_only=True) as captured:
+            result = call(*args, **kwargs)
+        self.hidden_states = captured[0] if captured else None
+        return result
 
-    # What the parent calls
+    def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
+        # The policy's pass comes first; a later one may be that of its reference.
+        if not (self._wants_states and self.trainer.args.recomputes_logprobs):
+            return call(model, ids, mask, keep, *args, **kwargs)
+        with capture_hidden_states(model, -keep - 1) as captured:
+            result = call(model, ids, mask, keep, *args, **kwargs)
+        self.hidden_states = torch.cat(captured) if captured else None
+        return result
 
-    def _generate(self, prompts: list) -> tuple:
-        match self._phase:
-            case Preparing():
-                raise Prepared(prompts)
-            case InjectedBatch(replay):
-                return columns_of([row.columns for row in replay.rows])
-        return super()._generate(prompts)
 
-    def _tokenize_prompts(self, prompts: list) -> tuple:
-        match self._phase:
-            case Sampling(ServerCompletions() as answers):
-                return answers.prompt_ids, answers.images, {}
-        return super()._tokenize_prompts(prompts)
+class StepCapture(HiddenStateHook):
+    """
+    One round per step: TRL runs once, on the chosen rows. What the advantages need of it is kept.
 
-    def _generate_single_turn(self, *args, **kwargs) -> tuple:
-        match self._phase:
-            case Sampling(ServerCompletions() as answers):
-                return answers.completion_ids, answers.logprobs
-            case Sampling(states=None) as phase if self._capture_hidden_states and not self.use_vllm:
-                with capture_hidden_states(self.model, -1, first_only=True) as caught:
-                    result = super()._generate_single_turn(*args, **kwargs)
-                phase.states = caught[0] if caught else None
-                return result
-        return super()._generate_single_turn(*args, **kwargs)
+    With `score_early`, rewards are computed right after the generation instead of after TRL's forward pass, so that
+    `on_rewards` can request the next step's rollouts before that pass.
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
-        given = (model, input_ids, attention_mask, logits_to_keep, *args)
-        match self._phase:
-            # The first of these passes, of the policy: the next ones may be of its reference.
-            case InjectedBatch(states=None) as phase if self._capture_hidden_states and self.args.recomputes_logprobs:
-                with capture_hidden_states(model, -logits_to_keep - 1) as caught:
-                    result = super()._get_per_token_logps_and_entropies(*given, **kwargs)
-                phase.states = torch.cat(caught)
-                return result
-        return super()._get_per_token_logps_and_entropies(*given, **kwargs)
+    Args:
+        rows (`list[dict]`):
+            Data set rows of this rank.
+        on_rewards (`Callable[[torch.Tensor], None]`):
+            Called with the rewards of all ranks, `(rows of all ranks, num_reward_funcs)`.
+        score_early (`bool`):
+            See above.
+        prefetched (`bool`):
+            Whether the rollouts of these rows were requested in the step before.
+    """
 
-    def _tool_call_loop(self, *args, **kwargs) -> tuple:
-        results = super()._tool_call_loop(*args, **kwargs)
-        if isinstance(self._phase, Sampling):
-            *_, calls, failures, _ = results
-            self._phase.tool_calls = (calls, failures)
+    def __init__(
+        self,
+        trainer: "AdaGRPOTrainer",
+        rows: list[dict],
+        on_rewards: Callable[[torch.Tensor], None],
+        *,
+        score_early: bool,
+        prefetched: bool,
+    ):
+        super().__init__(trainer)
+        self.rows, self.on_rewards, self.score_early, self.prefetched = rows, on_rewards, score_early, prefetched
+        self.rewards: torch.Tensor | None = None
+        self.seconds: dict[str, float] = {}
+
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        started = time.perf_counter()
+        with self.trainer.vllm.generation(self.prefetched):
+            columns = call(prompts)
+        self.seconds["time/generate"] = time.perf_counter() - started
+        if self.score_early:
+            _, completion_ids, _, completions, *_ = columns
+            self.trainer._calculate_rewards(self.rows, prompts, completions, completion_ids)
+        return columns
+
+    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+        if self.rewards is None:
+            started = time.perf_counter()
+            rewards = score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
+            # GRPO's own statistics are left as they are where nothing but logging differs from it.
+            self.rewards = rewards if self.trainer.args.is_vanilla_grpo else without_infinities(rewards)
+            self.seconds["time/reward"] = time.perf_counter() - started
+            self.on_rewards(self.rewards)
+        return self.rewards
+
+
+class PromptsPrepared(Exception):
+    """Leaves `_generate_and_score_completions` with the prompts, before anything is generated."""
+
+    def __init__(self, prompts: list):
+        super().__init__("GRPOTrainer was left in the middle of a batch")
+        self.prompts = prompts
+
+
+class PromptPreparation(Hook):
+    """TRL turns data set rows into prompts: images join their messages, tools are bound, environments are reset."""
+
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        # TRL has no method for the part before the generation, and everything after it would be wasted.
+        raise PromptsPrepared(prompts)
+
+
+class ServerCompletions(NamedTuple):
+    """Completions that a server has generated, to be decoded and scored as if TRL had generated them."""
+
+    prompt_ids: list[list[int]]
+    images: list[list | None] | None
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+
+
+class LocalSampling(HiddenStateHook):
+    """TRL generates and scores rows of this rank alone, or decodes and scores completions of a server."""
+
+    def __init__(self, trainer: "AdaGRPOTrainer", completions: ServerCompletions | None = None):
+        super().__init__(trainer)
+        self.completions = completions
+        self.tool_calls = (0, 0)  # calls, and how many of them failed
+
+    def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
+        if self.completions is None:
+            return call(prompts)
+        return self.completions.prompt_ids, self.completions.images, {}
+
+    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        if self.completions is None:
+            return super().generate_single_turn(call, *args, **kwargs)
+        return self.completions.completion_ids, self.completions.logprobs
+
+    def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        results = call(*args, **kwargs)
+        *_, calls, failures, _ = results
+        self.tool_calls = (calls, failures)
         return results
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        """As the parent's, but what a reward function raises on one process is raised on all of them."""
-        given = (inputs, prompts, completions, completion_ids_list)
-        match self._phase:
-            case InjectedBatch(replay):
-                return replay.rewards
-            case Sampling():  # whose caller shares errors
-                return super()._calculate_rewards(*given)
-        with shared(), local():
-            rewards = super()._calculate_rewards(*given)
-        rewards = gather(rewards)
-        if isinstance(self._phase, RewardCapture):
-            self._phase.rewards, self._phase.completion_ids = rewards, completion_ids_list
-        return rewards
+    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+        with preserved_state(self.trainer.model):  # errors are shared between ranks by the sampler
+            return call(inputs, prompts, completions, ids)
 
-    # Preparing
 
-    def _prepare(self, rows: list[dict]) -> list:
-        """The prompts of `rows`, of the data set. Not collective."""
+class InjectedBatch(HiddenStateHook):
+    """TRL assembles the batch from the selected completions, without generating or scoring."""
+
+    def __init__(self, trainer: "AdaGRPOTrainer", batch: RolloutBatch):
+        super().__init__(trainer)
+        self.batch = batch
+
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        return _rows_to_columns([row.columns for row in self.batch.rows])
+
+    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+        return self.batch.rewards
+
+
+@contextmanager
+def using_hook(trainer: "AdaGRPOTrainer", hook: Hook) -> Iterator[None]:
+    with override_attributes(trainer, _hook=hook):
+        yield
+
+
+@contextmanager
+def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Temporarily set attributes of an object, which may be those of its class before and after."""
+    before = {name: owner.__dict__[name] for name in attributes.keys() & owner.__dict__.keys()}
+    owner.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            owner.__dict__.pop(name, None)
+        owner.__dict__.update(before)
+
+
+# Rewards
+
+
+def without_infinities(rewards: torch.Tensor) -> torch.Tensor:
+    """The rewards with NaN (unscored) in place of infinities, which would turn every baseline into NaN."""
+    if rewards.isinf().any():
+        logger.warning_once("A reward function returned an infinite reward, which is treated as None.")
+    return rewards.masked_fill(rewards.isinf(), torch.nan)
+
+
+def score_on_all_ranks(
+    trainer: GRPOTrainer, call: Callable, inputs: list, prompts: list, completions: list, completion_ids: list
+) -> torch.Tensor:
+    """
+    TRL's `_calculate_rewards`, whose errors on one rank are raised on all ranks. Collective.
+
+    The other ranks wait in TRL's gather of the rewards. A rank whose reward function failed takes part in it with NaN, so that no
+    rank hangs, before all of them exchange what happened.
+    """
+    error = None
+    try:
+        with preserved_state(trainer.model):
+            rewards = call(inputs, prompts, completions, completion_ids)
+    except Exception as caught:  # whatever it is, the other ranks have to learn of it
+        if trainer.accelerator.num_processes == 1:
+            raise
+        error = caught
+        missing = torch.full((len(prompts), len(trainer.reward_funcs)), torch.nan, device=trainer.accelerator.device)
+        rewards = gather(missing)
+    if trainer.accelerator.num_processes > 1:
+        raise_first(gather_object([describe_error(error)]), error)
+    return rewards
+
+
+# Several rounds per step
+
+
+class RoundGenerator:
+    """
+    Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], on this rank alone and as often as a step needs it,
+    while TRL's metrics of these calls are kept apart from those of the step.
+    """
+
+    def __init__(self, trainer: "AdaGRPOTrainer"):
+        self.trainer = trainer
+        self._used_environments: dict[str | None, list] | None = (
+            None  # by environment name, instances used in this step
+        )
+
+    def prepare(self, rows: list[dict]) -> list:
+        """Prompts of data set rows. Not collective."""
+        trainer = self.trainer
         try:
-            with self.having(_phase=Preparing()):
-                super()._generate_and_score_completions(rows)
-        except Prepared as prepared:
+            with using_hook(trainer, PromptPreparation(trainer)):
+                GRPOTrainer._generate_and_score_completions(trainer, rows)
+        except PromptsPrepared as prepared:
             prompts = prepared.prompts
         else:
             raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
-        if self._played is not None:
-            names: list[str | None] = self._batch_environments
+        if self._used_environments is not None:
+            # TRL takes environments from the front of its pool: hide those that this step's rollouts have used.
+            names: list[str | None] = trainer._batch_environments
             for name, number in Counter(names).items():
-                pool = self._environment_pool[name]  # the parent takes its environments from the front
-                self._played[name] += pool[:number]
+                pool = trainer._environment_pool[name]
+                self._used_environments[name] += pool[:number]
                 del pool[:number]
         return prompts
 
     @contextmanager
-    def hold_environments(self):
-        """Let no two rollouts of a step share an environment. Afterwards all of them are free for the next step."""
-        if self.environment_factories is None:
+    def hold_environments(self) -> Iterator[None]:
+        """No two rollouts of a step share an environment. Afterwards all of them are free again."""
+        if self.trainer.environment_factories is None:
             yield
             return
-        played: dict[str | None, list] = defaultdict(list)
+        self._used_environments = defaultdict(list)
         try:
-            with self.having(_played=played):
-                yield
+            yield
         finally:
-            for name, environments in played.items():
-                self._environment_pool[name][:0] = environments
+            for name, environments in self._used_environments.items():
+                self.trainer._environment_pool[name][:0] = environments
+            self._used_environments = None
 
-    # Sampling
+    def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Completions:
+        """
+        One completion for each of `rows`, on this rank. Ranks need not call it together, except where the model's own forward
+        pass is collective (FSDP, ZeRO-3).
+        """
+        rows = [copy_containers(row) for row in rows]  # as from the data loader: reward functions may modify their row
+        return self._sample(rows, self.prepare(rows), is_first_round, LocalSampling(self.trainer))
 
-    def complete(self, rows: list[dict], first_round: bool) -> Completions:
+    def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
         """
-        Generate and score one completion for each of `rows`, of the data set, on this process. Processes need not call
-        it together, except where the model's own forward pass is collective (FSDP, ZeRO-3).
-        """
-        rows = [copy.deepcopy(row) for row in rows]  # a data loader makes each copy anew: a rollout may change its own
-        return self._sample(rows, self._prepare(rows), first_round, Sampling())
-
-    def _scorer(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
-        """
-        A function that decodes and scores what a server has generated for `prompts`, prepared from `rows`: by position
-        of the prompt, completion ids, their log-probabilities, and whether that was the first round.
+        A function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions of
+        prompts, completion ids, their log-probabilities, and whether they belong to the first round.
         """
 
-        def score(positions: list[int], completion_ids: list, logprobs: list, first_round: bool) -> Completions:
-            copies = [copy.deepcopy((rows[i], prompts[i])) for i in positions]  # images stay one object in both
-            own_ids, own_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
-            phase = Sampling(ServerCompletions(own_ids, own_images, completion_ids, logprobs))
-            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], first_round, phase)
+        def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
+            copies = [copy_containers((rows[i], prompts[i])) for i in positions]
+            local_ids, local_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
+            hook = LocalSampling(self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs))
+            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round, hook)
 
         return score
 
-    def _sample(self, rows: list[dict], prompts: list, first_round: bool, phase: Sampling) -> Completions:
-        tokens_seen = self.state.num_input_tokens_seen
+    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool, hook: LocalSampling) -> Completions:
+        trainer = self.trainer
+        tokens_seen = trainer.state.num_input_tokens_seen
+        # Metrics of a part of the step are not metrics of the step. What reward functions log themselves is kept of the first
+        # round only, which is comparable with GRPO.
+        isolated: dict[str, Any] = {"_metrics": trainer._metrics | {"train": defaultdict(list)}}
+        if not is_first_round:
+            isolated["_pending_metrics"] = defaultdict(list)
         try:
-            with self.having(_phase=phase), self._isolated_metrics(first_round), local():
-                columns = self._generate(prompts)
+            with using_hook(trainer, hook), override_attributes(trainer, **isolated), local():
+                columns = trainer._generate(prompts)
                 _, completion_ids, _, completions, *_ = columns
                 started = time.perf_counter()
-                rewards = self._calculate_rewards(rows, prompts, completions, completion_ids)
-                extras = self._take_extra_logs(len(prompts))
+                rewards = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
+                extras = self._take_extra_columns(len(prompts))
                 seconds = time.perf_counter() - started
-            seen = self.state.num_input_tokens_seen - tokens_seen
+            seen = trainer.state.num_input_tokens_seen - tokens_seen
         finally:
-            self.state.num_input_tokens_seen = tokens_seen
-        if rewards.isinf().any():
-            logger.warning_once("A reward function has returned an infinite reward, which is treated as None.")
+            trainer.state.num_input_tokens_seen = tokens_seen
         return Completions(
             rows=self._split(columns, prompts, extras),
-            rewards=finite(rewards),
-            tool_calls=phase.tool_calls,
+            rewards=without_infinities(rewards),
+            tool_calls=hook.tool_calls,
             reward_seconds=seconds,
             tokens_seen=seen,
-            states=phase.states,
+            states=hook.hidden_states,
         )
 
     def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
+        trainer = self.trainer
         _, completion_ids, tool_mask, *_ = columns
-        # Of a tool's answer the model has generated nothing.
+        # Tokens of tool results were not generated by the model.
         lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
-        final_ids = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        final_ids = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         rows: list[dict] = [{"prompt": prompt} for prompt in prompts]
-        if self.environment_factories is not None and self._multi_environment:
-            rows = [row | {"environment": name} for row, name in zip(rows, self._batch_environments, strict=True)]
+        if trainer.environment_factories is not None and trainer._multi_environment:
+            names = trainer._batch_environments
+            rows = [row | {"environment": name} for row, name in zip(rows, names, strict=True)]
         return [
             Completion(
                 columns=values,
@@ -225,26 +398,17 @@ class GRPOHooks(GRPOTrainer):
                 extras=extras[i],
                 length=lengths[i],
                 truncated=completion_ids[i][-1] not in final_ids,
-                environment=self.environments and self.environments[i],
+                environment=trainer.environments and trainer.environments[i],
             )
-            for i, values in enumerate(rows_of(columns, len(prompts)))
+            for i, values in enumerate(_columns_to_rows(columns, len(prompts)))
         ]
 
-    def _isolated_metrics(self, keep_pending: bool):
-        """
-        What the parent logs of some completions is not said of the step. What reward functions log with `log_metric` is
-        taken for it with `keep_pending`.
-        """
-        logs = {"_metrics": self._metrics | {"train": defaultdict(list)}}
-        if not keep_pending:
-            logs["_pending_metrics"] = defaultdict(list)
-        return self.having(**logs)
-
-    def _take_extra_logs(self, rows: int) -> list[dict]:
-        """By row, what reward functions have logged of it; of several that logged the same column, the last one's."""
+    def _take_extra_columns(self, rows: int) -> list[dict]:
+        """By row, what reward functions logged with `log_extra`; the last one's where several logged the same column."""
+        trainer = self.trainer
         extras: list[dict] = [{} for _ in range(rows)]
-        for name, values in self._pending_extra_logs.items():
-            if len(values) < rows and self.log_completions:  # nobody sees them otherwise
+        for name, values in trainer._pending_extra_logs.items():
+            if len(values) < rows and trainer.log_completions:  # without the table nobody sees the values
                 raise ValueError(
                     f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
                     "value per completion, or set log_completions=False."
@@ -252,20 +416,189 @@ class GRPOHooks(GRPOTrainer):
             if len(values) >= rows:
                 for row, value in zip(extras, values[-rows:], strict=True):
                     row[name] = value
-        self._pending_extra_logs.clear()
+        trainer._pending_extra_logs.clear()
         return extras
 
-    # InjectedBatch
+
+class NoOpEnvironment:
+    """Takes the place of an environment whose episode is over, when TRL resets it to assemble the batch."""
+
+    def reset(self, **row: Any) -> None:
+        return None
+
+
+@contextmanager
+def injecting(trainer: "AdaGRPOTrainer", batch: RolloutBatch) -> Iterator[InjectedBatch]:
+    """While the block runs, `_generate_and_score_completions` assembles `batch` instead of generating; yields the hook."""
+    hook = InjectedBatch(trainer, batch)
+    with using_hook(trainer, hook):
+        if trainer.environment_factories is None:
+            yield hook
+            return
+        # The episodes have been played: resetting the real environments would start new ones.
+        pools = {name: [NoOpEnvironment() for _ in batch.rows] for name in trainer.environment_factories}
+        with override_attributes(trainer, _environment_pool=pools):
+            yield hook
+        trainer.environments = [row.environment for row in batch.rows]
+
+
+def _columns_to_rows(columns: tuple, number: int) -> list[tuple]:
+    return list(zip(*(column or [None] * number for column in columns), strict=True))
+
+
+def _rows_to_columns(rows: Sequence[tuple]) -> tuple:
+    return tuple(
+        empty if all(value is None for value in values) else list(values)
+        for empty, values in zip(_EMPTY_COLUMNS, zip(*rows, strict=True), strict=True)
+    )
+
+
+# TRL's logs
+
+
+def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
+    """Log training metrics, averaged by TRL over the logging interval."""
+    for name, value in metrics.items():
+        trainer._metrics["train"][name].append(value)
+
+
+def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
+    """Overwrite what TRL has logged of this batch."""
+    for name, value in metrics.items():
+        trainer._metrics["train"][name][-1] = value
+
+
+def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
+    """Log the number of tokens seen in training so far; TRL logs the latest value, not a mean."""
+    trainer._metrics["train"]["num_tokens"] = [tokens]
+
+
+def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float | None:
+    values = trainer._metrics[mode].get(name)
+    return values[-1] if values else None
+
+
+def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
+    """Forget metrics that are not to be logged."""
+    for metrics in trainer._metrics.values():
+        for name in names & metrics.keys():
+            del metrics[name]
+
+
+def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float]) -> None:
+    """Overwrite the advantages of this batch in the table of completions."""
+    logged = trainer._logs["advantages"]
+    for _ in range(min(len(advantages), len(logged))):
+        logged.pop()
+    logged.extend(advantages)
+
+
+def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
+    """Add columns of all ranks' rows to the table of completions of this batch."""
+    for name, values in columns.items():
+        trainer._logs["extra"][name].extend(values)
+
+
+def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
+    """Columns of this rank's rows, which TRL gathers when it assembles the batch."""
+    trainer._pending_extra_logs.update(columns)
+
+
+# TRL's position in the run
+
+
+def micro_steps_per_generation(trainer: GRPOTrainer) -> int:
+    return trainer.args.steps_per_generation * trainer.num_iterations
+
+
+def micro_step(trainer: GRPOTrainer) -> int:
+    """Number of micro-batches trained on so far in this process."""
+    return trainer._step
+
+
+def forget_buffered_batch(trainer: GRPOTrainer) -> None:
+    """Let the next step generate, instead of training on what an earlier call of `train` has left of a batch."""
+    trainer._step, trainer._buffered_inputs = 0, None
+
+
+def weights_are_loaded(trainer: GRPOTrainer) -> bool:
+    """Whether vLLM was given the weights of this optimizer step."""
+    return trainer.state.global_step == trainer._last_loaded_step
+
+
+def mark_weights_loaded(trainer: GRPOTrainer, loaded: bool = True) -> None:
+    """Tell TRL whether vLLM has the weights of this optimizer step."""
+    trainer._last_loaded_step = trainer.state.global_step if loaded else -1
+
+
+# Patches of TRL's module
+
+
+class _ModulePatch:
+    """
+    Replaces a global of TRL's module while at least one block uses it.
+
+    Entries are counted, because two trainers in two threads may leave in any order and the first one must not restore what the
+    second one still needs. The replacement itself looks at a context variable, so other threads do not notice it.
+    """
+
+    def __init__(self, name: str, replacement: Callable[[Any], Any]):
+        self.name, self.replacement = name, replacement
+        self._lock, self._entries, self._original = threading.Lock(), 0, None
 
     @contextmanager
-    def replaying(self, replay: RolloutBatch):
-        """Let the parent make the update batch of rollouts whose episodes have been played; gives the phase."""
-        phase = InjectedBatch(replay)
-        with self.having(_phase=phase):
-            if self.environment_factories is None:
-                yield phase
-                return
-            names = self.environment_factories
-            with self.having(_environment_pool={name: [NoOpEnvironment() for _ in replay.rows] for name in names}):
-                yield phase
-            self.environments = [row.environment for row in replay.rows]
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._entries:
+                self._original = getattr(grpo_trainer, self.name)
+                setattr(grpo_trainer, self.name, self.replacement(self._original))
+            self._entries += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entries -= 1
+                if not self._entries:
+                    setattr(grpo_trainer, self.name, self._original)
+
+
+_vllm_options: threading.local = threading.local()
+
+
+def _choose_vllm_class(original: Any) -> Callable:
+    def build(*args: Any, **kwargs: Any) -> Any:
+        options = getattr(_vllm_options, "value", None)
+        return original(*args, **kwargs) if options is None else AdaVLLMGeneration(*args, **kwargs, **options)
+
+    return build
+
+
+_patched_vllm = _ModulePatch("VLLMGeneration", _choose_vllm_class)
+_patched_gather = _ModulePatch("gather", gather_unless_local)
+
+
+@contextmanager
+def vllm_generation_class(**options: Any) -> Iterator[None]:
+    """
+    While the block runs, a [`~trl.GRPOTrainer`] that this thread constructs builds an [`~vllm.generation.AdaVLLMGeneration`] with
+    these options. TRL looks the class up as a global of its module, so a subclass cannot choose another one.
+    """
+    with _patched_vllm():
+        _vllm_options.value = options
+        try:
+            yield
+        finally:
+            _vllm_options.value = None
+
+
+@contextmanager
+def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
+    """
+    While the block runs, TRL's gathers obey [`~utils.distributed.local`]: ranks sample and score different numbers of rows, at
+    different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
+    """
+    with (
+        _patched_gather(),
+        override_attributes(trainer.accelerator, gather=gather_unless_local(trainer.accelerator.gather)),
+    ):
+        yield

@@ -1,196 +1,213 @@
-"""The trainer's vLLM engine: the right weights in time, awake over a step, closed at the end."""
+"""The trainer's vLLM engine: the right weights before each generation, verified after it, and everything cleaned up at the end."""
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from accelerate import Accelerator
 from trl.extras.profiling import profiling_context
 
-from ..pass_rates.predictions import PassRatePredictions
-from ..sampling.batch_slots import BatchSlot
-from ..sampling.prompt_sources import DataLoaderPrompts
-from ..sampling.rollout_sampler import RolloutSampler
 from ..utils.logging import get_logger
-from .loss_masking import mean_logprob_diff
-from .phases import InjectedBatch, Preparing, Sampling
-from .trl_hooks import GRPOHooks
+from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_trainer import AdaGRPOTrainer
 
 
 logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
+MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
 
 
-@dataclass
-class SamplingJob:
+class VLLMSession:
     """
-    What a step asks.
+    Looks after the vLLM engine of a trainer; does nothing without one.
 
-    Args:
-        prompts ([`~sampling.prompt_sources.DataLoaderPrompts`]):
-            Where its prompts come from.
-        source ([`~sampling.rollout_sampler.RolloutSampler`]):
-            Of its rollouts.
-        sizes (`int` or `list[int]`):
-            Rollouts per round, of every prompt or by prompt of this process.
-        step (`int`):
-            Optimizer steps that the weights have seen from which it is generated.
-        lanes (`list[BatchSlot]`, *optional*):
-            Of all processes.
-        visit ([`~pass_rates.tracker.PassRatePredictions`], *optional*):
-            What was known of its prompts.
-        sent (`bool`):
-            Whether a server has got the requests already.
-        confirmed (`bool`, *optional*):
-            Whether the answers came from the right weights, see [`~vllm.generation.AdaVLLMGeneration.verify_weights_after`]; `None`
-            before that was looked at.
+    A server gets this step's weights before a generation, and is asked for log-probabilities of a known prompt before and after
+    it: rollouts of other weights would be trained on without any other sign. A colocated engine stays awake over the rounds of a
+    step.
     """
 
-    prompts: DataLoaderPrompts
-    source: RolloutSampler
-    sizes: int | list[int]
-    step: int
-    lanes: list[BatchSlot] | None = None
-    visit: PassRatePredictions | None = None
-    sent: bool = False
-    confirmed: bool | None = None
+    def __init__(self, trainer: "AdaGRPOTrainer"):
+        self.trainer = trainer
+        self._is_running = False
+        self._is_generating = False
+        self._weights_verified = (
+            True  # whether the weights of the last rollouts could be verified after the generation
+        )
+        self._has_prefetched = False
+        self._prefetch_verified: bool | None = None  # the same for prefetched rollouts; None while they are generated
+        self._warned_of_other_weights = False
 
+    @property
+    def uses_server(self) -> bool:
+        return self.trainer.use_vllm and self.trainer.vllm_mode == "server"
 
-class VLLMMixin(GRPOHooks):
-    """A [`GRPOHooks`] that looks after its engine, if it has one. [`AdaGRPOTrainer`] decides what is asked of it."""
+    @property
+    def samples_async(self) -> bool:
+        """Whether every rank samples its own prompts at its own pace, which some features do not allow."""
+        trainer = self.trainer
+        multi_turn = trainer.tools or trainer.environment_factories is not None  # a rollout is more than one request
+        sharded = trainer.accelerator.num_processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+        collective_rewards = sharded and any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs)
+        return self.uses_server and not multi_turn and not collective_rewards
 
-    vllm_mode: str | None = None  # until the parent sets it
-    _warned_of_other_weights = False
-    _uses_server = False
-    _weights_confirmed = True  # those of the last generation's rollouts, by asking the server afterwards
-    _staleness = 0  # optimizer steps since the weights that sampled the batch under way
-    _ahead: SamplingJob | None = None  # the next step's rollouts, if they are asked for before this one is trained on
-
-    def train(self, *args, **kwargs):
-        if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
-            self._step, self._buffered_inputs = 0, None
-        with self.server_session():
-            return super().train(*args, **kwargs)
-
-    def _load_best_model(self):
-        super()._load_best_model()
-        self._last_loaded_step = -1  # an engine has other weights, of the same step
-
-    def evaluation_loop(self, *args, **kwargs):
-        with self.server_session():
-            return super().evaluation_loop(*args, **kwargs)
+    # From the start of training or evaluation to its end
 
     @contextmanager
-    def server_session(self):
-        """Leave nothing on a server and on the disk, however this ends: evaluation during training is no end."""
-        if not self.syncs_with_server or self._uses_server:
+    def running(self) -> Iterator[None]:
+        """Clean up adapters on the server and files on exit. Nested uses (evaluation during training) do nothing."""
+        if not self.uses_server or self._is_running:
             yield
             return
-        self._uses_server = True
+        self._is_running = True
         with sigterm_as_exit():
             try:
                 yield
             finally:
-                self._uses_server = False
-                self._cancel_prefetch()
-                self.vllm_generation.close()
-                self._last_loaded_step = -1
+                self._is_running = False
+                self.trainer.cancel_prefetch()
+                self.trainer.vllm_generation.close()
+                self.forget_weights()
 
-    @property
-    def syncs_with_server(self) -> bool:
-        return self.use_vllm and self.vllm_mode == "server"
-
-    @property
-    def _uses_async_vllm(self) -> bool:
-        """Whether every process samples its own prompts at its own pace, which some features do not allow."""
-        in_turns = self.tools or self.environment_factories is not None  # a rollout is more than one request
-        sharded = self.accelerator.num_processes > 1 and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
-        collective = sharded and any(isinstance(reward, torch.nn.Module) for reward in self.reward_funcs)
-        return self.syncs_with_server and not in_turns and not collective
-
-    def _generate(self, prompts: list) -> tuple:
-        """As the parent's, from the weights of this step: in a step's rounds it is [`vllm_session`] that sees to them."""
-        in_rounds = isinstance(self._phase, Preparing | Sampling | InjectedBatch)
-        if not self.syncs_with_server or in_rounds:
-            return super()._generate(prompts)
-        self._sync_weights_if_needed()
-        columns = super()._generate(prompts)
-        self._weights_confirmed = self.vllm_generation.verify_weights_after()
-        return columns
+    # One generation
 
     @contextmanager
-    def vllm_session(self, asking: SamplingJob | None = None):
-        """A server has this step's weights before and after; a colocated engine is kept awake over the rounds."""
-        if not self.use_vllm:
+    def generation(self, prefetched: bool = False) -> Iterator[None]:
+        """
+        One generation, or all rounds of a step: the server has this step's weights before it, and is checked after it. Nested
+        uses do nothing.
+
+        Args:
+            prefetched (`bool`, *optional*, defaults to `False`):
+                Whether the rollouts are those of [`prefetch`], which come from earlier weights.
+        """
+        trainer = self.trainer
+        if not trainer.use_vllm or self._is_generating:
             yield
-        elif self.syncs_with_server:
-            if asking is None or not asking.sent:
-                self._sync_weights_if_needed()
-            yield
-            settled = None if asking is None else asking.confirmed
-            self._weights_confirmed = self.vllm_generation.verify_weights_after() if settled is None else settled
-        else:
-            with self.vllm_generation.awake(self.push_weights):
+            return
+        self._is_generating = True
+        try:
+            if self.uses_server:
+                self.sync_weights_if_needed()
                 yield
+                self._verify_after_generation(prefetched)
+            else:
+                with trainer.vllm_generation.awake(self.push_weights):
+                    yield
+        finally:
+            self._is_generating = False
 
-    def _await_prefetch(self) -> None:
-        """Await what was asked ahead: nothing may be under way while the weights change. Collective."""
-        asking = self._ahead
-        if asking is not None and asking.confirmed is None:
-            asking.source.settle()
-            asking.confirmed = self.vllm_generation.verify_weights_after()
+    def _verify_after_generation(self, prefetched: bool) -> None:
+        if prefetched:  # verified before newer weights were pushed
+            self._weights_verified, self._has_prefetched = bool(self._prefetch_verified), False
+        else:
+            self._weights_verified = self.trainer.vllm_generation.verify_weights_after()
 
-    def _cancel_prefetch(self) -> None:
-        """Cancel what was asked ahead."""
-        asking, self._ahead = self._ahead, None
-        if asking is not None:
-            asking.prompts.rollback()
-            asking.source.drop()
-
-    def _sync_weights_if_needed(self) -> None:
+    def sync_weights_if_needed(self) -> None:
         """Push new weights to a server, and the same again to one that was restarted. Collective."""
-        self._await_prefetch()
-        if self.state.global_step != self._last_loaded_step or not self.vllm_generation.has_weights():
+        self._finish_prefetch()
+        if not weights_are_loaded(self.trainer) or not self.trainer.vllm_generation.has_weights():
             self.push_weights()
 
+    def _finish_prefetch(self) -> None:
+        """Wait for prefetched rollouts: nothing may be in flight while the weights change. Collective."""
+        if self._has_prefetched and self._prefetch_verified is None:
+            self.trainer.vllm_generation.wait_for_prefetch()
+            self._prefetch_verified = self.trainer.vllm_generation.verify_weights_after()
+
+    def prefetch(self, prompt_ids: list[list[int]], images: list[list | None] | None) -> None:
+        """Request the rollouts of the next step's rows now, from the newest weights. Collective."""
+        self.sync_weights_if_needed()
+        self.trainer.vllm_generation.prefetch(prompt_ids, images)
+        self._has_prefetched, self._prefetch_verified = True, None
+
+    def cancel_prefetch(self) -> None:
+        if self._has_prefetched:
+            self.trainer.vllm_generation.cancel_prefetch()
+        self._has_prefetched = False
+
     def push_weights(self) -> None:
-        with profiling_context(self, "sync_weights"):
-            self.vllm_generation.sync_weights()
-            if self.syncs_with_server:
-                self.vllm_generation.verify_weights(self.model)
-        self._last_loaded_step = self.state.global_step
+        trainer = self.trainer
+        with profiling_context(trainer, "sync_weights"):
+            trainer.vllm_generation.sync_weights()
+            if self.uses_server:
+                trainer.vllm_generation.verify_weights(trainer.model)
+        mark_weights_loaded(trainer)
 
-    def _check_logprob_mismatch(self, output: dict[str, torch.Tensor]) -> None:
-        """What the log-probabilities of a batch of rollouts say of the weights that they were sampled from. Collective."""
-        if not self.syncs_with_server:
+    def forget_weights(self) -> None:
+        """Push weights again before the next generation, although it belongs to the same optimizer step."""
+        mark_weights_loaded(self.trainer, False)
+
+    # After TRL's forward pass over the completions
+
+    def check_logprobs(self, output: dict[str, torch.Tensor], *, same_weights: bool) -> None:
+        """
+        Look at how far the engine's log-probabilities are from the trainer's.
+
+        Args:
+            output (`dict[str, torch.Tensor]`):
+                A batch, as [`~trl.GRPOTrainer`] made it.
+            same_weights (`bool`):
+                Whether it was sampled from the weights that recomputed its log-probabilities.
+
+        Raises:
+            `VLLMServerError`: if the weights could not be verified after the generation, and the log-probabilities do not show
+                that they were the right ones. Collective.
+        """
+        if not self.uses_server:
             return
-        same = not (self.model.training and self._staleness)  # the weights that sampled are those that recompute
-        if not self._weights_confirmed:
-            self.vllm_generation.verify_logprobs(mean_logprob_diff(output) if same else None)
-        if same:
-            self._warn_of_other_weights(self._metrics["train" if self.model.training else "eval"])
+        if not self._weights_verified:
+            self.trainer.vllm_generation.verify_logprobs(mean_logprob_diff(output) if same_weights else None)
+        if same_weights:
+            self._warn_of_other_weights()
 
-    def _warn_of_other_weights(self, metrics: dict[str, list[float]]) -> None:
-        """A server that was started from other weights answers as readily as the right one."""
-        differences = metrics.get("sampling/sampling_logp_difference/mean")
-        if differences and differences[-1] > SUSPICIOUS_LOGP_DIFFERENCE and not self._warned_of_other_weights:
-            self._warned_of_other_weights = True
-            logger.warning(
-                f"The vLLM server's log-probabilities differ from the trainer's by {differences[-1]:.2f} per token on "
-                f"average (step {self.state.global_step + 1}); rounding explains a few hundredths. Its weights are "
-                "probably others than those being trained: check that it was started from the same model (with "
-                "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
-                "dtype, and with --logprobs-mode processed_logprobs."
-            )
+    def _warn_of_other_weights(self) -> None:
+        """A server that was started from another model, or without processed log-probabilities, responds all the same."""
+        mode = "train" if self.trainer.model.training else "eval"
+        difference = latest_metric(self.trainer, "sampling/sampling_logp_difference/mean", mode) or 0.0
+        if difference <= SUSPICIOUS_LOGP_DIFFERENCE or self._warned_of_other_weights:
+            return
+        self._warned_of_other_weights = True
+        logger.warning(
+            f"The vLLM server's log-probabilities differ from the trainer's by {difference:.2f} per token on "
+            f"average (step {self.trainer.state.global_step + 1}); rounding explains a few hundredths. Its weights are "
+            "probably not those that are trained: check that it was started from the same model (with "
+            "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
+            "dtype, and with --logprobs-mode processed_logprobs."
+        )
+
+
+def ess_ratio(output: dict, accelerator: Accelerator) -> float:
+    """Effective sample size of the batch of all ranks under the new weights, (Σw)²/(N Σw²), w being sequence ratios. Collective."""
+    differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
+    ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
+    ratios = accelerator.gather(ratios)
+    return (ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item()
+
+
+def mean_logprob_diff(output: dict[str, torch.Tensor]) -> list[float] | None:
+    """
+    By row, the mean absolute difference of the sampled tokens' log-probabilities between engine and trainer, in nats per token;
+    `None` where the trainer does not recompute them.
+    """
+    if not {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys():
+        return None
+    mask = output["completion_mask"] * output.get("tool_mask", 1)  # (B, T)
+    differences = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs() * mask
+    return (differences.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
 
 
 @contextmanager
-def sigterm_as_exit():
+def sigterm_as_exit() -> Iterator[None]:
     """
-    While the block runs, let SIGTERM, by which schedulers and launchers end a process, unwind the stack as Ctrl-C does:
-    by default it ends Python at once and nothing is cleaned up. A handler of the user's stays.
+    Convert SIGTERM, by which schedulers and launchers end a process, to `SystemExit`, so that cleanup code runs. A handler that
+    the user has installed stays in place.
     """
     in_charge = threading.current_thread() is threading.main_thread()
     if not in_charge or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -198,7 +215,7 @@ def sigterm_as_exit():
         return
 
     def leave(number, frame) -> None:
-        signal.signal(number, signal.SIG_IGN)  # what follows is not to be interrupted
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)

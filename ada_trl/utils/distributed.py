@@ -33,7 +33,7 @@ class DistributedError(RuntimeError):
         self.cause, self.remedy = cause, remedy
 
 
-class Report(NamedTuple):
+class ErrorInfo(NamedTuple):
     """What the other processes are told of an error; cause and remedy are those of a [`DistributedError`]."""
 
     text: str
@@ -44,20 +44,22 @@ ErrorFactory = Callable[[int, str, str], DistributedError]
 """Takes the process that a [`DistributedError`] was first met on, its cause and its remedy; returns what every process raises."""
 
 
-def report(error: Exception | None) -> Report | None:
+def describe_error(error: Exception | None) -> ErrorInfo | None:
     if error is None:
         return None
     common = (error.cause, error.remedy) if isinstance(error, DistributedError) else None
-    return Report(f"{type(error).__name__}: {error}", common)
+    return ErrorInfo(f"{type(error).__name__}: {error}", common)
 
 
-def raise_first(reports: Sequence[Report | None], error: Exception | None, words: ErrorFactory | None = None) -> None:
+def raise_first(
+    reports: Sequence[ErrorInfo | None], error: Exception | None, words: ErrorFactory | None = None
+) -> None:
     """
     Raise if any process has failed; the first one that did decides.
 
     Args:
-        reports (`Sequence[Report | None]`):
-            [`report`] of every process.
+        reports (`Sequence[ErrorInfo | None]`):
+            [`describe_error`] of every process.
         error (`Exception`, *optional*):
             This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
         words (`ErrorFactory`, *optional*):
@@ -87,7 +89,7 @@ def gather_results(work: Callable[[], T], words: ErrorFactory | None = None) -> 
         result = work()
     except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
         error = caught
-    received = gather_object([(report(error), result)])
+    received = gather_object([(describe_error(error), result)])
     raise_first([told for told, _ in received], error, words)
     return [result for _, result in received]
 
@@ -100,7 +102,7 @@ def shared(words: ErrorFactory | None = None) -> Iterator[None]:
         yield
     except Exception as caught:  # as above
         error = caught
-    raise_first(gather_object([report(error)]), error, words)
+    raise_first(gather_object([describe_error(error)]), error, words)
 
 
 # Objects for one process
@@ -140,6 +142,33 @@ def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int,
         transfer.wait()
     with shared():
         return {process: pickle.loads(content.cpu().numpy().tobytes()) for process, content in arriving.items()}
+
+
+def exchange_rows(
+    local_rows: Sequence[T], ranks: Sequence[int], needed: Sequence[Sequence[int]], accelerator: Accelerator
+) -> dict[int, T]:
+    """
+    Send rows to the ranks that need them. Collective; a row that is needed only where it is does not travel.
+
+    Args:
+        local_rows (`Sequence`):
+            The rows of this rank, in order.
+        ranks (`Sequence[int]`):
+            By index of all rows, which rank has it.
+        needed (`Sequence[Sequence[int]]`):
+            By rank, the indices that it needs; the same on every rank.
+
+    Returns:
+        `dict[int, Any]`: by index, the rows of this rank and those it needs.
+    """
+    me = accelerator.process_index
+    rows = dict(zip((index for index, rank in enumerate(ranks) if rank == me), local_rows, strict=True))
+    missing = [{index for index in indices if ranks[index] != rank} for rank, indices in enumerate(needed)]
+    if any(missing):
+        outgoing = {rank: {i: rows[i] for i in indices if i in rows} for rank, indices in enumerate(missing)}
+        for received in exchange({rank: found for rank, found in outgoing.items() if found}, accelerator).values():
+            rows |= received
+    return rows
 
 
 def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:

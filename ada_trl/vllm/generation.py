@@ -2,9 +2,8 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -65,6 +64,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
+        self._prefetched: _SentBatch | None = None
         super().__init__(*args, **kwargs)
 
     # Start-up
@@ -253,33 +253,88 @@ class AdaVLLMGeneration(VLLMGeneration):
     def requests(self) -> Iterator[Callable[..., Future]]:
         """A function that starts [`complete`] in the background; what is still under way on leaving is cancelled."""
         executor = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, thread_name_prefix="vLLM request")
+        futures: list[Future] = []
 
         def start(*request: Any) -> Future:
-            return executor.submit(self.complete, *request)
+            futures.append(executor.submit(self.complete, *request))
+            return futures[-1]
 
         try:
             yield start
         finally:
-            self.vllm_client.cancel()
+            if not all(future.done() for future in futures):  # else a prefetched batch may be in flight, and stays
+                self.vllm_client.cancel()
             executor.shutdown(cancel_futures=True)
             self.vllm_client.resume()
 
     def generate(
         self, prompts: list[list[int]], images: list | None, num_generations: int, profiler: Any = None
     ) -> tuple:
+        """
+        Generate one completion per row of this process, as TRL's method of the same name. Collective in server mode.
+
+        With a server every process sends its own rows; equal neighbouring rows share a request, whatever
+        `num_generations` is. Rows that were sent by [`prefetch`] are not sent again: their completions are awaited and
+        returned. Other rows (an evaluation in between, say) leave the prefetch as it is.
+
+        Raises:
+            [`VLLMServerError`]: on all processes, if rows of any of them received no completion.
+        """
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
-        # Every process asks for its own rows; equal neighbours, the copies of a prompt, share a request.
-        rows = list(zip(prompts, images or [None] * len(prompts), strict=True))
-        groups = [(*row, len(list(copies))) for row, copies in groupby(rows)]
-        completion_ids, logprobs = [], []
-        words = self.words("prompts were not answered")
-        with nullcontext() if is_local() else shared(words), self.requests() as start:
-            for answer in [start(ids, copies, pictures) for ids, pictures, copies in groups]:
-                ids, logps = answer.result()
-                completion_ids += ids
-                logprobs += logps
+        # An evaluation and a prefetch alike take part in `shared`, so that a hit on one process and a miss on another
+        # cannot leave either waiting.
+        collective = nullcontext() if is_local() else shared(self.words("prompts were not answered"))
+        with collective, profiler or nullcontext():
+            batch = self._take_prefetched(prompts, images)
+            if batch is None:
+                batch = self._send(prompts, images)
+            with batch:
+                completion_ids, logprobs = batch.results()
         return prompts, completion_ids, logprobs, None
+
+    # Requests that are sent before their completions are needed
+
+    def prefetch(self, prompt_ids: list[list[int]], images: list | None, num_generations: int) -> None:
+        """
+        Send the requests of a batch now; [`generate`], given the same rows, returns their completions. Server mode only;
+        not collective.
+
+        The completions come from the weights that the server has at this time: [`sync_weights`] waits for them.
+
+        Args:
+            prompt_ids (`list[list[int]]`), images (`list`, *optional*), num_generations (`int`):
+                What [`generate`] will be given.
+
+        Raises:
+            `RuntimeError`: if a batch was prefetched before that was neither returned nor cancelled.
+        """
+        if self._prefetched is not None:
+            raise RuntimeError(
+                "A batch is prefetched already. Call generate with its rows, or cancel_prefetch, first."
+            )
+        self._prefetched = self._send(prompt_ids, images)
+
+    def wait_for_prefetch(self) -> None:
+        """Wait until no prefetched request is in flight. Failures are raised by [`generate`]. Not collective."""
+        if self._prefetched is not None:
+            self._prefetched.wait()
+
+    def cancel_prefetch(self) -> None:
+        """Cancel the prefetched requests that are in flight and discard the batch. Not collective."""
+        batch, self._prefetched = self._prefetched, None
+        if batch is not None:
+            batch.close()
+
+    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> "_SentBatch | None":
+        batch = self._prefetched
+        if batch is None or not batch.has_rows(prompts, images):
+            return None
+        self._prefetched = None
+        return batch
+
+    def _send(self, prompts: list[list[int]], images: list | None) -> "_SentBatch":
+        return _SentBatch(self.requests(), prompts, images)
 
     @contextmanager
     def awake(self, sync: Callable[[], None]) -> Iterator[None]:
@@ -310,6 +365,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     def sync_weights(self) -> None:
         if self.mode != "server":
             return super().sync_weights()
+        self.wait_for_prefetch()  # no request may be in flight while the weights change
         words = self.words("the weights could not be sent")
         with shared(words):
             self._reconnect()
@@ -336,6 +392,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
         """
+        self.cancel_prefetch()
         self.vllm_client.request_timeout = min(CLOSE_SECONDS, self.request_timeout)
         if self.accelerator.is_main_process:
             self.weight_sync.close()
@@ -345,22 +402,50 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.vllm_client.close()
 
 
-_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
+class _SentBatch:
+    """
+    The requests of a batch of rows, in flight or completed.
+
+    Args:
+        requests (`AbstractContextManager`):
+            See [`AdaVLLMGeneration.requests`]; left by [`close`], which cancels the requests in flight.
+        prompts (`list[list[int]]`), images (`list`, *optional*):
+            By row. Equal neighbouring rows share a request.
+    """
+
+    def __init__(self, requests: AbstractContextManager, prompts: list[list[int]], images: list | None):
+        self._rows = _rows(prompts, images)
+        with ExitStack() as on_failure:
+            start = on_failure.enter_context(requests)
+            self._futures = [
+                start(ids, len(list(copies)), row_images) for (ids, row_images), copies in groupby(self._rows)
+            ]
+            self._requests = on_failure.pop_all()
+
+    def __enter__(self) -> "_SentBatch":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def has_rows(self, prompts: list[list[int]], images: list | None) -> bool:
+        return self._rows == _rows(prompts, images)
+
+    def wait(self) -> None:
+        wait(self._futures)
+
+    def results(self) -> tuple[list, list]:
+        """Completion ids and log-probabilities, in the order of the rows."""
+        completion_ids, logprobs = [], []
+        for future in self._futures:
+            ids, logps = future.result()
+            completion_ids += ids
+            logprobs += logps
+        return completion_ids, logprobs
+
+    def close(self) -> None:
+        self._requests.close()
 
 
-@contextmanager
-def _vllm_options(**options: Any) -> Iterator[None]:
-    """While the block runs, let a [`~trl.GRPOTrainer`] of this thread build an [`AdaVLLMGeneration`] with these options."""
-    token = _options.set(options)
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def build_vllm_generation(*args: Any, **kwargs: Any) -> VLLMGeneration:
-    """TRL's own outside of [`_vllm_options`]."""
-    options = _options.get()
-    if options is None:
-        return VLLMGeneration(*args, **kwargs)
-    return AdaVLLMGeneration(*args, **kwargs, **options)
+def _rows(prompts: list[list[int]], images: list | None) -> list[tuple[list[int], list | None]]:
+    return list(zip(prompts, images or [None] * len(prompts), strict=True))

@@ -40,7 +40,7 @@ class BySteps(ByVisits):
     def forget(self, keys: Sequence[str], step: int) -> None:
         for counts in self.known(keys):
             factor = self.decay ** max(step - counts.last_step - 1, 0)  # the visit itself is the last one
-            counts.discounted_draws *= factor
+            counts.discounted_rollouts *= factor
             counts.discounted_positives *= factor
             counts.last_step = max(step - 1, 0)
 
@@ -80,7 +80,7 @@ def score(tracker: ByVisits, steps: Sequence[Step]) -> float:
     total = rollouts = 0.0
     for step in steps:
         tracker.forget(step.keys, step.step)
-        seen = np.array([counts.draws > 0 for counts in tracker.known(step.keys)])
+        seen = np.array([counts.num_rollouts > 0 for counts in tracker.known(step.keys)])
         p, k, n = (np.array(values)[seen] for values in (tracker.predict(step.keys), step.positives, step.draws))
         if seen.any():
             error = brier_metrics(p, k, n)["brier"] if step.truth is None else np.mean((p - step.truth[seen]) ** 2)

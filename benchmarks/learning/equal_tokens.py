@@ -59,12 +59,14 @@ class OraclePassRateTrainer(AdaGRPOTrainer):
 
     def _insert_exact_pass_rates(self) -> None:
         tracker = self.pass_rates
-        answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in tracker.visit.prompts]
-        rows = Dataset.from_dict({"prompt": tracker.visit.prompts, "answer": answers})
+        answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in tracker.predictions.prompts]
+        rows = Dataset.from_dict({"prompt": tracker.predictions.prompts, "answer": answers})
         rates = prompt_sets.pass_rates(self.model, self.processing_class, rows)
-        guesses = (rates - (tracker.belief.level or 0.0)) / (tracker.belief.scale.deviation or 1.0)
-        expectation = tracker.belief.expect(tracker.visit.keys, guesses)
-        tracker.visit = tracker.visit._replace(from_network=rates.tolist(), expectation=expectation)
+        guesses = (rates - (tracker.reward_estimator.mean_reward or 0.0)) / (
+            tracker.reward_estimator.reward_std.std or 1.0
+        )
+        features = tracker.reward_estimator.features(tracker.predictions.keys, guesses)
+        tracker.predictions = tracker.predictions._replace(value=rates.tolist(), features=features)
 
 
 class Method(NamedTuple):

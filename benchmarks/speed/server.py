@@ -39,7 +39,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition, Rollout, eliminate_async
-from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, lane_done
+from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, slot_done
 from ada_trl.sampling.rollout_sampler import RolloutSampler
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
@@ -83,8 +83,8 @@ class BarrierTrainer(AdaGRPOTrainer):
 
     differs = {"barrier": True}
 
-    def _build_source(self, question, lanes) -> RolloutSampler:
-        source = super()._build_source(question, lanes)
+    def _build_source(self, question, slots) -> RolloutSampler:
+        source = super()._build_source(question, slots)
         vars(source).update(self.differs)
         return source
 
@@ -250,7 +250,7 @@ def simulated_seconds(num_prompts: int, seed: int, refill: bool = False, **optio
             BatchSlot(0.7, [QueuedPrompt(i) for i in range(8)], fixed_budget=False, **replace)
             for _ in range(num_prompts)
         ]
-        eliminate_async(num_prompts, submit, collect, lane_done, max_rounds=8, **loop)
+        eliminate_async(num_prompts, submit, collect, slot_done, max_rounds=8, **loop)
     else:
         eliminate_async(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)
     return now, tokens

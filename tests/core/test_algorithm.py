@@ -326,7 +326,7 @@ def test_zero_signal_of_small_pools_is_that_of_grpo_on_average(shape):
 
 def test_samples_by_estimate_are_means_over_bins():
     found = rollouts_by_estimate([0.0, 0.09, 0.1, 0.55, 1.0, 1.0], [32, 16, 8, 4, 2, 3])
-    assert found == {"samples_at_0.05": 24, "samples_at_0.15": 8, "samples_at_0.55": 4, "samples_at_0.95": 2.5}
+    assert found == {"rollouts_at_0.05": 24, "rollouts_at_0.15": 8, "rollouts_at_0.55": 4, "rollouts_at_0.95": 2.5}
 
 
 @pytest.mark.parametrize(

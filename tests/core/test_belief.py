@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from ada_trl.core import (
     BaselineEstimate,
+    JointPassRate,
     Pool,
     RewardEstimator,
     Rollout,
     RunningRewardStd,
+    add_batch_information,
     batch_leave_one_out_baseline,
     posterior_advantages,
     posterior_baselines,
@@ -23,9 +25,7 @@ from ada_trl.core import (
 from ada_trl.core.baselines import LARGEST_DEVIATION
 from ada_trl.core.empirical_bayes import DECAYS, PSEUDO_COUNTS, SHRINKAGE_COUNTS, VALUE_WEIGHTS
 from ada_trl.core.pass_rate_ema import PromptCounts
-from ada_trl.core.priors import PseudoCountSelector
 from ada_trl.pass_rates.value_head import RewardHead
-from ada_trl.trainer.compared import add_batch_information
 
 
 def pools_of(rewards):
@@ -34,9 +34,9 @@ def pools_of(rewards):
 
 def compared(belief, keys, rewards, guesses=None):
     """What a generation is compared with, `(P, n)`, and what is learnt from it."""
-    pools, expectation = pools_of(rewards), belief.expect(keys, guesses)
+    pools, expectation = pools_of(rewards), belief.features(keys, guesses)
     priors = add_batch_information(
-        belief.priors(expectation, [0.5] * len(keys)), keys, pools, shrinkage=belief.shrinkage
+        belief.estimate(expectation, [0.5] * len(keys)), keys, pools, shrinkage=belief.shrinkage
     )
     belief.observe(expectation, pools)
     return np.array([posterior_baselines(p, q) for p, q in zip(pools, priors, strict=True)])
@@ -46,12 +46,12 @@ def compared(belief, keys, rewards, guesses=None):
 
 
 def test_by_hand():
-    belief = RewardEstimator(guesses=True)
+    belief = RewardEstimator(has_value_predictions=True)
     assert compared(belief, ["a", "b"], [[3.0], [1.0]]).tolist() == [[1.0], [3.0]]  # the other prompt, and that is all
-    assert belief.level == 2.0 and belief.scale.deviation == 1.0
+    assert belief.mean_reward == 2.0 and belief.reward_std.std == 1.0
     s, discount, share = PSEUDO_COUNTS[0], DECAYS[0], VALUE_WEIGHTS[0]
     residual = 3.0 - 1.0  # of the first prompt against the level that the other one shows
-    first, new = belief.priors(belief.expect(["a", "c"], [0.5, -1.0]), [0.1, 0.2])
+    first, new = belief.estimate(belief.features(["a", "c"], [0.5, -1.0]), [0.1, 0.2])
     assert first == BaselineEstimate(pytest.approx(2.0 + (s * share * 0.5 + residual) / (s + 1)), s + 1, 0.1)
     assert new == BaselineEstimate(pytest.approx(2.0 - share), s, 0.2)
     compared(belief, ["a"], [[5.0, 5.0]])
@@ -63,27 +63,30 @@ def test_by_hand():
 
 
 def test_the_head_alone_remembers_nothing_and_counts_alone_guess_nothing():
-    forgetful, blind = RewardEstimator(guesses=True, remembers=False), RewardEstimator(guesses=False)
+    forgetful, blind = (
+        RewardEstimator(has_value_predictions=True, use_history=False),
+        RewardEstimator(has_value_predictions=False),
+    )
     for belief in (forgetful, blind):
         for _ in range(3):
             compared(belief, ["a", "b"], [[1.0], [0.0]])
-    (prior,) = forgetful.priors(forgetful.expect(["a"], [0.0]), [0.5])
-    assert prior.mean == forgetful.level and prior.strength == PSEUDO_COUNTS[0] and not forgetful.history
-    with_guess, without = (blind.priors(blind.expect(["a"], guess), [0.5]) for guess in ([9.0], None))
-    assert with_guess == without and without[0].mean > blind.level
+    (prior,) = forgetful.estimate(forgetful.features(["a"], [0.0]), [0.5])
+    assert prior.mean == forgetful.mean_reward and prior.pseudo_counts == PSEUDO_COUNTS[0] and not forgetful.history
+    with_guess, without = (blind.estimate(blind.features(["a"], guess), [0.5]) for guess in ([9.0], None))
+    assert with_guess == without and without[0].mean > blind.mean_reward
 
 
 @pytest.mark.parametrize("strength", [1.0, 4.0])
 def test_of_two_valued_rewards_it_is_the_mean_of_a_beta_posterior(strength):
     """A guess h worth s rollouts, k of n positive: Beta(s h + k, s (1 − h) + n − k)."""
     h, k, n = 0.3, 5, 8
-    belief = RewardEstimator(guesses=True)
-    belief.level, belief.scale.variance = 0.4, 0.24
-    belief.errors[:] = 1
-    belief.errors[VALUE_WEIGHTS.index(1.0), DECAYS.index(1.0), PSEUDO_COUNTS.index(strength), 0] = 0
+    belief = RewardEstimator(has_value_predictions=True)
+    belief.mean_reward, belief.reward_std.variance = 0.4, 0.24
+    belief.selector.errors[:] = 1
+    belief.selector.errors[VALUE_WEIGHTS.index(1.0), DECAYS.index(1.0), PSEUDO_COUNTS.index(strength), 0] = 0
     belief.history["a"] = np.array([[n] * len(DECAYS), [k - 0.4 * n] * len(DECAYS)])
-    (prior,) = belief.priors(belief.expect(["a"], [(h - 0.4) / math.sqrt(0.24)]), [0.5])
-    assert prior.mean == pytest.approx((strength * h + k) / (strength + n)) and prior.strength == strength + n
+    (prior,) = belief.estimate(belief.features(["a"], [(h - 0.4) / math.sqrt(0.24)]), [0.5])
+    assert prior.mean == pytest.approx((strength * h + k) / (strength + n)) and prior.pseudo_counts == strength + n
 
 
 # How good it is: the noise E(r − b)² / Var(r | x) of 48 prompts, 16 rows per step; 1 is perfect.
@@ -108,7 +111,11 @@ SETTINGS = {  # how rewards are drawn at step t, and their variance given the me
 
 def noise(draw, variance, n, guess=None, seed=0, steps=300, rows=16, prompts=48):
     rng = np.random.default_rng(seed)
-    means, belief, order = rng.uniform(0.05, 0.95, prompts), RewardEstimator(guesses=guess is not None), []
+    means, belief, order = (
+        rng.uniform(0.05, 0.95, prompts),
+        RewardEstimator(has_value_predictions=guess is not None),
+        [],
+    )
     squares = expected = 0.0
     for t in range(steps):
         if len(order) < rows // n:
@@ -153,17 +160,17 @@ def test_a_guess_that_is_noise_is_not_believed_and_one_that_knows_is():
 
 def test_what_a_guess_is_worth_is_found_with_one_rollout_per_prompt():
     """A likelihood of single draws could not tell; the next draws of the same prompts can."""
-    rng, belief = np.random.default_rng(0), RewardEstimator(guesses=False)
+    rng, belief = np.random.default_rng(0), RewardEstimator(has_value_predictions=False)
     means = rng.beta(2.0, 2.0, 200)  # around a level of 1/2, worth 4 rollouts
     for _ in range(60):
         asked = rng.permutation(200)[:64]
         compared(belief, [str(i) for i in asked], coins(rng, means[asked], 1))
-    assert belief.metrics()["guess_strength"] in (2.0, 4.0, 8.0)
+    assert belief.metrics()["value_pseudo_counts"] in (2.0, 4.0, 8.0)
     assert belief.metrics()["discount"] == 1.0
 
 
 def test_old_rewards_are_forgotten_where_prompts_change():
-    rng, belief = np.random.default_rng(0), RewardEstimator(guesses=False)
+    rng, belief = np.random.default_rng(0), RewardEstimator(has_value_predictions=False)
     means = rng.random(64)
     for _ in range(60):
         moving = rng.random(64) < 0.3
@@ -191,21 +198,21 @@ def test_a_rollout_has_no_influence_on_its_own_baseline(before, now, other, data
     changed[i][j] = other
     found = []
     for rewards in (now, changed):
-        belief = RewardEstimator(guesses=False)
+        belief = RewardEstimator(has_value_predictions=False)
         for _ in range(2):
             learn(belief, "abcd"[: len(before)], before)
         pools = pools_of(rewards)
-        priors = belief.priors(belief.expect(keys), [0.5] * len(keys))
+        priors = belief.estimate(belief.features(keys), [0.5] * len(keys))
         priors = add_batch_information(priors, keys, pools, shrinkage=belief.shrinkage)
         baseline = posterior_baselines(pools[i], priors[i])[j]
         of_batch = posterior_baselines(pools[i], batch_leave_one_out_baseline(pools, [0.5] * len(keys))[i])[j]
-        scale = [fresh.reward_stds(pools)[i] for fresh in (belief.scale, RunningRewardStd())]
+        scale = [fresh.reward_stds(pools)[i] for fresh in (belief.reward_std, RunningRewardStd())]
         found.append([baseline, of_batch, *scale])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
 
 
 def learn(belief, keys, rewards):
-    belief.observe(belief.expect(list(keys)), pools_of(rewards))
+    belief.observe(belief.features(list(keys)), pools_of(rewards))
 
 
 def test_recentred_by_hand():
@@ -214,7 +221,7 @@ def test_recentred_by_hand():
     means = [prior.mean for prior in shift_by_batch_residual(priors, pools, shrinkage=8)]
     assert means == pytest.approx([6 / (3 + 8), 6 / (2 + 8), 2 / (3 + 8)])
     (alone,) = shift_by_batch_residual(priors[:1], pools[:1], shrinkage=0)
-    assert math.isnan(alone.mean) and alone.strength == 0
+    assert math.isnan(alone.mean) and alone.pseudo_counts == 0
 
 
 # Unbiased, by enumeration of all outcomes of a generation
@@ -246,7 +253,7 @@ TRUTH = np.array([size * p * (1 - p) for p, size in zip(PROBABILITIES, SIZES, st
 
 
 def trained_belief():
-    belief, rng = RewardEstimator(guesses=False), np.random.default_rng(0)
+    belief, rng = RewardEstimator(has_value_predictions=False), np.random.default_rng(0)
     for _ in range(5):
         learn(belief, "abc", coins(rng, np.array(PROBABILITIES), 2))
     return belief
@@ -255,13 +262,15 @@ def trained_belief():
 BASELINES = {
     "batch": lambda pools: batch_leave_one_out_baseline(pools, [0.5] * 3),
     "first generation": lambda pools: add_batch_information(
-        RewardEstimator(guesses=False).priors(RewardEstimator(guesses=False).expect("abc"), [0.5] * 3),
+        RewardEstimator(has_value_predictions=False).estimate(
+            RewardEstimator(has_value_predictions=False).features("abc"), [0.5] * 3
+        ),
         "abc",
         pools,
         shrinkage=0.0,
     ),
     "belief": lambda pools: add_batch_information(
-        trained_belief().priors(trained_belief().expect("abc"), [0.5] * 3), "abc", pools, shrinkage=16.0
+        trained_belief().estimate(trained_belief().features("abc"), [0.5] * 3), "abc", pools, shrinkage=16.0
     ),
     "copies": lambda pools: add_batch_information([BaselineEstimate(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
 }
@@ -312,7 +321,7 @@ def test_scaled_advantages_follow_the_gradient_of_the_cut_reward(seen):
     expected = expected_gradient(lambda rewards: utility(rewards, scale.reward_stds))
     np.testing.assert_allclose(expected_gradient(scaled), expected, rtol=1e-12)
     if seen == [-2.0, 3.0]:
-        np.testing.assert_allclose(expected, TRUTH / scale.deviation, rtol=1e-12)
+        np.testing.assert_allclose(expected, TRUTH / scale.std, rtol=1e-12)
 
 
 def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
@@ -333,16 +342,16 @@ def test_a_deviation_that_contains_the_reward_would_weigh_prompts_differently():
 def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scaled):
     found = {}
     for a, c in ((1.0, 0.0), (factor, shift)):
-        rng, belief, advantages = np.random.default_rng(3), RewardEstimator(guesses=True), []
+        rng, belief, advantages = np.random.default_rng(3), RewardEstimator(has_value_predictions=True), []
         means = rng.uniform(0.05, 0.95, 24)
         for _ in range(40):
             asked = rng.permutation(24)[:8]
             pools = pools_of(a * beta_rewards(rng, means[asked], 2) + c)
             keys = [str(i) for i in asked]
-            expectation = belief.expect(keys, means[asked] - 0.5)
-            priors = belief.priors(expectation, [0.5] * 8)
+            expectation = belief.features(keys, means[asked] - 0.5)
+            priors = belief.estimate(expectation, [0.5] * 8)
             priors = add_batch_information(priors, keys, pools, shrinkage=belief.shrinkage)
-            stds = belief.scale.reward_stds(pools) if scaled else None
+            stds = belief.reward_std.reward_stds(pools) if scaled else None
             advantages += [against(priors, pools, stds)]
             belief.observe(expectation, pools)
         found[a, c] = np.array(advantages) / (1.0 if scaled else a)
@@ -352,15 +361,17 @@ def test_shifted_and_scaled_rewards_give_the_same_advantages(factor, shift, scal
 @pytest.mark.parametrize("constant", [0.0, 1.0, -3.3, 1e6])
 @pytest.mark.parametrize("n", [1, 4])
 def test_constant_rewards_teach_nothing_at_all(constant, n):
-    belief = RewardEstimator(guesses=True)
+    belief = RewardEstimator(has_value_predictions=True)
     for step in range(30):
         keys = [str((step * 4 + i) % 7) for i in range(4)]
         pools = pools_of([[constant] * n] * 4)
-        expectation = belief.expect(keys, [0.5, -0.5, 1.0, 0.0])
-        priors = add_batch_information(belief.priors(expectation, [0.5] * 4), keys, pools, shrinkage=belief.shrinkage)
+        expectation = belief.features(keys, [0.5, -0.5, 1.0, 0.0])
+        priors = add_batch_information(
+            belief.estimate(expectation, [0.5] * 4), keys, pools, shrinkage=belief.shrinkage
+        )
         for baseline in ("posterior", "batch"):
             priors = priors if baseline == "posterior" else batch_leave_one_out_baseline(pools, [0.5] * 4)
-            assert not np.any(against(priors, pools, belief.scale.reward_stds(pools)))
+            assert not np.any(against(priors, pools, belief.reward_std.reward_stds(pools)))
             assert np.abs(against(priors, pools)).max() <= 1e-9 * max(abs(constant), 1)
         belief.observe(expectation, pools)
 
@@ -372,15 +383,21 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
     hold all of the summed squared advantage. Here a failure counts (b/σ)² ≈ p / (1 − p) and a success 1.5², so those steps hold less
     than their share.
     """
-    rng, belief, silent, total, largest = np.random.default_rng(0), RewardEstimator(guesses=False), 0.0, 0.0, 0.0
+    rng, belief, silent, total, largest = (
+        np.random.default_rng(0),
+        RewardEstimator(has_value_predictions=False),
+        0.0,
+        0.0,
+        0.0,
+    )
     share = 0.98**rows
     for _ in range(400):
         keys, pools = [str(i) for i in rng.integers(0, 200, rows)], pools_of(coins(rng, np.full(rows, 0.02), 1))
-        expectation = belief.expect(keys)
+        expectation = belief.features(keys)
         priors = add_batch_information(
-            belief.priors(expectation, [0.5] * rows), keys, pools, shrinkage=belief.shrinkage
+            belief.estimate(expectation, [0.5] * rows), keys, pools, shrinkage=belief.shrinkage
         )
-        values = np.array(against(priors, pools, belief.scale.reward_stds(pools)))
+        values = np.array(against(priors, pools, belief.reward_std.reward_stds(pools)))
         belief.observe(expectation, pools)
         total, largest = total + (values**2).sum(), max(largest, np.abs(values).max())
         silent += (values**2).sum() * (not any(pool.positives for pool in pools))
@@ -390,18 +407,18 @@ def test_steps_without_contrast_hold_no_share_of_the_update(rows):
 def test_a_long_time_without_contrast_breaks_neither_level_nor_head():
     """The deviation that guesses and errors are measured in would vanish with it, were it not for its bound."""
     rng, features = np.random.default_rng(0), torch.randn(100_000, 32, generator=torch.Generator().manual_seed(0))
-    belief, head, largest = RewardEstimator(guesses=True), RewardHead(32), 0.0
+    belief, head, largest = RewardEstimator(has_value_predictions=True), RewardHead(32), 0.0
     for step in range(460):
         rows = rng.choice(len(features), 32, replace=False)
         mean = 0.5 if step < 100 else 1.0 if step < 400 else 0.9
         rewards = (rng.random(32) < mean).astype(float)
         guesses = head.predict(features[rows])
         baselines = compared(belief, [str(row) for row in rows], rewards[:, None], guesses)[:, 0]
-        deviations = (rewards - belief.level) / belief.scale.deviation
+        deviations = (rewards - belief.mean_reward) / belief.reward_std.std
         head.observe(features[rows], deviations.tolist(), [1] * 32)
         if step >= 400:
             largest = max(largest, np.abs(rewards - baselines).max())
-    assert 0.8 < belief.level < 1 and largest < 1.5  # it was 21 for both
+    assert 0.8 < belief.mean_reward < 1 and largest < 1.5  # it was 21 for both
 
 
 def test_what_lies_far_outside_of_everything_seen_is_cut_off():
@@ -418,9 +435,9 @@ def test_what_lies_far_outside_of_everything_seen_is_cut_off():
 def test_rewards_without_a_signal_are_compared_too():
     pool = Pool(0.7, [Rollout(0, 1.0, math.nan), Rollout(1, 0.0, 0.0), Rollout(2, math.nan, 1.0)])
     assert posterior_advantages(pool, BaselineEstimate(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
-    belief = RewardEstimator(guesses=False)
+    belief = RewardEstimator(has_value_predictions=False)
     learn(belief, "a", [[1.0]])
-    belief.observe(belief.expect(["a"]), [pool])
+    belief.observe(belief.features(["a"]), [pool])
     assert belief.history["a"][0, 0] == pytest.approx(DECAYS[0] + 2)
 
 
@@ -432,25 +449,25 @@ def test_it_continues_from_its_state():
         rng = np.random.default_rng(seed)
         return [(list("abcd"), beta_rewards(rng, np.array([0.1, 0.4, 0.6, 0.9]), 2)) for _ in range(8)]
 
-    whole, half = RewardEstimator(guesses=True), RewardEstimator(guesses=True)
+    whole, half = RewardEstimator(has_value_predictions=True), RewardEstimator(has_value_predictions=True)
     for keys, rewards in generations(0):
         compared(whole, keys, rewards, [0.1, 0.0, -0.1, 0.2])
         compared(half, keys, rewards, [0.1, 0.0, -0.1, 0.2])
-    resumed = RewardEstimator(guesses=True)
+    resumed = RewardEstimator(has_value_predictions=True)
     resumed.load_state_dict(half.state_dict())
     resumed.history = half.history
     for keys, rewards in generations(1):
         np.testing.assert_array_equal(compared(whole, keys, rewards), compared(resumed, keys, rewards))
     assert whole.state_dict() == resumed.state_dict()
-    other = RewardEstimator(guesses=False)  # which chooses anew, and goes on with level and scale
+    other = RewardEstimator(has_value_predictions=False)  # which chooses anew, and goes on with level and scale
     other.load_state_dict(half.state_dict())
-    assert not other.errors.any() and other.level == half.level
+    assert not other.selector.errors.any() and other.mean_reward == half.mean_reward
 
 
 def test_nothing_scored_teaches_nothing():
-    belief = RewardEstimator(guesses=True)
+    belief = RewardEstimator(has_value_predictions=True)
     before = belief.state_dict()
-    belief.observe(belief.expect(["a"]), [Pool(0.7, [Rollout(0, math.nan, math.nan)])])
+    belief.observe(belief.features(["a"]), [Pool(0.7, [Rollout(0, math.nan, math.nan)])])
     assert belief.state_dict() == before and not belief.history
 
 
@@ -468,10 +485,12 @@ def test_what_a_guess_of_a_pass_rate_is_worth_is_found(true_strength):
     guess = rng.uniform(0.1, 0.9, 20_000)
     p = rng.beta(true_strength * guess, true_strength * (1 - guess))
     counts = [PromptCounts(6.0, float(k)) for k in rng.binomial(6, p)]
-    strength = PseudoCountSelector()
-    assert strength.best == 4.0
+    strength = JointPassRate()
+    assert strength.pseudo_counts == 4.0
     strength.observe(guess, counts, rng.binomial(4, p), np.full(20_000, 4))
-    assert strength.best == true_strength  # the next candidate is several standard errors of the difference behind
-    resumed = PseudoCountSelector()
+    assert (
+        strength.pseudo_counts == true_strength
+    )  # the next candidate is several standard errors of the difference behind
+    resumed = JointPassRate()
     resumed.load_state_dict(strength.state_dict())
-    assert resumed.best == true_strength
+    assert resumed.pseudo_counts == true_strength

@@ -78,7 +78,7 @@ def test_duplicates_within_a_step_share_one_estimate_and_one_discount():
         together.observe(["x", "y", "x"], [1, 0, 3], [8, 8, 8], step=step)
         apart.observe(["x", "y"], [4, 0], [16, 8], step=step)
     assert together.state_dict() == apart.state_dict()
-    assert together.counts["x"].discounted_draws == pytest.approx(16 * (1 + 0.9 + 0.81))
+    assert together.counts["x"].discounted_rollouts == pytest.approx(16 * (1 + 0.9 + 0.81))
 
 
 def test_lifetime_totals_are_not_discounted():
@@ -86,8 +86,8 @@ def test_lifetime_totals_are_not_discounted():
     for step in (3, 7):
         estimator.observe(["x"], [2], [8], step=step)
     counts = estimator.counts["x"]
-    assert (counts.positives, counts.draws, counts.last_step) == (4, 16, 7)
-    assert counts.discounted_draws < 16
+    assert (counts.positives, counts.num_rollouts, counts.last_step) == (4, 16, 7)
+    assert counts.discounted_rollouts < 16
 
 
 def test_a_visit_without_scored_rollouts_changes_nothing():
@@ -124,7 +124,7 @@ def test_impossible_settings_are_refused(options, message):
 
 @pytest.mark.parametrize(("positives", "draws"), [(3, 2), (-1, 2)])
 def test_impossible_counts_are_refused(positives, draws):
-    with pytest.raises(ValueError, match=f"'x' has {positives} positives in {draws} draws"):
+    with pytest.raises(ValueError, match=f"'x' has {positives} positives in {draws} rollouts"):
         EMAPassRate().observe(["x"], [positives], [draws], step=0)
 
 
@@ -146,8 +146,8 @@ def test_counts_are_unbiased_under_early_stopping(decay, exit_condition):
         estimator.observe(keys, positives.tolist(), draws.tolist(), step=step)
         pool_means.append(positives / draws)
     counts = [estimator.counts[key] for key in keys]
-    excess = [c.discounted_positives - p * c.discounted_draws for c in counts]
-    close_to(excess, 0, scale=p * np.mean([c.discounted_draws for c in counts]))
+    excess = [c.discounted_positives - p * c.discounted_rollouts for c in counts]
+    close_to(excess, 0, scale=p * np.mean([c.discounted_rollouts for c in counts]))
     known = {1: 0.077, 2: 0.067}[exit_condition.min_positives]
     assert np.mean(pool_means) == pytest.approx(known, abs=2e-3)
 
@@ -300,7 +300,7 @@ def test_state_is_a_copy():
     other = EMAPassRate()
     other.load_state_dict(state)
     estimator.observe(["x"], [1], [2], step=1)
-    assert state["counts"]["x"]["draws"] == other.counts["x"].draws == 2
+    assert state["counts"]["x"]["num_rollouts"] == other.counts["x"].num_rollouts == 2
 
 
 # Calibration

@@ -137,7 +137,7 @@ def test_duplicates_share_an_estimate_and_have_separate_pools(tmp_path):
     (pools,) = trainer.pools
     assert [len(pool) for pool in pools] == [4, 4]
     (counts,) = trainer.pass_rates.ema.counts.values()
-    assert counts.draws == 8 and counts.positives == sum(pool.positives for pool in pools)
+    assert counts.num_rollouts == 8 and counts.positives == sum(pool.positives for pool in pools)
 
 
 def test_an_id_column_is_the_identity(tmp_path):
@@ -210,7 +210,7 @@ def test_none_rewards_are_no_draws(tmp_path):
     known(trainer, **HARD_AND_EASY)
     trainer.train()
     counts = {p: trainer.pass_rates.ema.counts[prompt_key(p)] for p in PROMPTS}
-    assert [counts[p].draws for p in PROMPTS] == [100, 101, 109, 102]
+    assert [counts[p].num_rollouts for p in PROMPTS] == [100, 101, 109, 102]
     assert [counts[p].positives for p in PROMPTS] == [90, 51, 2, 22]
     (logs,) = logs_of(trainer)
     assert logs["reward"] == pytest.approx((1 + 1 / 9 + 1) / 3)
@@ -366,7 +366,7 @@ def test_a_checkpoint_without_a_record_starts_from_the_prior_with_a_warning(tmp_
     path = checkpoint(tmp_path / "first", "uniform")
     trainer = build(tmp_path / "second", by_prompt, adaptive_sampling="est-value", **RESUME)
     trainer.train(resume_from_checkpoint=str(path))
-    warnings = [record.message for record in caplog.records if "starts anew" in record.message]
+    warnings = [record.message for record in caplog.records if "start from the prior" in record.message]
     assert [name in text for name, text in zip((PASS_RATES_FILE, VALUE_HEAD_FILE), warnings, strict=True)] == [
         True
     ] * 2

@@ -58,7 +58,7 @@ def test_datasets_reads_the_record(tmp_path):
     assert record["prompt_id"][:] == KEYS
     assert record["prompt"][:2] == [PROMPTS[0], None]
     assert record["estimate"][:] == estimator.predict(KEYS)
-    assert record["draws"][:] == [estimator.counts[key].draws for key in KEYS]
+    assert record["draws"][:] == [estimator.counts[key].num_rollouts for key in KEYS]
     assert set(record["last_step"]) == {2}
     assert load_pass_rates(tmp_path / "record.parquet")[1] == {KEYS[0]: PROMPTS[0]}
 

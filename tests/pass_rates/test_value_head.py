@@ -230,7 +230,7 @@ def test_features_of_another_model_are_refused(shape):
 
 
 def test_impossible_counts_are_refused():
-    with pytest.raises(ValueError, match="Prompt 1 has 3 positives in 2 draws"):
+    with pytest.raises(ValueError, match="Prompt 1 has 3 positives in 2 rollouts"):
         PassRateHead(8).observe(torch.zeros(2, 8), [0, 3], [2, 2])
 
 

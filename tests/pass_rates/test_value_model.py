@@ -158,7 +158,7 @@ def test_unscored_prompts_are_left_out(name):
     with_unscored.observe(ids(*PROMPTS), [1, 0, 0, 0], [4, 2, 0, 0])
     with_unscored.observe(ids(*PROMPTS), [0] * 4, [0] * 4)
     assert_same_state(with_unscored, without)
-    with pytest.raises(ValueError, match="Prompt 1 has 3 positives in 2 draws"):
+    with pytest.raises(ValueError, match="Prompt 1 has 3 positives in 2 rollouts"):
         without.observe(ids(*PROMPTS[:2]), [0, 3], [2, 2])
 
 
@@ -274,7 +274,7 @@ def test_a_missing_state_warns_and_a_corrupt_one_raises(name, tmp_path, caplog):
     path.unlink()
     trainer = build(tmp_path / "third", by_prompt, **options)
     trainer.train(resume_from_checkpoint=str(path.parent))
-    assert any(VALUE_MODEL_FILE in r.message and "starts anew" in r.message for r in caplog.records)
+    assert any(VALUE_MODEL_FILE in r.message and "start from the prior" in r.message for r in caplog.records)
     assert trainer.state.global_step == 6
 
 

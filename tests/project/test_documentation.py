@@ -248,7 +248,7 @@ def test_the_diagram_tells_of_the_defaults_and_of_a_prompt_that_stays_silent():
     args, pools = AdaGRPOConfig("unused", **QUICK), diagram.pools()
     assert (diagram.M, diagram.N, diagram.GROUP) == (args.samples_per_round, args.max_rounds, args.num_generations)
     assert [args.exit_condition(pool) for pool in pools] == [True] * 4 + [False]
-    assert pools[-1].has_zero_variance and len(pools[-1]) == args.sampling_strategy.max_samples(args)
+    assert pools[-1].has_zero_variance and len(pools[-1]) == args.sampling_strategy.max_rollouts
 
 
 def test_two_names_and_one_word_are_all_that_changes(monkeypatch):

@@ -1,4 +1,4 @@
-"""Which prompts are asked: the stream, lanes, what goes on, and the choice by expected gain; without a model."""
+"""Which prompts are asked: the stream, slots, what goes on, and the choice by expected gain; without a model."""
 
 import json
 import math
@@ -32,17 +32,17 @@ def stream(number=10, streaming=False, shuffle=True):
 
 
 def schedule(**options):
-    defaults = {"lanes": 4, "candidates_per_slot": 1, "exit_condition": ExitCondition(1), "max_rounds": 4}
+    defaults = {"slots": 4, "candidates_per_slot": 1, "exit_condition": ExitCondition(1), "max_rounds": 4}
     return SlotConfig(**defaults | {"fixed_budget": True, "positive_threshold": 0.5} | options)
 
 
-def play(lane, rewards, rounds):
+def play(slot, rewards, rounds):
     """Draw one rollout per round, of what `rewards` gives for the position that is asked."""
     for draw in range(rounds):
-        if lane.done:
+        if slot.done:
             break
-        reward = rewards(lane.candidates[lane.candidate_at(draw)].position)
-        lane.add(Rollout(draw, reward, reward, (reward,)))
+        reward = rewards(slot.candidates[slot.candidate_at(draw)].position)
+        slot.add(Rollout(draw, reward, reward, (reward,)))
 
 
 # The stream
@@ -103,19 +103,19 @@ def test_another_data_set_is_noticed_at_resume():
         stream(0).take(1)
 
 
-# Lanes
+# Slots
 
 
 REPLACE = {"candidates_per_slot": 3, "fixed_budget": False, "max_rounds": 1}
 
 
-def lane(candidates, **options):
+def slot(candidates, **options):
     defaults = {"exit_condition": ExitCondition(1), "samples_per_round": 1, "max_rounds": 3, "fixed_budget": True}
     return BatchSlot(0.5, [QueuedPrompt(i) for i in range(candidates)], **defaults | options)
 
 
 def test_a_fixed_budget_is_one_round_of_one_prompt():
-    budget = lane(1, samples_per_round=2)
+    budget = slot(1, samples_per_round=2)
     for draw in range(2):
         assert not budget.done
         budget.add(Rollout(draw, 0.0, 0.0))
@@ -124,7 +124,7 @@ def test_a_fixed_budget_is_one_round_of_one_prompt():
 
 
 @pytest.mark.parametrize(
-    ("before", "reward", "frac_exit_condition_met", "returns"),
+    ("before", "reward", "resolved", "returns"),
     [
         ({"rounds": 2, "negatives": 2}, 1.0, True, False),
         ({"rounds": 2, "positives": 2}, 0.0, True, False),
@@ -151,29 +151,29 @@ def test_what_a_step_does_not_need_is_not_lost():
     asked = []
     for _ in range(10):
         candidates = queue.open()
-        lanes = queue.lanes(candidates, [2] * len(candidates))
-        for lane in lanes:
+        slots = queue.slots(candidates, [2] * len(candidates))
+        for slot in slots:
             for draw in range(2):  # contrast at once
                 reward = next(mixed)
-                lane.add(Rollout(draw, reward, reward))
-            assert lane.done
-        queue.close(lanes)
-        asked += [lane.candidates[i].position for lane in lanes for i in lane.asked]
+                slot.add(Rollout(draw, reward, reward))
+            assert slot.done
+        queue.close(slots)
+        asked += [slot.candidates[i].position for slot in slots for i in slot.asked]
     assert asked == list(range(40))
 
 
 def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
     replace = {"fixed_budget": False, "samples_per_round": 2, "max_rounds": 1}
-    one = lane(3, **replace)
+    one = slot(3, **replace)
     for draw, reward in enumerate([1.0, 1.0, 0.0, 1.0]):
         assert not one.done
         one.add(Rollout(draw, reward, reward))
     assert one.done and list(one.asked) == [0, 1] and not one.pools[1].has_zero_variance
-    shaped = lane(2, **replace)
+    shaped = slot(2, **replace)
     for draw, reward in enumerate([0.9, 0.8]):  # a length penalty, say, beside two right answers
         shaped.add(Rollout(draw, reward, 1.0))
     assert not shaped.done and shaped.current == 1
-    silent = lane(2, **replace)
+    silent = slot(2, **replace)
     for draw in range(4):
         assert not silent.done
         silent.add(Rollout(draw, 1.0, 1.0))
@@ -184,20 +184,20 @@ def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
 
 
 def simulate(queue, passes, steps, rounds, beliefs=None, seed=0):
-    """Lanes of each step, all of which draw; `passes` gives a position's pass rate."""
+    """Slots of each step, all of which draw; `passes` gives a position's pass rate."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         candidates = queue.open(beliefs)
-        lanes = queue.lanes(candidates, [1] * len(candidates))
-        for lane in lanes:
-            play(lane, lambda position: float(rng.random() < passes(position)), rounds)
-        yield lanes, queue.close(lanes)
+        slots = queue.slots(candidates, [1] * len(candidates))
+        for slot in slots:
+            play(slot, lambda position: float(rng.random() < passes(position)), rounds)
+        yield slots, queue.close(slots)
 
 
 def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
     """E[visits] = (1 − (1 − p)^N) / p, with nobody cut off."""
     p, max_rounds = 0.5, 4
-    queue = PromptQueue(stream(100_000), schedule(lanes=64, max_rounds=max_rounds))
+    queue = PromptQueue(stream(100_000), schedule(slots=64, max_rounds=max_rounds))
     visits = Counter()
     for step, metrics in simulate(queue, lambda position: p, 150, 1):
         assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the share that may return
@@ -207,7 +207,7 @@ def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
     under_way = {candidate.position for candidate in queue.returning}
     finished = np.array([count for position, count in visits.items() if position not in under_way])
     assert len(finished) > 2000
-    # Those under way at the end are the long ones: at most lanes of them, each at most N, out of thousands.
+    # Those under way at the end are the long ones: at most slots of them, each at most N, out of thousands.
     edge = max_rounds * 64 / len(finished)
     expected = expected_rounds(p, 1, max_rounds)
     assert expected == pytest.approx((1 - (1 - p) ** max_rounds) / p)
@@ -216,10 +216,10 @@ def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
 
 
 def test_a_hard_set_cannot_fill_the_batch():
-    queue = PromptQueue(stream(1000), schedule(lanes=8, max_rounds=50))
+    queue = PromptQueue(stream(1000), schedule(slots=8, max_rounds=50))
     steps = list(simulate(queue, lambda position: 0.0, 20, 1))
     for played, _ in steps:
-        assert sum(not lane.candidates[0].rounds for lane in played) >= 8 - MAX_RETRY_FRACTION * 8
+        assert sum(not slot.candidates[0].rounds for slot in played) >= 8 - MAX_RETRY_FRACTION * 8
     assert steps[-1][1]["prompts/frac_new"] == 0.25 and steps[-1][1]["prompts/retries_dropped"] == 2
     assert max(candidate.rounds for candidate in queue.returning) < 50
 
@@ -243,7 +243,7 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
     for step, (played, _) in enumerate(
         simulate(queue, lambda position: rates[position], 400, 2, random_beliefs(rng, prompts))
     ):
-        asked = [lane.candidates[i].position for lane in played for i in lane.asked]
+        asked = [slot.candidates[i].position for slot in played for i in slot.asked]
         assert len(set(asked)) == len(asked)
         for position in asked:
             longest[position] = max(longest[position], step - candidate_at[position])
@@ -256,19 +256,19 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
 
 def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
     prompts = stream(100, shuffle=False)
-    queue = PromptQueue(prompts, schedule(lanes=8, choices_per_prompt=3))
+    queue = PromptQueue(prompts, schedule(slots=8, choices_per_prompt=3))
     gains = lambda positions: CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)  # noqa: E731
-    lanes = queue.open(gains)
+    slots = queue.open(gains)
     exploring = math.ceil(MIN_IN_ORDER_FRACTION * 8)
-    assert [lane[0].position for lane in lanes] == [*range(exploring), *range(24 - (8 - exploring), 24)]
-    assert [lane[0].from_data_order for lane in lanes] == [True] * exploring + [False] * (8 - exploring)
+    assert [slot[0].position for slot in slots] == [*range(exploring), *range(24 - (8 - exploring), 24)]
+    assert [slot[0].from_data_order for slot in slots] == [True] * exploring + [False] * (8 - exploring)
     assert queue.skips == {str(p): 1 for p in range(exploring, 24 - (8 - exploring))}
 
 
 def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
     queue = PromptQueue(stream(1000, shuffle=False), schedule(choices_per_prompt=3))
     unknown = lambda positions: CandidateScores([str(p) for p in positions], None, 0.5)  # noqa: E731
-    asked = [lanes[i].candidates[0].position for lanes, _ in simulate(queue, lambda p: 1.0, 25, 1, unknown) for i in range(4)]  # fmt: skip
+    asked = [slots[i].candidates[0].position for slots, _ in simulate(queue, lambda p: 1.0, 25, 1, unknown) for i in range(4)]  # fmt: skip
     assert asked == list(range(100))
     assert sum("prompt_oversampling=3 has asked prompts in the data's order" in text for text in caplog.messages) == 1
 
@@ -285,7 +285,7 @@ def test_a_queue_resumes_exactly(options):
 
     def steps(queue, number, seed):
         played = simulate(queue, lambda p: rates[p], number, rounds, beliefs, seed)
-        return [[lane.candidates for lane in lanes] for lanes, _ in played]
+        return [[slot.candidates for slot in slots] for slots, _ in played]
 
     queue = PromptQueue(stream(30), schedule(**options))
     steps(queue, 11, 0)
@@ -294,10 +294,10 @@ def test_a_queue_resumes_exactly(options):
     resumed.load_state_dict(state)
     assert steps(resumed, 15, 7) == steps(queue, 15, 7)
     # In the middle of a step, that step again.
-    before = [[candidate.position for candidate in lane] for lane in queue.open(beliefs)]
+    before = [[candidate.position for candidate in slot] for slot in queue.open(beliefs)]
     again = PromptQueue(stream(30), schedule(**options))
     again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
-    assert [[candidate.position for candidate in lane] for lane in again.open(beliefs)] == before
+    assert [[candidate.position for candidate in slot] for slot in again.open(beliefs)] == before
 
 
 def test_too_small_a_data_set_is_named():
@@ -311,6 +311,6 @@ def test_expected_rounds():
 
 
 def test_a_lane_is_a_pool_of_everything_that_it_drew():
-    played = lane(2, fixed_budget=False, max_rounds=1)
+    played = slot(2, fixed_budget=False, max_rounds=1)
     play(played, lambda position: 1.0, 2)
     assert isinstance(played, Pool) and len(played) == played.positives == 2

@@ -181,7 +181,7 @@ class FakeServer:
         return await _json({"choices": [choice | {"prompt_logprobs": self._prompt_logprobs(payload["model"], ids)}]})
 
     async def _render(self, request: web.Request) -> web.StreamResponse:
-        """Takes the pictures out of a message; as in vLLM, their places in it say nothing of the prompt."""
+        """Takes the pictures out of a message; as in vLLM, their slots in it say nothing of the prompt."""
         self.in_flight += 1
         try:
             if self.render is not None and (response := await self.render(request)) is not None:
@@ -190,8 +190,8 @@ class FakeServer:
             self.in_flight -= 1
         (message,) = (await request.json())["messages"]
         urls = [part["image_url"]["url"] for part in message["content"]]
-        places = [{"offset": 0, "length": 1} for _ in urls]
-        return await _json({"features": {"mm_placeholders": {"image": places}, "kwargs_data": {"image": urls}}})
+        slots = [{"offset": 0, "length": 1} for _ in urls]
+        return await _json({"features": {"mm_placeholders": {"image": slots}, "kwargs_data": {"image": urls}}})
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json() if request.can_read_body else {}

@@ -15,7 +15,7 @@ from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import QUICK, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, config, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import fingerprint, reward
 from .faults import call_number
 
@@ -45,7 +45,7 @@ def run(url: str, directory: Path, rank: int, options: dict) -> dict:
         trainer = Witness(
             tiny_model(),
             reward,
-            AdaGRPOConfig(str(directory), **QUICK | defaults | options),
+            config(directory, **QUICK | defaults | options),
             prompt_dataset(2),
             processing_class=tiny_tokenizer(),
             peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 from ada_trl.vllm.client import VLLMServerError
 from ada_trl.vllm.generation import LONGEST_ERROR
 
@@ -21,6 +21,7 @@ from ..helpers import (
     QUICK,
     ROOT,
     command,
+    config,
     prompt_dataset,
     read_rank_outputs,
     run_module,
@@ -62,7 +63,7 @@ def build(
     return trainer_class(
         tiny_model(),
         reward_funcs,
-        AdaGRPOConfig(str(tmp_path), **QUICK | options | overrides),
+        config(tmp_path, **QUICK | options | overrides),
         prompt_dataset(1) if dataset is None else dataset,
         eval_dataset,
         processing_class=tiny_tokenizer(),

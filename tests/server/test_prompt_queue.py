@@ -19,7 +19,7 @@ ACROSS = {
 
 
 def test_a_silent_prompt_is_replaced_while_others_are_under_way(tmp_path):
-    """Two places. What the first one asks is silent, twice, while the second place still awaits its answer."""
+    """Two slots. What the first one asks is silent, twice, while the second place still awaits its answer."""
     finished, slow = [], []
 
     async def behave(call):
@@ -34,7 +34,7 @@ def test_a_silent_prompt_is_replaced_while_others_are_under_way(tmp_path):
         trainer = build(tmp_path, server, dataset=Dataset.from_dict({"prompt": PROMPTS}), **options)
         trainer.train()
     (logs,) = logs_of(trainer)
-    # Four prompts, two places, so that each may ask two: the first place is through before the second has an answer.
+    # Four prompts, two slots, so that each may ask two: the first place is through before the second has an answer.
     assert finished[-1:] == slow and len(finished) == 3
     assert logs["ada/prompts/resampled"] == 1 and logs["ada/frac_zero_advantage_groups"] == 0.5
     assert our_threads() == []

@@ -12,7 +12,7 @@ from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import PROMPTS, QUICK, tiny_model, tiny_tokenizer
+from ..helpers import PROMPTS, QUICK, config, tiny_model, tiny_tokenizer
 from .fake import reward
 
 
@@ -32,7 +32,7 @@ def run(output_dir: str, options: dict) -> dict:
     model = options.pop("model", None) or tiny_model()
     defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": options.pop("url"), "max_steps": 1}
     defaults |= {"vllm_weight_sync": "disk", "vllm_request_timeout": 30.0}
-    args = AdaGRPOConfig(output_dir, **QUICK | defaults | options)
+    args = config(output_dir, **QUICK | defaults | options)
 
     def reward_or_failure(completions, **kwargs):
         if args.process_index == failing_rank:

@@ -12,7 +12,7 @@ import pytest
 
 from ada_trl import AdaGRPOConfig
 
-from ..helpers import build, prompt_dataset
+from ..helpers import build, config, prompt_dataset
 
 
 FIELDS = {
@@ -78,7 +78,7 @@ def largest_advantage(args: AdaGRPOConfig, reach: float) -> float:
     Divided by a deviation: of n rewards of a group, (n − 1)/√n at most, and so of a batch or a pool of 128; otherwise cut off
     at 32. The weight is at most that of a pass rate of one in a pool.
     """
-    pool = max(args.sampling_strategy.max_samples(args), 32)
+    pool = max(args.sampling_strategy.max_rollouts, 32)
     weight = 1.0 if args.prompt_weighting == "none" else float(pool)
     correction = args.num_generations if args.selection_correction else 1
     if args.multi_objective_aggregation == "normalize_then_sum" or args.scale_rewards != "none":
@@ -124,7 +124,7 @@ def test_enough_of_them_train_and_enough_are_refused(tmp_path):
     seen, refused = [], 0
     for options, _ in CASES:
         try:
-            AdaGRPOConfig(str(tmp_path), **{"bf16": False, "use_cpu": True} | options)
+            config(tmp_path, **{"bf16": False, "use_cpu": True} | options)
             seen.append(options)
         except ValueError:
             refused += 1

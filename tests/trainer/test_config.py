@@ -1,4 +1,4 @@
-"""Bad input gets an error that names both values and the remedy, at construction."""
+"""Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
@@ -8,10 +8,11 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition
 
 from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import config as build_config
 
 
 def config(**overrides):
-    return AdaGRPOConfig(**{"output_dir": "unused"} | QUICK | overrides)
+    return build_config("unused", **QUICK | overrides)
 
 
 def test_defaults_follow_the_paper():
@@ -24,7 +25,7 @@ def test_defaults_follow_the_paper():
     )
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert args.sampling_strategy.max_samples(args) == 32
+    assert args.sampling_strategy.max_rollouts == 32
 
 
 @pytest.mark.parametrize(
@@ -52,11 +53,11 @@ REPLACE = UNIFORM | {"zero_variance_groups": "resample"}
 ACROSS = SEQ_POS | {"baseline": "posterior", "num_generations": 1}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
-REFUSED = [
+INVALID = [
     # choices and numbers
     (
         {"adaptive_sampling": "seq"},
-        r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'est', 'est-ema', 'est-v",
+        r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'est', 'uniform'",
     ),
     ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'posterior', 'batch'"),
     (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'ema', 'value'"),
@@ -67,13 +68,13 @@ REFUSED = [
     ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
     ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
     ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
-    ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be a finite number"),
-    ({"positive_threshold": float("inf")}, r"positive_threshold \(inf\) must be a finite number"),
+    ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be finite"),
+    ({"positive_threshold": float("inf")}, r"positive_threshold \(inf\) must be finite"),
     (UNIFORM | {"positive_threshold": float("-inf")}, r"positive_threshold \(-inf\)"),
     ({"positive_threshold": "high"}, r"positive_threshold \('high'\) must be a number"),
     ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
     ({"num_generations": 0}, r"num_generations \(0\) must be at least 1"),
-    ({"num_generations": 1}, r"num_generations \(1\) leaves a rollout nothing.*baseline='posterior'"),
+    ({"num_generations": 1}, r"num_generations=1 requires baseline='batch' or 'posterior'.*>= 2"),
     # rounds
     ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
     ({"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
@@ -81,28 +82,24 @@ REFUSED = [
     ({"min_positives": 0}, r"min_positives \(0\) must be at least 1"),
     ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
     ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
-    (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) has no effect .*seq-balance"),
-    (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) has no effect .*'seq-pos'.*'est-ema'"),
-    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) has no effect.*pass_rate_estimator='ema'"),
+    (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) is only used with .*seq-balance"),
+    (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
+    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
     (
         SEQ_POS | {"pass_rate_estimator": "value"},
-        r"\('value'\) trains a value network, on which nothing depends .*'ema'",
+        r"\('value'\) is only used with .*baseline='posterior' .*'ema'",
     ),
-    (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) has no effect .*'uniform'.*sample in rounds"),
-    (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) has no effect"),
+    (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) is only used with .*'seq-balance'.*but .*'uniform'"),
+    (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) is only used with .*'seq-pos'"),
     # budgets
-    (
-        EST | {"pass_rate_estimator": "value"},
-        r"'est-ema' is 'est' with pass_rate_estimator='ema', not 'value'.*'est'",
-    ),
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
     (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
     (EST | {"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
     (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
-    (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) has no effect .*'est-ema'.*seq-balance"),
-    (EST | {"min_positives": 1}, r"min_positives \(1\) has no effect"),
-    (EST | {"min_negatives": 1}, r"min_negatives \(1\) has no effect"),
-    (EST | {"value_model": "some/model"}, r"value_model \(some/model\) has no effect .*pass_rate_estimator='value'"),
+    (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
+    (EST | {"min_positives": 1}, r"min_positives \(1\) is only used with"),
+    (EST | {"min_negatives": 1}, r"min_negatives \(1\) is only used with"),
+    (EST | {"value_model": "some/model"}, r"value_model \(some/model\) is only used with pass_rate_estimator='value'"),
     (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
     (EST | {"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
@@ -111,55 +108,64 @@ REFUSED = [
     # other baselines
     (
         POSTERIOR | {"scale_rewards": "group"},
-        r"scale_rewards='group' .*baseline='posterior' biased.*'none' .*or 'batch'",
+        r"scale_rewards='group' .*got baseline='posterior'.*'none' .*or 'batch'",
     ),
     (
         POSTERIOR | {"selection_correction": True},
-        r"selection_correction \(True\) has no effect .*baseline='posterior'",
+        r"selection_correction \(True\) is only used with .*but .*baseline='posterior'",
     ),
     (
         POSTERIOR | {"zero_variance_groups": "mask"},
-        r"zero_variance_groups \(mask\) has no effect .*baseline='posterior'",
+        r"zero_variance_groups \(mask\) is only used with baseline='pool', but .*baseline='posterior'",
     ),
-    (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) has no effect .*baseline='posterior'"),
-    (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) has no effect .*'est'"),
-    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"}, r"value_model \(m\) has no .*'ema\+value'"),
+    (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='posterior'"),
+    (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) is only used with .*'est'"),
+    (
+        POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"},
+        r"value_model \(m\) is only used with .*'ema\+value'",
+    ),
     (
         POSTERIOR | {"multi_objective_aggregation": "normalize_then_sum"},
-        r"'normalize_then_sum' normalizes .*'sum_then_normalize'",
+        r"'normalize_then_sum' requires baseline='pool'.*'sum_then_normalize'",
     ),
-    (BATCH | {"scale_rewards": "group"}, r"which makes baseline='batch' biased"),
-    (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) weighs .*'posterior'"),
+    (BATCH | {"scale_rewards": "group"}, r"requires baseline='pool', got baseline='batch'"),
+    (
+        BATCH | {"prompt_weighting": "inverse"},
+        r"prompt_weighting \('inverse'\) needs pass-rate estimates.*'posterior'",
+    ),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
-    # which prompts are asked
+    # selection of prompts
     (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
-    (ACROSS | {"zero_variance_groups": "resample"}, r"zero_variance_groups \(resample\) has no effect .*'posterior'"),
-    (REPLACE | {"max_rounds": 1}, r"max_rounds \(1\) leaves zero_variance_groups='resample' no other prompt to ask"),
+    (
+        ACROSS | {"zero_variance_groups": "resample"},
+        r"zero_variance_groups \(resample\) is only used with baseline='pool', but .*'posterior'",
+    ),
+    (REPLACE | {"max_rounds": 1}, r"zero_variance_groups='resample' requires max_rounds >= 2 .*got 1. Raise"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
-    (EST | {"zero_variance_groups": "resample"}, r"zero_variance_groups='resample' .*'est-ema' gives every prompt"),
+    (EST | {"zero_variance_groups": "resample"}, r"zero_variance_groups='resample' .*'est' gives every prompt"),
     (
         BATCH_OF_ONE | {"baseline": "batch"},
-        r"generation_batch_size \(1\) leaves no other rollout to compare with.*per_device",
+        r"baseline='batch' requires .* at least 2 rollouts, got 1.*per_device",
     ),
     (
         BATCH_OF_ONE | {"baseline": "posterior", "scale_rewards": "batch"},
-        r"generation_batch_size \(1\).*scale_rewards='batch'",
+        r"baseline='posterior' requires .* at least 2 rollouts, got 1.*per_device",
     ),
     ({"prompt_oversampling": 0}, r"prompt_oversampling \(0\) must be at least 1"),
     # the vLLM server
-    ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' is for a vLLM server, but use_vllm=False"),
+    ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' requires a vLLM server, but use_vllm=False"),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0, or 1"),
     (AHEAD | {"use_vllm": False}, "Set use_vllm=True and vllm_mode='server', or max_staleness=0"),
     (AHEAD | {"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
-    (AHEAD | {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=True makes up for"),
-    (AHEAD | {"adaptive_sampling": "seq-balance"}, "is for one round of rollouts per step"),
+    (AHEAD | {"vllm_importance_sampling_correction": False}, "requires vllm_importance_sampling_correction=True"),
+    (AHEAD | {"adaptive_sampling": "seq-balance"}, "only modes with one sampling round per step"),
     (AHEAD | {"zero_variance_groups": "resample"}, "zero_variance_groups='resample'"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "message"), REFUSED)
-def test_what_is_refused_is_named_with_the_remedy(overrides, message):
+@pytest.mark.parametrize(("overrides", "message"), INVALID)
+def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
     with pytest.raises(ValueError, match=message):
         config(**overrides)
 
@@ -177,7 +183,7 @@ def test_weights_are_names_or_powers(given, kept):
         assert config(**BATCH, prompt_weighting=given).prompt_weighting == kept
 
 
-def test_uniform_refuses_nothing_that_grpo_accepts():
+def test_uniform_mode_accepts_what_grpo_accepts():
     args = config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
     assert args.use_vllm and args.multi_objective_aggregation == "normalize_then_sum"
 
@@ -193,17 +199,17 @@ def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
     )
 
 
-def test_unknown_exit_reward():
+def test_unknown_success_reward():
     with pytest.raises(ValueError, match=r"success_reward \('accuracy'\) .* has 'even_reward', 'length_reward'"):
         build(config(success_reward="accuracy"), [even_reward, length_reward])
 
 
-def test_ambiguous_exit_reward():
+def test_ambiguous_success_reward():
     with pytest.raises(ValueError, match="exactly one reward function"):
         build(config(success_reward="even_reward"), [even_reward, even_reward])
 
 
-def test_plain_grpo_config_is_refused_with_the_remedy():
+def test_plain_grpo_config_is_rejected():
     with pytest.raises(TypeError, match=r"needs an AdaGRPOConfig .* got GRPOConfig. Replace GRPOConfig\(…\)"):
         build(GRPOConfig("unused", **QUICK))
 
@@ -227,7 +233,7 @@ def test_data_set_of_the_wrong_type():
         build(dataset=DatasetDict({"train": prompt_dataset()}))
 
 
-def test_streaming_data_set_without_known_columns_is_not_refused():
+def test_streaming_dataset_without_known_columns_is_accepted():
     def rows():
         yield from ({"prompt": prompt} for prompt in prompt_dataset()["prompt"])
 
@@ -241,7 +247,7 @@ def test_no_reward_function():
         build(reward_funcs=[])
 
 
-def test_rollout_func_is_refused_but_not_in_uniform_mode():
+def test_rollout_func_is_supported_in_uniform_mode_only():
     def rollout(prompts, trainer):
         raise NotImplementedError
 

@@ -20,6 +20,7 @@ from ..helpers import (
     QUICK,
     build,
     chat_tokenizer,
+    config,
     even_reward,
     moved,
     prompt_dataset,
@@ -146,13 +147,13 @@ def test_fewer_prompts_than_a_batch_has_are_refused_or_train_nothing_as_in_grpo(
         return trainer_class(tiny_model(), even_reward, args, dataset, processing_class=tiny_tokenizer())
 
     if mode == "seq-balance":
-        with pytest.raises(ValueError, match="asks 2 different prompts.*has only 1. Use a smaller batch"):
+        with pytest.raises(ValueError, match="needs 2 distinct prompts.*has only 1. Use a smaller batch"):
             built()
         return
     trainer = built()
     trainer.train()
     assert trainer.state.global_step == 0
-    assert ("there is no step to train" in caplog.text) == (mode == "uniform")
+    assert ("No training step would be run" in caplog.text) == (mode == "uniform")
 
 
 class Instance:
@@ -232,7 +233,7 @@ def test_a_model_by_its_path(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     options = QUICK | {"beta": 0.1, "model_init_kwargs": {"dtype": "float32", "attn_implementation": "eager"}}
-    args = AdaGRPOConfig(str(tmp_path), **options)
+    args = config(tmp_path, **options)
     trainer = AdaGRPOTrainer(str(tmp_path / "model"), even_reward, args, prompt_dataset())
     trainer.train()
     assert trainer.model.config._attn_implementation == "eager" and trainer.ref_model is not None

@@ -17,6 +17,7 @@ from ..helpers import (
     QUICK,
     build,
     chat_tokenizer,
+    config,
     even_reward,
     length_reward,
     logs_of,
@@ -224,7 +225,7 @@ def test_normalize_then_sum_is_grpo_for_pools_that_are_groups(tmp_path):
     rng = torch.Generator().manual_seed(0)
     pools = [_random_pool(rng, 4) for _ in range(3)]
     options = {"multi_objective_aggregation": "normalize_then_sum", "prompt_weighting": "none"}
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | options)
+    args = config(tmp_path, **QUICK | options)
     found = pool_advantages(pools, [pool.rollouts for pool in pools], args, [2.0, 1.0])
     rewards = torch.tensor([[rollout.rewards for rollout in pool.rollouts] for pool in pools])  # (3, 4, 2)
     normalized = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)

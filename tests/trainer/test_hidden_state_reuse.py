@@ -60,7 +60,7 @@ def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
 def test_where_nothing_is_caught_a_pass_of_its_own_is_made(tmp_path):
     trainer = build(tmp_path, num_generations=1, **POSTERIOR)
     watch = Watch(trainer)
-    trainer.pass_rates.reader.share = lambda own: None
+    trainer.pass_rates.reader.all_gather_states = lambda own: None
     trainer.train()
     assert watch.own_passes == 2 and not watch.compared
 
@@ -73,7 +73,7 @@ def test_a_chosen_prompt_is_estimated_once(tmp_path):
     seen, original = [], reader.read
     reader.read = lambda prompts: (seen.append(len(prompts)), original(prompts))[1]
     trainer.train()
-    assert seen == [12] * 4  # three candidates for each of four places
+    assert seen == [12] * 4  # three candidates for each of four slots
 
 
 @torch.no_grad()

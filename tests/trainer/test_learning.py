@@ -171,8 +171,8 @@ def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, 
     class Remembers(equal_tokens.OraclePassRateTrainer):
         def _insert_exact_pass_rates(self):
             super()._insert_exact_pass_rates()
-            visit, belief = self.pass_rates.visit, self.pass_rates.belief
-            guessed = (belief.level or 0.0) + visit.expectation.guesses * (belief.scale.deviation or 1.0)
+            visit, belief = self.pass_rates.predictions, self.pass_rates.reward_estimator
+            guessed = (belief.mean_reward or 0.0) + visit.features.value_predictions * (belief.reward_std.std or 1.0)
             seen.append((visit.prompts, self.pass_rates.estimates, guessed))
 
     method = equal_tokens.METHODS[name]

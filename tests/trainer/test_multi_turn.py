@@ -6,10 +6,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 
 from ..conversations import CONVERSATIONS, TINY, Counting, ToolUser, add, build, picture, says_the_sum
-from ..helpers import chat_tokenizer, tiny_vision_language_model
+from ..helpers import chat_tokenizer, config, tiny_vision_language_model
 
 
 def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tmp_path):
@@ -130,7 +130,7 @@ def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(g
     tokenizer = chat_tokenizer()
     model, processor = tiny_vision_language_model(tokenizer)
     rows = {"prompt": CONVERSATIONS, "images": [[picture(color)] for color in ("red", "green", "blue", "white")]}
-    args = AdaGRPOConfig(str(tmp_path), **TINY | options)
+    args = config(tmp_path, **TINY | options)
     by_images = AdaGRPOTrainer(
         model, lambda completions, **kwargs: [float(i % 3) for i in range(len(completions))], args,
         Dataset.from_dict(rows), processing_class=processor,

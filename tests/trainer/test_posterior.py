@@ -80,8 +80,8 @@ def test_a_step_line_by_line(tmp_path):
         **POSTERIOR,
     )
     told = {"1+2=": BaselineEstimate(0.5, 4, 0.25), "31+4=": BaselineEstimate(0.0, 2, 1.0)}
-    trainer.pass_rates.priors = lambda: [told[prompt] for prompt in trainer.pass_rates.visit.prompts]
-    trainer.pass_rates.belief.level = 0.0  # as if something had been seen
+    trainer.pass_rates.baseline_estimates = lambda: [told[prompt] for prompt in trainer.pass_rates.predictions.prompts]
+    trainer.pass_rates.reward_estimator.mean_reward = 0.0  # as if something had been seen
     trainer.train()
     (batch,) = trainer.batches
     found = dict.fromkeys(PROMPTS, ())
@@ -102,7 +102,7 @@ def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
     for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 0.0]):
         scripted = ScriptedRewards(**{"1+2=": list(rewards)})
         trainer = build(tmp_path, scripted, dataset, pass_rate_estimator="ema", **POSTERIOR, **options)
-        trainer.pass_rates.belief.level = 0.5
+        trainer.pass_rates.reward_estimator.mean_reward = 0.5
         trainer.train()
         advantages[tuple(rewards)] = trainer.batches[0]["advantages"].tolist()
     baseline = {own: rewards - advantages[rewards, other][0] for own, rewards, other in ((1, 1.0, 0.0), (0, 0.0, 0.0))}
@@ -160,7 +160,7 @@ def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
     trainer = build(tmp_path, by_token, num_generations=2, **POSTERIOR | {"baseline": "batch"})
     rewards, original = [], trainer._compute_advantages
     trainer._compute_advantages = lambda replay, states: (
-        rewards.append(replay.rewards[:, 0]),
+        rewards.append(torch.tensor([rollout.reward for pool in replay.pools for rollout in pool.rollouts])),
         original(replay, states),
     )
     trainer.train()
@@ -221,7 +221,7 @@ def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
     train_with_and_without_resume(build, tmp_path, at=3, **options)
     states = [load_pass_rates(tmp_path / name / "checkpoint-6" / PASS_RATES_FILE)[0] for name in ("whole", "resumed")]
     histories = [state.pop("history") for state in states]
-    assert states[0] == states[1] and states[0]["fitted"]["belief"]["level"] is not None
+    assert states[0] == states[1] and states[0]["fitted"]["reward_estimator"]["mean_reward"] is not None
     assert histories[0].keys() == histories[1].keys() and histories[0]
     assert all((histories[0][key] == histories[1][key]).all() for key in histories[0])
 

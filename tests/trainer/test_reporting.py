@@ -102,7 +102,7 @@ def test_a_baseline_that_stays_worse_than_the_mean_is_said(tmp_path, caplog):
         "positive_threshold": 0.2,
     }
     trainer = build(tmp_path, graded, max_steps=25, learning_rate=0.0, **options)
-    trainer.pass_rates.belief.priors = lambda expectation, rates: [
+    trainer.pass_rates.reward_estimator.estimate = lambda expectation, rates: [
         BaselineEstimate(9.0 * i, 50, 0.5) for i in range(len(rates))
     ]
     with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):

@@ -468,8 +468,8 @@ def test_where_nothing_is_scored_trl_says_it_once_a_step(tmp_path, caplog):
 def test_a_checkpoint_in_the_middle_of_a_generation_is_said_to_be_one(options, tmp_path, caplog):
     common = {"save_strategy": "steps", "max_steps": 4} | options
     build(tmp_path / "good", save_steps=2, **common).train()
-    assert "middle of a generation" not in caplog.text
+    assert "falls inside a generation batch" not in caplog.text
     build(tmp_path / "bad", save_steps=1, **common).train()
-    assert caplog.text.count("middle of a generation") == 1
+    assert caplog.text.count("falls inside a generation batch") == 1
     assert "checkpoint at step 1 is in the middle of a generation, which is 2 steps long" in caplog.text
     assert "Set save_steps to a multiple of 2." in caplog.text

@@ -28,8 +28,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import base_trainer, grpo_trainer
 from trl.trainer.utils import nanstd
 
-from ada_trl.trainer.phases import _NO_VALUES
-from ada_trl.vllm.generation import build_vllm_generation
+import ada_trl
+from ada_trl.trainer.trl_hooks import _EMPTY_COLUMNS, rank_local_collectives, vllm_generation_class
 
 from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
@@ -116,7 +116,7 @@ def test_methods_have_the_expected_parameters(owner, method):
 
 def test_no_private_name_is_relied_on_that_is_not_listed_here():
     """All names in the package that begin with one underscore and that occur in TRL's trainer and engine too."""
-    package, used, theirs = Path(build_vllm_generation.__code__.co_filename).parent.parent, set(), set()
+    package, used, theirs = Path(ada_trl.__file__).parent, set(), set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             for name in ("attr", "name", "arg", "id", "value"):
@@ -172,7 +172,7 @@ def test_generation_returns_eight_columns(recorded):
     prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images = columns
     assert [len(column) for column in (prompt_ids, completion_ids, completions)] == [8, 8, 8]
     assert (tool_mask, logprobs, extra_fields, images, tool_images) == (None, None, {}, None, [])
-    empty = tuple(none for none, column in zip(_NO_VALUES, columns, strict=True) if not column)
+    empty = tuple(none for none, column in zip(_EMPTY_COLUMNS, columns, strict=True) if not column)
     assert empty == (None, None, {}, None, []), "A column without values is not what it was."
 
 
@@ -305,8 +305,12 @@ def test_the_tool_loop_returns_its_counts_before_the_images(tmp_path):
 
 
 def test_the_names_that_are_looked_up_in_trls_module():
-    """They are wrapped once, when the package is imported."""
-    assert grpo_trainer.gather.__wrapped__ is gather and grpo_trainer.VLLMGeneration is build_vllm_generation
+    """They are replaced while one of our trainers needs it, and the same objects as before at all other times."""
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=gather))
+    assert grpo_trainer.gather is gather and grpo_trainer.VLLMGeneration is VLLMGeneration
+    with rank_local_collectives(trainer), vllm_generation_class():
+        assert grpo_trainer.gather is not gather and grpo_trainer.VLLMGeneration is not VLLMGeneration
+    assert grpo_trainer.gather is gather and grpo_trainer.VLLMGeneration is VLLMGeneration
     names = {node.id for node in ast.walk(ast.parse(inspect.getsource(grpo_trainer))) if isinstance(node, ast.Name)}
     assert {"gather", "VLLMGeneration"} <= names, "GRPOTrainer looks them up elsewhere now."
     assert "_last_loaded_step" in inspect.getsource(GRPOTrainer._generate_single_turn)

@@ -1,4 +1,4 @@
-"""How the trainer takes part of TRL's work by itself: phases, frames, threads, environments, refusals."""
+"""Hooks into TRL: what they leave behind, threads, environments, unsupported arguments."""
 
 import functools
 import random
@@ -14,10 +14,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.rollout_sampler import Completion, _portable
+from ada_trl.trainer.trl_hooks import vllm_generation_class
 from ada_trl.utils.distributed import gather_unless_local, is_local, local
-from ada_trl.vllm.generation import AdaVLLMGeneration, _vllm_options
+from ada_trl.vllm.generation import AdaVLLMGeneration
 
 from ..conversations import Counting, ToolUser
 from ..conversations import build as build_multi_turn
@@ -25,6 +26,7 @@ from ..helpers import (
     QUICK,
     build,
     chat_tokenizer,
+    config,
     even_reward,
     prompt_dataset,
     tiny_tokenizer,
@@ -32,7 +34,7 @@ from ..helpers import (
 )
 
 
-# Phases
+# Hooks
 
 
 def test_a_trainer_made_without_init_dispatches_a_rollout():
@@ -40,9 +42,11 @@ def test_a_trainer_made_without_init_dispatches_a_rollout():
     tokenizer = tiny_tokenizer()
     trainer = object.__new__(AdaGRPOTrainer)
     gather = gather_unless_local(lambda tensor: tensor)
-    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=gather, is_main_process=True)
+    trainer.accelerator = SimpleNamespace(
+        device=torch.device("cpu"), gather=gather, is_main_process=True, num_processes=1
+    )
     trainer.model, trainer.state = (
-        SimpleNamespace(training=True),
+        torch.nn.Module(),
         SimpleNamespace(num_input_tokens_seen=0, global_step=0),
     )
     trainer.rollout_func = lambda prompts, trainer: {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}
@@ -74,13 +78,13 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
         return even_reward(completions)
 
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
-    idle, metrics = trainer._phase, trainer._metrics
+    metrics, gather = trainer._metrics, grpo_trainer.gather
     trainer.train()
-    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
+    assert trainer._hook is None and trainer._metrics is metrics and not is_local() and grpo_trainer.gather is gather
     broken.append(True)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert trainer._phase is idle and trainer._metrics is metrics and not is_local()
+    assert trainer._hook is None and trainer._metrics is metrics and not is_local() and grpo_trainer.gather is gather
 
 
 def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_path):
@@ -131,9 +135,9 @@ def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
         def __init__(self, **options):
             built.append(("plain", options))
 
-    monkeypatch.setattr("ada_trl.vllm.generation.VLLMGeneration", Plain)
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Plain)
     monkeypatch.setattr(AdaVLLMGeneration, "__init__", lambda self, **options: built.append(("ours", options)))
-    with _vllm_options(weight_sync="disk"):
+    with vllm_generation_class(weight_sync="disk"):
         thread = threading.Thread(target=lambda: grpo_trainer.VLLMGeneration(mode="server"))
         thread.start()
         thread.join()
@@ -161,10 +165,9 @@ class Scripted(AdaGRPOTrainer):
         texts = ["".join(self.rng.choices("0123456789", k=self.rng.randint(1, 4))) for _ in prompt_ids]
         return self.processing_class(texts)["input_ids"], None
 
-    def _collect(self, inputs):
-        replay = super()._collect(inputs)
-        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in replay.pools])
-        return replay
+    def _compute_advantages(self, batch, states):
+        super()._compute_advantages(batch, states)
+        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in batch.pools])
 
 
 @pytest.mark.parametrize("other_mode", ["seq-balance", "uniform"])
@@ -247,8 +250,8 @@ def test_environments_after_a_step_are_those_that_its_rows_were_played_in(tmp_pa
     options = {"samples_per_round": 32, "max_rounds": 2, "max_steps": 2}
     trainer = build_multi_turn(ToolUser, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
     trainer.add_callback(Reader())
-    outputs, original = [], trainer._overwrite_advantages_and_metrics
-    trainer._overwrite_advantages_and_metrics = lambda replay, output: (
+    outputs, original = [], trainer._replace_advantages_and_metrics
+    trainer._replace_advantages_and_metrics = lambda replay, output: (
         original(replay, output),
         outputs.append(output),
     )
@@ -318,7 +321,7 @@ def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, gi
     if "processing_class" in given:
         given = {"processing_class": tiny_vision_language_model(chat_tokenizer())[1]}
     monkeypatch.setattr(GRPOTrainer, "__init__", init)
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | options)
+    args = config(tmp_path, **QUICK | options)
     with pytest.raises(ValueError, match=message):
         AdaGRPOTrainer("org/never-loaded", even_reward, args, prompt_dataset(), **given)
 
@@ -326,15 +329,15 @@ def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, gi
 def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch):
     model, processor = tiny_vision_language_model(chat_tokenizer())
     monkeypatch.setattr("trl.trainer.grpo_trainer.AutoProcessor.from_pretrained", lambda *args, **kwargs: processor)
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"adaptive_sampling": "est-value"})
+    args = config(tmp_path, **QUICK | {"adaptive_sampling": "est-value"})
     with pytest.raises(ValueError, match="a vision-language model is not supported"):
         AdaGRPOTrainer(model, even_reward, args, prompt_dataset())
 
 
 def test_a_second_call_of_train_makes_its_own_rollouts(tmp_path):
     trainer = build(tmp_path, num_iterations=2, max_steps=3)
-    steps, collect = [], trainer._collect
-    trainer._collect = lambda inputs: (steps.append(trainer.state.global_step), collect(inputs))[1]
+    steps, plan = [], trainer._plan_step
+    trainer._plan_step = lambda inputs: (steps.append(trainer.state.global_step), plan(inputs))[1]
     trainer.train()
     trainer.train()
     assert steps == [0, 2, 0, 2]

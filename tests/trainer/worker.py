@@ -20,28 +20,37 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch.distributed.tensor import DTensor
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 
 from ..conversations import Counting, ToolUser
-from ..helpers import QUICK, chat_tokenizer, tiny_chat_model, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
 
-    def _build_source(self, question, lanes):
-        source, owners = super()._build_source(question, lanes), question.owners
-        generate, self.source, asked = source.generate, source, set()
+    def _plan_step(self, inputs):
+        plan = super()._plan_step(inputs)
+        if plan.rows:  # one round
+            draws = [draw for size in plan.sizes for draw in range(size)]
+            start = self.accelerator.process_index * len(plan.rows)
+            local = draws[start : start + len(plan.rows)]
+            self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
+        return plan
+
+    def _build_sampler(self, plan):
+        sampler, owners = super()._build_sampler(plan), plan.prompts.row_ranks
+        generate, self.sampler, asked = sampler.generate, sampler, set()
 
         def remember(rows, first_round):
-            asked.update(source.dataset_row_index(*row) for row in rows)
-            self.rows = [(source._data[source.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
+            asked.update(sampler.dataset_row_index(*row) for row in rows)
+            self.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
             return generate(rows, first_round)
 
-        source.generate = remember
+        sampler.generate = remember
         mine = {prompt for prompt, owner in enumerate(owners) if owner == self.accelerator.process_index}
         self.traffic.append({"asked": asked, "own": mine, "owners": owners})
-        return source
+        return sampler
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
@@ -51,13 +60,17 @@ class Scripted(AdaGRPOTrainer):
             return self.processing_class(texts)["input_ids"], None
         return generated
 
-    def _collect(self, inputs):
+    def _sample_rounds(self, plan):
         with counted_gathers() as sizes:
-            self.replay = super()._collect(inputs)
+            batch = super()._sample_rounds(plan)
         traffic = self.traffic[-1]
-        traffic |= {"gathered": sum(sizes), "held": set(self.source._data)}
-        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in self.replay.rows]
-        return self.replay
+        traffic |= {"gathered": sum(sizes), "held": set(self.sampler._data)}
+        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in batch.rows]
+        return batch
+
+    def _compute_advantages(self, batch, states):
+        super()._compute_advantages(batch, states)
+        self.batch = batch
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -66,7 +79,7 @@ class Scripted(AdaGRPOTrainer):
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
         self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
-        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in self.replay.pools])
+        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in self.batch.pools])
         return output
 
 
@@ -94,7 +107,7 @@ class PlayersOnOneProcess(ToolUser):
 
 def play(output_dir: str, options: dict) -> dict:
     """One training in an environment; what happened on this process."""
-    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1, "max_completion_length": 256} | options)
+    args = config(output_dir, **QUICK | {"max_steps": 1, "max_completion_length": 256} | options)
     tokenizer = chat_tokenizer()
     trainer = PlayersOnOneProcess(
         tiny_chat_model(tokenizer),
@@ -124,7 +137,7 @@ def run(output_dir: str, options: dict) -> dict:
         return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
-    args = AdaGRPOConfig(output_dir, **QUICK | {"max_steps": 1} | options)
+    args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
     def reward(completions, log_extra, **kwargs):
