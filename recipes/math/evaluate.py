@@ -73,11 +73,7 @@ def folder_name(name: str) -> str:
 
 
 def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
-    """
-    Evaluate every model on every data set; write `results.csv`, see [`tabulate`], and `pass_at_k.png`.
-
-    `make` replaces [`~samplers.make_sampler`].
-    """
+    """Evaluate every model on every data set; write `results.csv`, see [`tabulate`], and `pass_at_k.png`."""
     # Whatever can fail early does so before hours of sampling: reward function, tokenizers, data.
     models = [Model(name, args, make) for name in args.models]
     problems = {name: load_problems(name, args)[: args.max_problems] for name in args.datasets}
@@ -151,7 +147,8 @@ def tabulate(
 
 def show(results: pd.DataFrame) -> str:
     """Format results as a table with a column per group of problems, in percent but for the number of tokens."""
-    rows = results.copy()
+    metrics = list(dict.fromkeys(results["metric"]))  # models are compared within a metric
+    rows = results.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
     rows["problems"] += rows["number"].map(" ({})".format)
     rows.loc[rows["metric"] != "tokens", ["value", "low", "high"]] *= 100
     rows["shown"] = [f"{row.value:.1f} [{row.low:.1f}, {row.high:.1f}]" for row in rows.itertuples()]
@@ -179,10 +176,9 @@ def plot(results: pd.DataFrame) -> Figure:
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), evaluate, and print the results."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    description = "Compare models by average@k and unbiased pass@k with confidence intervals."
-    arguments = parse_arguments(EvaluateArguments, args, description)
+    arguments = parse_arguments(EvaluateArguments, args, "Compare models by average@k and unbiased pass@k.")
     print(show(run(arguments)))
-    print(f"\nIn percent, with 95 % bootstrap intervals over problems. Written to {arguments.output_dir}/results.csv.")
+    print(f"\nIn percent (not tokens), with 95 % bootstrap intervals. Written to {arguments.output_dir}/results.csv.")
 
 
 if __name__ == "__main__":

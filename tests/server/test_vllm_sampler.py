@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from ada_trl.recipes.math.evaluate import EvaluateArguments, run
 from recipes.arithmetic.task import prepare
 
@@ -13,7 +11,6 @@ OPTIONS = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 2**
 
 def test_vllm_and_transformers_agree(tmp_path):
     """Pass rates differ by at most 4 standard errors: 20 problems, 32 completions each."""
-    pytest.importorskip("vllm")
     prepare(tmp_path, num_train=32, num_test=8)
     averages = {}
     for backend, options in (("vllm", OPTIONS), ("transformers", {"dtype": "float32"})):
