@@ -79,6 +79,7 @@ benchmark-vllm: .venv-vllm/installed
 analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.variance
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.baselines
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.cost_benefit
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.objectives
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.sampling_cost

@@ -1,4 +1,4 @@
-"""What the analyses share: sampling prompts of known pass rates with the real core, tables, and the document they fill."""
+"""Shared helpers: pools of prompts with known pass rates, stored results, tables, intervals, documents and figures."""
 
 import argparse
 import math
@@ -13,24 +13,27 @@ import pyarrow.parquet as pq
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
 from ada_trl.utils.tables import markdown_table
 
+from . import names
+
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
 README = ROOT / "README.md"
-ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO, and Est, whose rounds have a size per prompt
-# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom; the last is used for more, and is too large then.
+ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO and Est, which sample a single round
+# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom. The last one is used for more: slightly conservative.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-COLORS = {  # told apart by the colour-blind (Okabe and Ito), and GRPO by its depth
-    "GRPO n=4": "#56b4e9",
-    "GRPO n=8": "#0072b2",
-    "GRPO n=16": "#00304f",
-    "DAPO n=4": "#7f7f7f",
-    "Seq-pos": "#e69f00",
-    "Seq-balance": "#d55e00",
-    "Est": "#cc79a7",
-    "Posterior": "#009e73",
+COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blues are larger groups of GRPO
+    names.GRPO_4: "#56b4e9",
+    names.GRPO_8: "#0072b2",
+    names.GRPO_16: "#00304f",
+    names.DAPO: "#7f7f7f",
+    names.SEQ_POS: "#999933",
+    names.SEQ_BALANCE: "#d55e00",
+    names.EST: "#cc79a7",
+    names.BATCH: "#e69f00",
+    names.POSTERIOR: "#009e73",
 }
 
 
@@ -42,16 +45,16 @@ def bernoulli_pools(
     samples_per_round: int | Sequence[int],
     max_rounds: int,
 ) -> list[Pool]:
-    """The scheduler's pools of prompts whose rollouts earn 1 with the given probabilities, else 0."""
+    """Sample the pools of prompts whose rollouts have reward 1 with the given probabilities, else 0."""
     p = np.asarray(pass_rates)
 
-    def draw(rows):
-        rewards = (rng.random(len(rows)) < p[[prompt for prompt, _ in rows]]).astype(float).tolist()
-        return [Rollout(draw, reward, reward) for (_, draw), reward in zip(rows, rewards, strict=True)]
+    def sample_round(requests):
+        rewards = (rng.random(len(requests)) < p[[prompt for prompt, _ in requests]]).astype(float).tolist()
+        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, rewards, strict=True)]
 
     return eliminate(
         len(p),
-        draw,
+        sample_round,
         exit_condition,
         samples_per_round=samples_per_round,
         max_rounds=max_rounds,
@@ -60,9 +63,11 @@ def bernoulli_pools(
 
 
 def save_rows(rows: list[dict], name: str) -> list[dict]:
-    """Write the rows of a result; returns them as stored, so that figures and tables use nothing else."""
+    """Write the rows of a result. Returns them as stored, so that figures and tables use the stored precision."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    columns = dict.fromkeys(column for row in rows for column in row)  # of all rows: tasks differ in what they measure
+    columns = dict.fromkeys(
+        column for row in rows for column in row
+    )  # of all rows, because tasks differ in their measurements
     table = pa.table({column: [row.get(column) for row in rows] for column in columns})
     pq.write_table(table, RESULTS / f"{name}.parquet", compression="zstd")
     return load_rows(name)
@@ -73,19 +78,19 @@ def load_rows(name: str) -> list[dict]:
 
 
 def computed_or_stored(name: str, compute: Callable[[], list[dict]], description: str) -> list[dict]:
-    """The rows of an analysis by its command line: computed and stored, or with `--plot` those stored before."""
+    """Rows of an analysis, according to the command line: computed and stored, or with `--plot` the stored ones."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="from the stored data")
+    parser.add_argument("--plot", action="store_true", help="Use the stored data.")
     return load_rows(name) if parser.parse_args().plot else save_rows(compute(), name)
 
 
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:
-    """Rows as a Markdown table; `columns` maps a header to what it shows of a row."""
+    """Rows as a Markdown table; `columns` maps a header to the function that formats a row's cell."""
     return markdown_table(list(columns), ([show(row) for show in columns.values()] for row in rows))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and half the width of its 95 % t-interval; NaN for fewer than two seeds."""
+    """Mean over seeds and half the width of its 95 % t-interval, which is NaN for fewer than two seeds."""
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return float(values.mean()) if len(values) else math.nan, math.nan
@@ -94,7 +99,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def fill(name: str, text: str, path: Path | None = None) -> None:
-    """Replace what stands between the document's markers of that name."""
+    """Replace the text between the document's markers `<!-- name -->` and `<!-- end -->`."""
     path = DOCUMENT if path is None else path
     document = path.read_text()
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,9 +1,16 @@
+# /// script
+# dependencies = ["ada_trl"]
+#
+# [tool.uv.sources]
+# ada_trl = { path = ".." }
+# ///
 r"""
-An agent: the model plays higher-or-lower by calling a tool, and its environment rewards it.
+An agent that plays higher-or-lower by calling a tool. The reward comes from the environment.
 
-`accelerate launch --num_processes 2 examples/agent.py`. Every rollout gets an environment of its own. The public methods of the
-environment are the tools; `reset` returns what is added to the prompt, and sees every column of the data set's row. For tools
-without a state, pass functions as `tools=[...]` in place of `environment_factory`.
+`uv run examples/agent.py`, or `accelerate launch --num_processes 2 examples/agent.py`. Every rollout gets a separate
+environment. The public methods of the environment are the tools. `reset` receives every column of the dataset's row and
+returns a text that is appended to the prompt. For stateless tools, pass functions as `tools=[...]` instead of
+`environment_factory`.
 """
 
 import random
@@ -16,11 +23,11 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
 
 MODEL = "Qwen/Qwen3-0.6B"
-LARGEST, GUESSES = 100, 7  # halving finds any number with so many guesses
+LARGEST, GUESSES = 100, 7  # enough for binary search
 
 
 class HigherOrLower:
-    """A secret number, and who tries to find it."""
+    """One game with a secret number."""
 
     def reset(self, secret: int, **row) -> str:
         self.secret, self.guesses, self.found = secret, 0, False
@@ -28,7 +35,7 @@ class HigherOrLower:
 
     def guess(self, number: int) -> str:
         """
-        Says whether the secret number is higher or lower than a guess.
+        Tell whether the secret number is higher or lower than a guess.
 
         Args:
             number: The guess.
@@ -41,12 +48,12 @@ class HigherOrLower:
         return "found" if self.found else "higher" if self.secret > int(number) else "lower"
 
     def get_reward(self) -> float:
-        """1 if the number was found in time."""
+        """Return 1 if the number was found within the allowed guesses, else 0."""
         return float(self.found and self.guesses <= GUESSES)
 
 
 def games(number: int, seed: int = 0) -> Dataset:
-    """One row per game. Rows differ in the secret, which is not in the prompt, so each gets an `id` that tells it from the others."""
+    """Return one row per game. The secret is not part of the prompt, so a unique `id` identifies the row."""
     rng = random.Random(seed)
     prompt = [{"role": "user", "content": f"Find my secret number with at most {GUESSES} calls of the tool `guess`."}]
     return Dataset.from_list(
@@ -58,9 +65,9 @@ def main(args: list[str], model: str = MODEL, **options) -> AdaGRPOTrainer:
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/agent",
-        baseline="batch",  # "pool" is the paper's mode
-        per_device_train_batch_size=32,  # as many games, with one rollout each
-        max_completion_length=1024,  # of all turns together
+        baseline="batch",  # recommended; "pool" is the paper's baseline
+        per_device_train_batch_size=32,  # 32 games, one rollout each
+        max_completion_length=1024,  # total of all turns
         max_tool_calling_iterations=GUESSES,
         learning_rate=1e-6,
         max_steps=200,

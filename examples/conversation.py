@@ -1,8 +1,14 @@
+# /// script
+# dependencies = ["ada_trl"]
+#
+# [tool.uv.sources]
+# ada_trl = { path = ".." }
+# ///
 """
-Conversational data with evaluation: rows whose `prompt` is a list of messages, a held-out set, and the best checkpoint.
+Conversational data with evaluation on a held-out set. The best checkpoint is kept.
 
-`python examples/conversation.py`. Evaluation samples 4 completions of each held-out prompt, without adaptive sampling:
-`eval_reward` is their mean reward, and can be compared with that of any GRPO run.
+`uv run examples/conversation.py`. Each `prompt` is a list of messages. Evaluation samples 4 completions per held-out prompt
+without adaptive sampling, so `eval_reward` can be compared with any GRPO run.
 """
 
 import sys
@@ -18,13 +24,13 @@ SYSTEM = "Answer with the number alone."
 
 
 def number_reward(completions: list[list[dict[str, str]]], answer: list[str], **kwargs) -> list[float]:
-    """1 if the assistant's message is the answer; completions of conversations are lists of messages too."""
+    """Return 1 if the assistant's message equals the answer, else 0. Each completion is a list of messages."""
     texts = [completion[-1]["content"].strip() for completion in completions]
     return [float(text == right) for text, right in zip(texts, answer, strict=True)]
 
 
 def conversations(questions: list[str], answers: list[str]) -> Dataset:
-    """Rows as TRL takes them."""
+    """Return rows in TRL's conversational format."""
     prompts = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}] for question in questions
     ]
@@ -42,8 +48,8 @@ def main(args: list[str], model: str = MODEL, data: DatasetDict | None = None, *
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/conversation",
-        baseline="batch",  # "pool" is the paper's mode
-        per_device_train_batch_size=64,  # as many prompts, with one rollout each
+        baseline="batch",  # recommended; "pool" is the paper's baseline
+        per_device_train_batch_size=64,  # 64 prompts, one rollout each
         max_completion_length=64,
         learning_rate=1e-6,
         max_steps=200,

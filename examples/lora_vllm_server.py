@@ -1,12 +1,18 @@
+# /// script
+# dependencies = ["ada_trl[math,peft,vllm]"]
+#
+# [tool.uv.sources]
+# ada_trl = { path = ".." }
+# ///
 """
-LoRA next to a vLLM server that shares the GPU. The server gets the adapter after every step; weights never move.
+LoRA with a vLLM server on the same GPU. Only the adapter is sent to the server after each step.
 
 1. Start the server, in another terminal:
 
 VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve Qwen/Qwen2.5-1.5B-Instruct \
     --enable-lora --max-lora-rank 16 --gpu-memory-utilization 0.4 --logprobs-mode processed_logprobs --max-logprobs -1
 
-2. `python examples/lora_vllm_server.py`
+2. `uv run examples/lora_vllm_server.py`
 """
 
 import sys
@@ -21,11 +27,11 @@ from ada_trl.recipes.math.rewards import math_accuracy_reward
 
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-RANK = 16  # at most the server's --max-lora-rank
+RANK = 16  # must not exceed the server's --max-lora-rank
 
 
 def gsm8k() -> Dataset:
-    """Conversations that ask for a boxed answer, and the answers."""
+    """Return conversational prompts that ask for a boxed answer, and the answers."""
     rows = load_dataset("openai/gsm8k", "main", split="train")
     return rows.map(
         lambda row: {"prompt": to_prompt(row["question"]), "answer": row["answer"].rpartition("####")[2].strip()}
@@ -36,14 +42,14 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None, **
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/lora",
-        baseline="batch",  # "pool" is the paper's mode
+        baseline="batch",  # recommended; "pool" is the paper's baseline
         use_vllm=True,
         vllm_mode="server",
         vllm_weight_sync="lora",
-        per_device_train_batch_size=32,  # as many prompts, with one rollout each
+        per_device_train_batch_size=32,  # × 4 accumulation steps: 128 prompts per step, one rollout each
         gradient_accumulation_steps=4,
         max_completion_length=512,
-        learning_rate=1e-5,  # an adapter needs more than a whole model
+        learning_rate=1e-5,  # LoRA needs a higher rate than full fine-tuning
         max_steps=200,
     )
     (config,) = parser.parse_args_and_config(args)

@@ -1,10 +1,16 @@
+# /// script
+# dependencies = ["ada_trl"]
+#
+# [tool.uv.sources]
+# ada_trl = { path = ".." }
+# ///
 from datasets import load_dataset
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.recipes.arithmetic.task import exact_match, prepare
 
 
-prepare("outputs/arithmetic")  # sums such as 12+345=, and a small model that gets some of them right: a minute, once
+prepare("outputs/arithmetic")  # integer addition and a small base model; takes a minute, once
 data = load_dataset("outputs/arithmetic/data")
 sizes = {"per_device_train_batch_size": 128, "max_completion_length": 6, "max_steps": 20, "logging_steps": 5}
 args = AdaGRPOConfig("outputs/first-run", baseline="batch", learning_rate=2e-4, bf16=False, **sizes)

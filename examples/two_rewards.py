@@ -1,8 +1,15 @@
+# /// script
+# dependencies = ["ada_trl"]
+#
+# [tool.uv.sources]
+# ada_trl = { path = ".." }
+# ///
 r"""
-Full fine-tuning with two rewards: one for the format, which every completion may earn, and one for the answer.
+Full fine-tuning on GSM8K with two rewards, one for the format and one for the answer.
 
-`accelerate launch examples/two_rewards.py` on GSM8K. `success_reward` names the function that decides what counts as right, and with
-`--baseline pool`, which is the paper's mode, which prompts are sampled again: with the total, the format alone would count as success.
+`uv run examples/two_rewards.py`, or `accelerate launch examples/two_rewards.py`. `success_reward` selects the reward function
+that defines success. With `--baseline pool` (the paper's baseline) it also decides which prompts are sampled again; with the
+weighted sum, a correct format alone could count as a success.
 """
 
 import re
@@ -19,19 +26,19 @@ INSTRUCTION = "Think step by step, and end with the answer as `#### number`."
 
 
 def accuracy_reward(completions: list[str], answer: list[str], **kwargs) -> list[float]:
-    """1 if the last number of the completion is the answer."""
+    """Return 1 if the last number of the completion equals the answer, else 0."""
     found = [re.findall(r"-?\d[\d,]*\.?\d*", completion) for completion in completions]
     numbers = [(numbers or [""])[-1].replace(",", "").rstrip(".") for numbers in found]
     return [float(number == right) for number, right in zip(numbers, answer, strict=True)]
 
 
 def format_reward(completions: list[str], **kwargs) -> list[float]:
-    """1 if the completion ends as it was asked to."""
+    """Return 1 if the completion ends with `#### number`, else 0."""
     return [float(bool(re.search(r"#### -?[\d,.]+\s*$", completion))) for completion in completions]
 
 
 def gsm8k() -> Dataset:
-    """Rows with `prompt` and `answer`; the reward functions get every other column by its name."""
+    """Return rows with `prompt` and `answer`. Reward functions receive the columns as keyword arguments."""
     rows = load_dataset("openai/gsm8k", "main", split="train")
     return rows.map(
         lambda row: {
@@ -45,10 +52,10 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None) ->
     parser = TrlParser(AdaGRPOConfig)
     parser.set_defaults(
         output_dir="outputs/two-rewards",
-        baseline="batch",  # "pool" is the paper's mode
+        baseline="batch",  # recommended; "pool" is the paper's baseline
         success_reward="accuracy_reward",
         reward_weights=[1.0, 0.2],
-        per_device_train_batch_size=32,  # as many prompts, with one rollout each
+        per_device_train_batch_size=32,  # × 4 accumulation steps: 128 prompts per step, one rollout each
         gradient_accumulation_steps=4,
         max_completion_length=512,
         learning_rate=1e-6,

@@ -1,8 +1,8 @@
 """
-What the pages say, read by the tests; and the tables that the code writes.
+Readers of the documentation pages for the tests, and generators of the tables that come from the code.
 
-`python -m tests.documentation` writes them: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md and the help page of `ada-trl train` from the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
+`python -m tests.documentation` writes these tables again, and the help page of `ada-trl train`: the options of docs/settings.md
+from the docstring of `AdaGRPOConfig`, and those of docs/commands.md from the help texts of the parsers.
 """
 
 import inspect
@@ -16,7 +16,6 @@ from unittest.mock import patch
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.options import HELP_PAGE, help_page
 from ada_trl.commands.parser import CommandParser
-from ada_trl.trainer import callbacks as logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
@@ -25,8 +24,10 @@ ROOT = Path(__file__).parent.parent
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [
     README,
+    ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
     *sorted((ROOT / "recipes").rglob("*.md")),
+    ROOT / "examples" / "README.md",
     ROOT / "notebooks" / "README.md",
 ]
 
@@ -62,7 +63,7 @@ def code(cell: str) -> list[str]:
 
 
 def documented_metrics() -> dict[str, list[str]]:
-    """The `ada/` metrics of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
+    """Return the `ada/` metrics in the tables of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
     sections = re.split(r"^## ", (DOCS / "metrics.md").read_text(), flags=re.M)
     return {
         section.splitlines()[0]: [
@@ -73,7 +74,7 @@ def documented_metrics() -> dict[str, list[str]]:
 
 
 def generic(names) -> set[str]:
-    """Names of logged `ada/` metrics as the page writes them."""
+    """Return the names of logged `ada/` metrics as docs/metrics.md writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
     return {re.sub(r"rollouts_at_\d\.\d+$", "rollouts_at_<p>", name) for name in names}
 
@@ -133,20 +134,7 @@ def option_tables() -> str:
     )
 
 
-def metric_tables() -> str:
-    """docs/metrics.md's tables: a heading, a line on when it applies, and a row per metric."""
-    sections = []
-    for section in inspect.cleandoc(logs.__doc__).split("\n## ")[1:]:
-        heading, _, text = section.partition("\n")
-        intro, _, items = text.partition("\n- ")
-        rows = [" ".join(item.split()).partition(": ")[::2] for item in items.split("\n- ")]
-        table = markdown_table(["Metric", "Read it as"], rows)
-        sections.append("\n\n".join(filter(None, (f"## {heading}", intro.strip(), table))))
-    return "\n\n".join(sections)
-
-
 if __name__ == "__main__":
-    fill("metrics", metric_tables(), DOCS / "metrics.md")
     fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")
     HELP_PAGE.write_text(help_page(), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""What the methods do to prompts of known pass rate: closed forms and a solvable model."""
+"""Closed forms and exactly solvable models of the methods, for prompts with given pass rates."""

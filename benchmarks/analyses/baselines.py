@@ -1,155 +1,136 @@
 """
-What a rollout should be compared with: exact noise of the gradient of one prompt, by baseline.
+The noise of one prompt's gradient with the group mean, the batch mean and the posterior mean as baseline, in closed form.
 
-A softmax over four answers of which one is right, as in `benchmarks.analyses.variance`; uniform sampling of n rollouts. The
-prior of the posterior baseline is right, stale by a factor of two (in the odds), or that of another prompt. `python -m
-benchmarks.analyses.baselines` writes `benchmarks/results/baselines.parquet`, `docs/figures/baselines.png` and its table into
-`docs/baseline.md`; `--plot` starts from the stored data.
+Noise: rollouts for a given signal-to-noise ratio of the update, relative to GRPO with n = 4 and without std normalization
+(`benchmarks.analyses.noise`). `python -m benchmarks.analyses.baselines` writes
+`docs/figures/baselines.png` and its table into `docs/baseline.md`.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from ada_trl.core import BaselineEstimate, Pool, Rollout, group_advantages, posterior_advantages
-
-from ..common import ROOT, computed_or_stored, fill, markdown, save_figure
-from .outcomes import binomial_probability
-from .variance import GRID, pass_rate_gradient, policy
+from .. import names
+from ..common import COLORS, ROOT, fill, markdown, save_figure
+from .noise import Moments, noise, posterior_moments, uniform_moments
 
 
-STRENGTH = 8.0  # rollouts that the prior is worth
+DOCUMENT = ROOT / "docs" / "baseline.md"
+GRID = 1 / (1 + np.exp(-np.linspace(-4.6, 4.6, 93)))
 TABLE_RATES = (0.02, 0.1, 0.3, 0.5, 0.9)
-
-
-def odds_times(p: float, factor: float) -> float:
-    return factor * p / (1 - p + factor * p)
+PSEUDO_COUNTS = 8.0  # of the prior
+UNBOUNDED = 1e9  # pseudo-counts of a baseline that the prompt's own rollouts do not change
+REFERENCE = f"{names.GRPO_4}, no std normalization"
 
 
 class Baseline(NamedTuple):
-    """How many rollouts, and what they are compared with: the pool's own mean, or a posterior of this prior."""
+    """Rollouts per prompt, and their moments by pass rate."""
 
     num_generations: int
-    prior: Callable[[float], BaselineEstimate] | None
-    style: dict
+    moments: Callable[[np.ndarray], Moments]
 
 
-def _prior(mean: Callable[[float], float], strength: float = STRENGTH) -> Callable[[float], BaselineEstimate]:
-    return lambda p: BaselineEstimate(mean(p), strength, mean(p))
+def _group(n: int) -> Baseline:
+    return Baseline(n, lambda p: uniform_moments(p, n))
 
 
-def _right(p: float) -> float:
-    return p
+def _batch(mean: float) -> Baseline:
+    return Baseline(1, lambda p: posterior_moments(p, 1, mean, UNBOUNDED))
 
 
-BASELINES = {
-    "Pool mean, n=2": Baseline(2, None, {"color": "#56b4e9", "linestyle": ":"}),
-    "Pool mean, n=4": Baseline(4, None, {"color": "#56b4e9"}),
-    "Pool mean, n=8": Baseline(8, None, {"color": "#0072b2"}),
-    "Pool mean, n=16": Baseline(16, None, {"color": "#00304f"}),
-    "Posterior n=4, right prior": Baseline(4, _prior(_right), {"color": "#d55e00", "linestyle": ":"}),
-    "Posterior n=2, right prior": Baseline(2, _prior(_right), {"color": "#d55e00", "linestyle": "--"}),
-    "Posterior n=1, right prior": Baseline(1, _prior(_right), {"color": "#d55e00"}),
-    "Posterior n=1, odds half as high": Baseline(1, _prior(lambda p: odds_times(p, 0.5)), {"color": "#e69f00"}),
-    "Posterior n=1, odds twice as high": Baseline(
-        1, _prior(lambda p: odds_times(p, 2.0)), {"color": "#e69f00", "linestyle": "--"}
-    ),
-    "Posterior n=1, no idea (0.5)": Baseline(1, _prior(lambda p: 0.5), {"color": "#7f7f7f"}),
-    "Posterior n=4, no idea (0.5)": Baseline(4, _prior(lambda p: 0.5), {"color": "#7f7f7f", "linestyle": ":"}),
+def _posterior(n: int, odds_factor: float) -> Baseline:
+    """A prior whose odds are `odds_factor` times the true ones."""
+    return Baseline(n, lambda p: posterior_moments(p, n, odds_factor * p / (1 - p + odds_factor * p), PSEUDO_COUNTS))
+
+
+GROUP = {f"GRPO n={n}, no std normalization": _group(n) for n in (2, 4, 8, 16)}
+BATCH = {f"{names.BATCH}, mean reward {mean}": _batch(mean) for mean in (0.2, 0.5, 0.8)}
+POSTERIOR = {
+    f"{names.POSTERIOR}, correct prior": _posterior(1, 1.0),
+    f"{names.POSTERIOR}, prior odds halved": _posterior(1, 0.5),
+    f"{names.POSTERIOR}, prior odds doubled": _posterior(1, 2.0),
+    "posterior baseline, n=4, correct prior": _posterior(4, 1.0),
 }
+BASELINES = GROUP | BATCH | POSTERIOR
 
 
-def advantages(baseline: Baseline, positives: int, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """The core's advantages of a pool with so many positives: of these, of the negatives."""
-    n = baseline.num_generations
-    pool = Pool(0.5, (Rollout(i, r, r) for i, r in enumerate([1.0] * positives + [0.0] * (n - positives))))
-    if baseline.prior is None:
-        values = group_advantages(pool, pool.rollouts, weighting="none")
-    else:
-        values = posterior_advantages(pool, baseline.prior(p))
-    return np.array(values[:positives]), np.array(values[positives:])
+def rollouts_for_equal_noise(name: str, pass_rates: np.ndarray) -> np.ndarray:
+    """Rollouts with this baseline for the signal-to-noise ratio of the reference, as a multiple of the reference's."""
+
+    def needed(baseline: Baseline) -> np.ndarray:
+        signal, power = baseline.moments(pass_rates)
+        return baseline.num_generations * power / signal**2
+
+    return needed(BASELINES[name]) / needed(BASELINES[REFERENCE])
 
 
-def moments(baseline: Baseline, pi: np.ndarray) -> tuple[np.ndarray, float]:
-    """Mean `(ARMS,)` and trace of the covariance of the mean over the rollouts of advantage × ∇ log π(answer)."""
-    n = baseline.num_generations
-    scores = np.eye(len(pi)) - pi  # ∇ log π of each answer
-    wrong = pi[1:] / pi[1:].sum()
-    score_wrong = wrong @ scores[1:]
-    spread_wrong = wrong @ (scores[1:] ** 2).sum(axis=1) - score_wrong @ score_wrong
-    mean, square = np.zeros(len(pi)), 0.0
-    for positives, probability in enumerate(binomial_probability(pi[:1], n)[0]):
-        up, down = advantages(baseline, positives, pi[0])
-        given = (up.sum() * scores[0] + down.sum() * score_wrong) / n
-        mean += probability * given
-        square += probability * (given @ given + (down**2).sum() * spread_wrong / n**2)
-    return mean, square - mean @ mean
-
-
-def compute() -> list[dict]:
-    rows = []
-    for name, baseline in BASELINES.items():
-        for p in sorted({*GRID, *TABLE_RATES}):
-            pi = policy(p)
-            mean, variance = moments(baseline, pi)
-            gradient = pass_rate_gradient(pi)
-            rows.append(
-                {
-                    "baseline": name,
-                    "pass_rate": p,
-                    "weight": mean @ gradient / (gradient @ gradient),
-                    "noise_per_rollout": np.sqrt(variance * baseline.num_generations) / np.linalg.norm(mean),
-                }
+def figure() -> Figure:
+    drawn = Figure(figsize=(10, 4), layout="constrained")
+    axes = drawn.subplots(1, 3, sharey=True)
+    blues = ("#9ecae1", COLORS[names.GRPO_4], COLORS[names.GRPO_8], COLORS[names.GRPO_16])
+    oranges = ("#fdd08a", COLORS[names.BATCH], "#8c5e00")
+    greens = (COLORS[names.POSTERIOR], "#66c2a5", "#00523b")
+    for axis, title, shown, colors in (
+        (axes[0], "Group mean (GRPO)", GROUP, blues),
+        (axes[1], "Batch baseline, n=1", BATCH, oranges),
+        (axes[2], "Posterior baseline, n=1", list(POSTERIOR)[:3], greens),
+    ):
+        for name, color, line in zip(shown, colors, ("-", "--", "-.", ":"), strict=False):
+            label = name.removesuffix(", no std normalization").split(", ")[-1]
+            axis.plot(
+                GRID, rollouts_for_equal_noise(name, GRID), color=color, linestyle=line, linewidth=2, label=label
             )
-    return rows
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set(title=title, xlabel="Pass rate", xscale="logit", yscale="log", ylim=(0.5, 16))
+        axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
+        axis.xaxis.minorticks_off()
+        axis.set_yticks([0.5, 0.75, 1, 2, 4, 8, 16], ["0.5", "0.75", "1", "2", "4", "8", "16"])
+        axis.yaxis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize="small", loc="upper center")
+    axes[0].set_ylabel("Rollouts for equal noise (GRPO n=4: 1)")
+    return drawn
 
 
-def plot(rows: list[dict]) -> None:
-    import matplotlib
+def table() -> str:
+    """Rollouts for equal noise at a few pass rates."""
+    columns = {"Rollouts for equal noise": lambda name: name}
+    for p in TABLE_RATES:
+        columns[f"p = {p}"] = lambda name, p=p: f"{rollouts_for_equal_noise(name, np.array([p])).item():.2f}"
+    return markdown(list(BASELINES), columns)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8, 4.4), layout="constrained")
-    reference = {r["pass_rate"]: r["noise_per_rollout"] for r in rows if r["baseline"] == "Pool mean, n=4"}
-    for name, baseline in BASELINES.items():
-        points = [r for r in rows if r["baseline"] == name]
-        p = [r["pass_rate"] for r in points]
-        # Rollouts that are needed for the same noise: the square of the ratio.
-        needed = [(r["noise_per_rollout"] / reference[r["pass_rate"]]) ** 2 for r in points]
-        axis.plot(p, needed, label=name, **baseline.style)
-    axis.set(
-        ylabel="Rollouts for the same noise, pool mean n=4 is 1", ylim=(0, 1.6), xlabel="Pass rate", xscale="logit"
+def uniform_batch(baseline: Baseline) -> float:
+    """Rollouts for equal noise of an update on prompts whose pass rates are distributed uniformly."""
+    rates = (np.arange(1000) + 0.5) / 1000
+    weights = np.full(len(rates), 1 / len(rates))
+    needed, reference = (
+        noise(one.moments(rates), np.full(len(rates), float(one.num_generations)), weights)
+        for one in (baseline, BASELINES[REFERENCE])
     )
-    axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
-    axis.xaxis.minorticks_off()
-    axis.grid(alpha=0.3)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
-    save_figure(figure, "baselines")
-    plt.close(figure)
+    return needed / reference
 
 
-def table(rows: list[dict]) -> str:
-    found = {(r["baseline"], r["pass_rate"]): r for r in rows}
-
-    def show(p):
-        def cell(row):
-            needed = (
-                found[row["name"], p]["noise_per_rollout"] / found["Pool mean, n=4", p]["noise_per_rollout"]
-            ) ** 2
-            return f"{found[row['name'], p]['weight']:.2f} / {needed:.2f}"
-
-        return cell
-
-    columns = {"Signal kept / rollouts for the same noise": lambda row: row["name"]}
-    return markdown([{"name": name} for name in BASELINES], columns | {f"p = {p}": show(p) for p in TABLE_RATES})
+def sentences() -> str:
+    """The results in words."""
+    correct, *wrong = (1 - rollouts_for_equal_noise(name, GRID) for name in list(POSTERIOR)[:3])
+    low, high = min(saved.min() for saved in wrong), max(saved.max() for saved in wrong)
+    batch = BATCH[f"{names.BATCH}, mean reward 0.5"]
+    at_the_mean = 1 - rollouts_for_equal_noise(f"{names.BATCH}, mean reward 0.5", np.array([0.5])).item()
+    return (
+        f"Rollouts for the signal-to-noise ratio of GRPO n=4: the posterior baseline with one rollout per prompt needs "
+        f"{correct.min():.0%} fewer with the correct prior at every pass rate, and {low:.0%} to {high:.0%} fewer with prior odds "
+        f"that are wrong by a factor of two. The batch baseline needs {at_the_mean:.0%} fewer for prompts whose pass rate is the "
+        f"mean reward of the batch, and many times more for prompts far from it; over a batch with uniformly distributed pass "
+        f"rates it needs {uniform_batch(batch) - 1:.1%} more."
+    )
 
 
 def main() -> None:
-    rows = computed_or_stored("baselines", compute, __doc__)
-    plot(rows)
-    fill("baselines", table(rows), ROOT / "docs" / "baseline.md")
+    save_figure(figure(), "baselines")
+    fill("baselines", f"{table()}\n\n{sentences()}", DOCUMENT)
 
 
 if __name__ == "__main__":

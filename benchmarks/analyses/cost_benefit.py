@@ -1,11 +1,11 @@
 """
-Performance against compute for each method over difficulty mixes, on a model whose pass rates are known exactly.
+Accuracy against compute for each method and several mixes of difficulty, on a policy with exact pass rates.
 
-A prompt is a feature vector; the policy is a softmax over eight answers, linear in the features, so that all prompts share
-its parameters and it generalises. The base policy is a noisy copy of the teacher that decides which answer is right.
-Rollouts, pools, exit conditions, selection, advantages and budgets are the core's; held-out pass rates are computed, not
-sampled. `python -m benchmarks.analyses.cost_benefit` writes `benchmarks/results/cost_benefit.parquet`, `docs/figures/cost_benefit.png` and its table into
-`docs/reproducing_the_paper.md`; `--plot` starts from the stored data.
+A prompt is a feature vector. The policy is a softmax over eight answers, linear in the features, so all prompts share its
+parameters and it generalises. The base policy is a noisy copy of the teacher that determines the correct answers. Rollouts,
+pools, exit conditions, selection, advantages and budgets are those of `ada_trl.core`; held-out pass rates are computed, not
+sampled. `python -m benchmarks.analyses.cost_benefit` writes `benchmarks/results/cost_benefit.parquet`,
+`docs/figures/cost_benefit.png` and its table into `docs/reproducing_the_paper.md`; `--plot` uses the stored data.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from tqdm import tqdm
 
 from ada_trl.core import EMAPassRate, ExitCondition, Pool, Rollout, allocate, eliminate, group_advantages, select_group
 
+from .. import names
 from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, interval, markdown, save_figure
 
 
@@ -33,7 +36,21 @@ MIXES = {"easy": (0.3, 1.0), "broad": (0.0, 1.0), "hard": (0.0, 0.125)}  # pass 
 
 @dataclass(frozen=True)
 class Method:
-    """Keyword arguments of the core; `samples=None` with `estimated` is Est's budget. DAPO refills empty places."""
+    """
+    Options of a method, passed to `ada_trl.core`.
+
+    Args:
+        exit_condition, samples, rounds, trained:
+            K, M, N and n. With `estimated`, `samples` is the mean budget of Est.
+        weighting, correction:
+            See [`~core.group_advantages`].
+        divide_by_std (`bool`):
+            Whether advantages are divided by the pool's standard deviation.
+        refill_rounds (`int`):
+            Rounds in which zero-variance groups are replaced by other prompts' groups (dynamic sampling).
+        estimated (`bool`):
+            Whether budgets are allocated by estimated pass rates (Est).
+    """
 
     exit_condition: ExitCondition = ONE_ROUND
     samples: int = 4
@@ -48,25 +65,33 @@ class Method:
 
 ADA = {"samples": 8, "rounds": 4, "weighting": "inverse_sqrt"}
 BALANCE = ExitCondition(2, 2)
+SMALL_QUOTA = f"{names.SEQ_BALANCE} (1/√p, M=4, K=1+1)"
 METHODS = {
-    "GRPO n=4": Method(divide_by_std=True),
-    "GRPO n=8": Method(samples=8, trained=8, divide_by_std=True),
-    "GRPO n=16": Method(samples=16, trained=16, divide_by_std=True),
-    "DAPO n=4": Method(divide_by_std=True, refill_rounds=10),
-    "Seq-pos": Method(ExitCondition(1), **ADA),
-    "Seq-balance": Method(BALANCE, **ADA),
-    "Seq-balance, weight 1": Method(BALANCE, **ADA | {"weighting": "none"}),
-    "Seq-balance, corrected": Method(BALANCE, **ADA, correction=True),
-    "Seq-balance, M=4 K=1+1": Method(ExitCondition(1, 1), **ADA | {"samples": 4, "rounds": 8}),
-    "Est": Method(weighting="inverse_sqrt", estimated=True),
+    names.GRPO_4: Method(divide_by_std=True),
+    names.GRPO_8: Method(samples=8, trained=8, divide_by_std=True),
+    names.GRPO_16: Method(samples=16, trained=16, divide_by_std=True),
+    names.DAPO: Method(divide_by_std=True, refill_rounds=10),
+    f"{names.SEQ_POS} (1/√p)": Method(ExitCondition(1), **ADA),
+    names.HYBRID: Method(BALANCE, **ADA),
+    names.ALGORITHM_2: Method(BALANCE, **ADA | {"weighting": "none"}),
+    names.CORRECTED: Method(BALANCE, **ADA, correction=True),
+    SMALL_QUOTA: Method(ExitCondition(1, 1), **ADA | {"samples": 4, "rounds": 8}),
+    names.EST: Method(weighting="inverse_sqrt", estimated=True),
 }
-LINES = {"Seq-balance, weight 1": ":", "Seq-balance, corrected": "--", "Seq-balance, M=4 K=1+1": "-."}
+SHOWN = {  # in the figure: style
+    names.GRPO_4: {"color": COLORS[names.GRPO_4]},
+    names.GRPO_16: {"color": COLORS[names.GRPO_16]},
+    names.DAPO: {"color": COLORS[names.DAPO], "linestyle": "--"},
+    f"{names.SEQ_POS} (1/√p)": {"color": COLORS[names.SEQ_POS]},
+    names.HYBRID: {"color": COLORS[names.SEQ_BALANCE]},
+    SMALL_QUOTA: {"color": COLORS[names.SEQ_BALANCE], "linestyle": ":", "linewidth": 2.2},
+}
 
 
 @dataclass(frozen=True)
 class Task:
     """
-    Prompts of one difficulty, for training and held out, and the base policy.
+    Training and held-out prompts of one mix, and the base policy.
 
     Args:
         base (`np.ndarray`):
@@ -74,7 +99,7 @@ class Task:
         train, test (`np.ndarray`):
             Features, `(num_prompts, FEATURES)`.
         train_right, test_right (`np.ndarray`):
-            The right answers, `(num_prompts,)`.
+            The correct answers, `(num_prompts,)`.
     """
 
     base: np.ndarray
@@ -105,7 +130,7 @@ def make_task(mix: str, seed: int) -> Task:
 
 
 class Sampler:
-    """Draws one step's pools from the current policy."""
+    """Samples the pools of a step from the current policy."""
 
     def __init__(self, task: Task, method: Method, seed: int):
         self.task, self.method = task, method
@@ -120,22 +145,22 @@ class Sampler:
         prompts, self.order = self.order[:number], self.order[number:]
         return np.array(prompts)
 
-    def draw_pools(self, weights: np.ndarray, prompts: np.ndarray) -> list[Pool]:
+    def sample_pools(self, weights: np.ndarray, prompts: np.ndarray) -> list[Pool]:
         cumulative = probabilities(weights, self.task.train[prompts]).cumsum(axis=1)
         right = self.task.train_right[prompts]
 
-        def draw(rows):
-            index = np.array([position for position, _ in rows])
-            answers = (cumulative[index] < self.rng.random(len(rows))[:, None]).sum(axis=1).clip(max=ARMS - 1)
+        def sample_round(requests):
+            index = np.array([position for position, _ in requests])
+            answers = (cumulative[index] < self.rng.random(len(requests))[:, None]).sum(axis=1).clip(max=ARMS - 1)
             rewards = (answers == right[index]).astype(float).tolist()
             return [
                 Rollout(n, reward, reward, source=answer)
-                for (_, n), reward, answer in zip(rows, rewards, answers.tolist(), strict=True)
+                for (_, n), reward, answer in zip(requests, rewards, answers.tolist(), strict=True)
             ]
 
         return eliminate(
             len(prompts),
-            draw,
+            sample_round,
             self.method.exit_condition,
             samples_per_round=self.sizes(prompts),
             max_rounds=self.method.rounds,
@@ -149,12 +174,12 @@ class Sampler:
         return allocate(estimates, self.method.samples * len(prompts), min_samples=2, max_samples=32)
 
     def __call__(self, weights: np.ndarray) -> tuple[np.ndarray, list[Pool], int]:
-        """Prompts and pools that the update uses, and the rollouts drawn in total."""
-        prompts, pools, drawn = np.array([], dtype=int), [], 0
+        """Prompts and pools of the update, and the total number of sampled rollouts."""
+        prompts, pools, num_rollouts = np.array([], dtype=int), [], 0
         for last in reversed(range(self.method.refill_rounds)):
             new = self.next_prompts(BATCH - len(prompts))
-            new_pools = self.draw_pools(weights, new)
-            drawn += sum(map(len, new_pools))
+            new_pools = self.sample_pools(weights, new)
+            num_rollouts += sum(map(len, new_pools))
             keep = [last == 0 or not pool.has_zero_variance or self.method.refill_rounds == 1 for pool in new_pools]
             prompts = np.concatenate([prompts, new[keep]])
             pools += [pool for pool, kept in zip(new_pools, keep, strict=True) if kept]
@@ -165,13 +190,13 @@ class Sampler:
             counts = [pool.positives for pool in pools], [pool.scored for pool in pools]
             self.estimator.observe(keys, *counts, step=self.step)
         self.step += 1
-        return prompts, pools, drawn
+        return prompts, pools, num_rollouts
 
 
 def batch_gradient(
     task: Task, method: Method, weights: np.ndarray, prompts: np.ndarray, pools: list[Pool], seed: tuple[int, ...]
 ) -> tuple[np.ndarray, int]:
-    """The mean over all rollouts trained on of advantage × ∇ log π, `(ARMS, FEATURES)`, and their number."""
+    """Mean of advantage × ∇ log π over all rollouts trained on, `(ARMS, FEATURES)`, and their number."""
     coefficients, trained = np.zeros((len(prompts), ARMS)), 0
     for i, pool in enumerate(pools):
         group = pool.rollouts if method.estimated else select_group(pool, method.trained, (*seed, i))
@@ -190,35 +215,36 @@ def batch_gradient(
 
 
 def run(mix: str, name: str, seed: int, learning_rate: float) -> Iterator[dict]:
-    """Train until the budget is spent; yields what is measured on the way."""
+    """Train until the budget is spent. Yields an evaluation at every `EVERY` rollouts and after `STEPS` steps."""
     task, method = make_task(mix, seed), METHODS[name]
     weights = torch.tensor(task.base, requires_grad=True)
     optimizer = torch.optim.Adam([weights], lr=learning_rate, maximize=True)
     sampler = Sampler(task, method, seed)
-    generated = trained = lost = 0
+    generated = trained = zero_variance = 0
     next_evaluation = 0
     while True:
         if generated >= next_evaluation or sampler.step == STEPS:
             p = probabilities(weights.detach().numpy(), task.test)[np.arange(TEST), task.test_right]
             row = {"mix": mix, "method": name, "seed": seed, "learning_rate": learning_rate, "step": sampler.step}
             row |= {"generated": generated, "trained": trained, "accuracy": p.mean()}
-            yield row | {"pass_at_8": (1 - (1 - p) ** 8).mean(), "lost": lost / max(sampler.step, 1) / BATCH}
+            share = zero_variance / max(sampler.step, 1) / BATCH
+            yield row | {"pass_at_8": (1 - (1 - p) ** 8).mean(), "frac_zero_variance": share}
             next_evaluation += EVERY * (generated >= next_evaluation)
         if generated >= BUDGET and sampler.step >= STEPS:
             return
         current = weights.detach().numpy()
-        prompts, pools, drawn = sampler(current)
+        prompts, pools, num_rollouts = sampler(current)
         gradient, used = batch_gradient(task, method, current, prompts, pools, (seed, sampler.step))
         weights.grad = torch.from_numpy(gradient)
         optimizer.step()
-        generated, trained = generated + drawn, trained + used
-        lost += sum(pool.has_zero_variance for pool in pools)
+        generated, trained = generated + num_rollouts, trained + used
+        zero_variance += sum(pool.has_zero_variance for pool in pools)
 
 
 def compute() -> list[dict]:
     """
-    Each method with the learning rate that does best, on a seed that is not reported, at equal steps, and with the one
-    that does best at equal rollouts: a run of few steps needs a larger one.
+    Train each method with two learning rates, tuned on an unreported seed: the best one at equal steps and the best one at
+    equal rollouts, because runs with few steps need a larger rate.
     """
     rows = []
     for mix, name in tqdm([(mix, name) for mix in MIXES for name in METHODS]):
@@ -236,7 +262,7 @@ def is_run(row: dict, mix: str, name: str, seed: int) -> bool:
 
 
 def at(rows: list[dict], axis: str, value: float, column: str) -> float:
-    """A run's figure at a number of steps, of generated rollouts, or of generated and trained ones together."""
+    """A run's value of `column` at a number of steps, of generated rollouts, or of generated and trained rollouts."""
     x = [row["generated"] + row["trained"] if axis == "both" else row[axis] for row in rows]
     return float(np.interp(value, x, [row[column] for row in rows]))
 
@@ -249,34 +275,28 @@ def by_run(rows: list[dict]) -> dict[tuple, list[dict]]:
 
 
 def plot(rows: list[dict]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     runs = by_run(rows)
-    figure, axes = plt.subplots(2, len(MIXES), figsize=(13, 8), layout="constrained", sharey="col")
+    figure = Figure(figsize=(13, 7.6), layout="constrained")
+    axes = figure.subplots(2, len(MIXES), sharey="col")
     for column, mix in enumerate(MIXES):
-        for name in METHODS:
-            style = {"color": COLORS[name.split(",")[0]], "linestyle": LINES.get(name, "-"), "label": name}
-            for axis, x, end in zip(axes[:, column], ("step", "generated"), (STEPS, BUDGET), strict=True):
-                grid = np.linspace(0, end, 40)
+        for axis, x, end in zip(axes[:, column], ("step", "generated"), (STEPS, BUDGET), strict=True):
+            grid = np.linspace(0, end, 40)
+            for name, style in SHOWN.items():
                 curves = [[at(runs[mix, name, seed, x], x, v, "accuracy") for v in grid] for seed in SEEDS]
-                mean, error = np.mean(curves, axis=0), np.std(curves, axis=0, ddof=1) / np.sqrt(len(curves))
-                axis.plot(grid, mean, **style)
-                axis.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.12, linewidth=0)
-                axis.set_xlabel({"step": "Optimizer steps", "generated": "Generated rollouts"}[x])
-                axis.grid(alpha=0.3)
-        axes[0, column].set_title(f"{mix}: base pass rates {MIXES[mix][0]:g} to {MIXES[mix][1]:g}")
+                axis.plot(grid, np.mean(curves, axis=0), label=names.short(name), **style)
+            equal = {"step": "equal steps", "generated": "equal rollouts"}[x]
+            axis.set_title(f"{mix} (pass rates {MIXES[mix][0]:g} to {MIXES[mix][1]:g}), {equal}", fontsize="medium")
+            axis.set_xlabel({"step": "Optimizer steps", "generated": "Generated rollouts"}[x])
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("Held-out mean pass rate")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, "cost_benefit")
-    plt.close(figure)
 
 
 def table(rows: list[dict]) -> str:
-    """Held-out pass rates at equal cost, in three senses of cost."""
+    """Held-out accuracy at equal steps, at equal generated rollouts, and at equal generated and trained rollouts."""
     runs = by_run(rows)
 
     def own(row, axis):
@@ -287,8 +307,8 @@ def table(rows: list[dict]) -> str:
 
     def show(axis, end):
         def cell(row):
-            mine, reference = (values(r, axis, end, "accuracy") for r in (row, row | {"method": "GRPO n=4"}))
-            if row["method"] == "GRPO n=4":
+            mine, reference = (values(r, axis, end, "accuracy") for r in (row, row | {"method": names.GRPO_4}))
+            if row["method"] == names.GRPO_4:
                 return f"{mine.mean():.3f}"
             gain, half = interval(mine - reference)
             return f"{mine.mean():.3f} ({gain:+.3f} ± {half:.3f})"
@@ -301,11 +321,11 @@ def table(rows: list[dict]) -> str:
             str(own(row, x)[0][0]["learning_rate"]) for x in ("step", "generated")
         ),
         f"{STEPS} steps": show("step", STEPS),
-        "rollouts of these": lambda row: f"{values(row, 'step', STEPS, 'generated').mean():,.0f}",
+        "rollouts in these steps": lambda row: f"{values(row, 'step', STEPS, 'generated').mean():,.0f}",
         f"{BUDGET:,} generated": show("generated", BUDGET),
         f"{BUDGET:,} generated + trained": show("both", BUDGET),
         "pass@8": lambda row: f"{values(row, 'generated', BUDGET, 'pass_at_8').mean():.3f}",
-        "No gradient": lambda row: f"{values(row, 'generated', BUDGET, 'lost').mean():.0%}",
+        "Zero-variance groups": lambda row: f"{values(row, 'generated', BUDGET, 'frac_zero_variance').mean():.0%}",
     }
     parts = [f"**{mix}**\n\n" + markdown([{"mix": mix, "method": m} for m in METHODS], columns) for mix in MIXES]
     return "\n\n".join(parts)

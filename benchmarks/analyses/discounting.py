@@ -1,10 +1,10 @@
 """
-Should a prompt's counts be discounted by its visits or by the steps since? By how well both foretell what is drawn next.
+Prediction error of pass rates whose counts are discounted per visit of a prompt, compared with discounting per step.
 
-`python -m benchmarks.analyses.discounting` prints the excess Brier score, mean (p̂ − p)², on a simulated policy that moves: all
-prompts together, each for itself, or a prompt only when it is visited; in shuffled epochs, and with prompts that come up
-much more often than others. `--recorded FILE …` takes what runs have drawn instead (a line of JSON per step: the step, keys,
-positives, draws) and prints the Brier score. Both discounts get the same grid, per visit and per mean interval of visits.
+`python -m benchmarks.analyses.discounting` prints the excess Brier score, mean (p̂ − p)², on a simulated policy that changes: all
+prompts together, each prompt independently, or a prompt only when it is visited; in shuffled epochs, and with prompts that are
+sampled much more often than others. `--recorded FILE …` uses the rollouts of runs instead (one JSON line per step: step, keys,
+positives, rollouts) and prints the Brier score. The grid of discounts is the same, per visit and per mean interval of visits.
 """
 
 import argparse
@@ -20,22 +20,22 @@ from ada_trl.utils.tables import markdown_table
 
 
 DECAYS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)  # per visit, or per mean interval between visits
-PRIOR = (1.0, 1.5)  # of both; fixed, since it is not what is compared
+PRIOR = (1.0, 1.5)  # of both, not tuned
 PROMPTS, PER_STEP, STEPS, SEEDS = 512, 32, 240, 3
 
 
 class ByVisits(EMAPassRate):
-    """As the tracker keeps them."""
+    """Counts as kept by `ada_trl`: discounted at each visit."""
 
     def __init__(self, decay: float):
         super().__init__(decay=decay, alpha=PRIOR[0], beta=PRIOR[1])
 
     def forget(self, keys: Sequence[str], step: int) -> None:
-        """What happens to old counts before a visit: nothing, they are discounted in it."""
+        """Discount old counts before a visit. Does nothing here, because they are discounted in the visit."""
 
 
 class BySteps(ByVisits):
-    """Counts are worth decay^t after t steps."""
+    """Counts that are multiplied by decay^t after t steps."""
 
     def forget(self, keys: Sequence[str], step: int) -> None:
         for counts in self.known(keys):
@@ -46,7 +46,7 @@ class BySteps(ByVisits):
 
 
 class Step(NamedTuple):
-    """What was asked in one step, and what came of it; the true pass rates where they are known."""
+    """Prompts sampled in one step, their positives and rollouts, and the true pass rates where available."""
 
     step: int
     keys: list[str]
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 def simulated(drift: str, visits: str, draws: int, seed: int) -> Iterator[Step]:
-    """A policy that improves by 3 nats of odds over the run, on all prompts or where it is trained, with some wandering."""
+    """A policy whose log-odds increase by 3 over the run, with noise, on all prompts or on the visited ones."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(-1.5, 1.5, PROMPTS)
     shares = np.ones(PROMPTS) if visits == "epochs" else rng.gamma(0.5, size=PROMPTS)
@@ -64,19 +64,19 @@ def simulated(drift: str, visits: str, draws: int, seed: int) -> Iterator[Step]:
     for step in range(1, STEPS + 1):
         if visits == "epochs":
             order = order or rng.permutation(PROMPTS).tolist()
-            asked, order = np.array(order[:PER_STEP]), order[PER_STEP:]
+            sampled, order = np.array(order[:PER_STEP]), order[PER_STEP:]
         else:
-            asked = rng.choice(PROMPTS, PER_STEP, replace=False, p=shares / shares.sum())
-        p = 1 / (1 + np.exp(-logits[asked]))
-        yield Step(step, list(map(str, asked)), rng.binomial(draws, p).tolist(), [draws] * PER_STEP, p)
+            sampled = rng.choice(PROMPTS, PER_STEP, replace=False, p=shares / shares.sum())
+        p = 1 / (1 + np.exp(-logits[sampled]))
+        yield Step(step, list(map(str, sampled)), rng.binomial(draws, p).tolist(), [draws] * PER_STEP, p)
         if drift == "visited":
-            logits[asked] += 3 / (STEPS * PER_STEP / PROMPTS)
+            logits[sampled] += 3 / (STEPS * PER_STEP / PROMPTS)
         else:
             logits += 3 / STEPS if drift == "together" else rng.normal(3 / STEPS, 0.15, PROMPTS)
 
 
 def score(tracker: ByVisits, steps: Sequence[Step]) -> float:
-    """Mean over rollouts of (p̂ − p)², or without p of (p̂ − y)²; of prompts that were seen before."""
+    """Mean over rollouts of (p̂ − p)², or of (p̂ − y)² where p is unknown; for prompts with earlier visits."""
     total = rollouts = 0.0
     for step in steps:
         tracker.forget(step.keys, step.step)
@@ -90,7 +90,7 @@ def score(tracker: ByVisits, steps: Sequence[Step]) -> float:
 
 
 def compare(runs: Sequence[Sequence[Step]]) -> list[str]:
-    """Per visit at the default of 0.9, and at each one's best; per step at its best."""
+    """Scores of the discount per visit at 0.9 (the default), and of both discounts at their best value."""
     interval = np.mean(
         [len({key for s in run for key in s.keys}) / np.mean([len(s.keys) for s in run]) for run in runs]
     )

@@ -1,7 +1,7 @@
 """
-The README's first picture and every number on its first screen, from stored results and closed forms only.
+The README's first figure and the generated results of the README, from stored results and closed forms.
 
-`python -m benchmarks.analyses.overview` draws `docs/figures/overview.png` and fills the places marked in `README.md`.
+`python -m benchmarks.analyses.overview` draws `docs/figures/overview.png` and fills the marked places in `README.md`.
 """
 
 import numpy as np
@@ -10,41 +10,34 @@ from matplotlib.figure import Figure
 
 from ada_trl.core import ExitCondition
 
-from ..common import FIGURES, README, fill
-from ..learning import figures
-from ..learning.figures import CHEAP, draw_contrast, draw_tokens
-from ..learning.report import (
-    BATCH,
-    CHOOSING,
-    DEFAULT,
-    HARD_SET,
+from .. import names
+from ..common import COLORS, FIGURES, README, fill
+from ..learning.figures import draw_curves, draw_zero_variance
+from ..learning.language_tables import (
     MAIN_SET,
-    POSTERIOR,
-    ROUNDS,
-    STRONG,
-    before_training,
-    final,
-    is_zero_variance,
-    language_table,
-    show,
-    standing,
-    stored,
+    README_METHODS,
+    equal_tokens_runs,
+    of_all_families,
+    readme_sentences,
+    readme_table,
     stored_language,
-    verdict,
+    zero_variance,
 )
-from ..learning.statistics import by_seed, paired_difference
+from ..learning.language_tables import (
+    caption as language_caption,
+)
+from ..learning.report import stored
+from ..learning.tables import verdict
 from .outcomes import Outcome, sequential_outcome, single_round_outcome
 
 
 OUTCOMES = {  # the settings of the learning benchmark and the paper
-    CHEAP: lambda p: single_round_outcome(p, 4),
-    STRONG: lambda p: single_round_outcome(p, 8),
-    DEFAULT: lambda p: sequential_outcome(p, ExitCondition(2, 2), samples_per_round=8, max_rounds=4),
-    # Compared with what others earned or what was expected, so one rollout teaches whatever it scores.
-    BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
+    names.GRPO_4: lambda p: single_round_outcome(p, 4),
+    names.SEQ_BALANCE: lambda p: sequential_outcome(p, ExitCondition(2, 2), samples_per_round=8, max_rounds=4),
+    # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
+    names.BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
-STYLES = figures.FIRST | figures.OTHERS
-LEARNT = {method: STYLES[method] for method in (CHEAP, STRONG, BATCH, POSTERIOR, CHOOSING, ROUNDS)}
+LANGUAGE = (names.GRPO_4, names.BATCH, names.OVERSAMPLING)
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1
 TITLE = {"fontweight": "bold", "fontsize": 10.5, "loc": "left"}
@@ -52,95 +45,57 @@ PIXELS = 830  # width of a picture in a README on GitHub
 
 
 def outcome(method: str, pass_rate: float) -> Outcome:
-    """What a prompt of one pass rate loses and costs."""
+    """Probability of a zero gradient, rollouts and rounds at one pass rate."""
     return Outcome(*(float(value[0]) for value in OUTCOMES[method]([pass_rate])))
 
 
-def caption(lost_there: float) -> str:
-    """The picture in words; `lost_there` is the share of GRPO's groups that teach the language model nothing."""
-    grpo, ours = outcome(CHEAP, CAPTION_RATE), outcome(DEFAULT, CAPTION_RATE)
+def caption(zero_variance_share: float) -> str:
+    """The figure in words; `zero_variance_share` is the fraction of zero-variance groups of the language model."""
+    grpo, ada = outcome(names.GRPO_4, CAPTION_RATE), outcome(names.SEQ_BALANCE, CAPTION_RATE)
     return (
-        f"*Left, exact: a prompt that is solved once in {1 / CAPTION_RATE:.0f} tries gives GRPO with "
-        f"{grpo.rollouts:.0f} rollouts (n={grpo.rollouts:.0f}) no gradient in {grpo.zero_signal:.0%} of the steps. "
-        f"Seq-balance gets that down to {ours.zero_signal:.0%}, for {ours.rollouts:.0f} rollouts; compared with what other "
-        "prompts earned, every single rollout teaches. Right, measured: a language model of 135 million parameters on "
-        f"eight families of reasoning tasks, where {lost_there:.0%} of GRPO's groups teach nothing before training; means and "
-        "95% intervals over seeds.*"
-    )
-
-
-def hard_families(language: pd.DataFrame) -> str:
-    """The set where nearly all fails, in a sentence, whoever wins."""
-    whole = language[language["family"] == "all"]
-    ours = final(by_seed(whole, HARD_SET, BATCH))
-    said = []
-    for other in (CHEAP, STRONG, POSTERIOR):
-        difference = paired_difference(ours, final(by_seed(whole, HARD_SET, other)))
-        said.append(f"{standing(*difference)} {other} ({show(difference, sign=True)})")
-    before = before_training(whole, HARD_SET)["accuracy"]
-    return (
-        f"On seven [hard families](docs/benchmarks.md#a-language-model) ({before:.3f} before training, "
-        f"{is_zero_variance(language, HARD_SET):.0%} of GRPO's groups without contrast) `batch` ends {', '.join(said)}."
+        f"*Left, analytic: at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
+        f"gradient in {grpo.zero_signal:.0%} of the steps. Seq-balance reduces this to {ada.zero_signal:.0%}, for "
+        f"{ada.rollouts:.0f} rollouts; with the batch baseline every rollout has a non-zero advantage, unless all rewards of the "
+        "batch are equal. Right, measured: SmolLM2-135M-Instruct on eight families of reasoning tasks (answers of about 4 "
+        f"tokens), where {zero_variance_share:.0%} of GRPO's groups have zero reward variance before training; means over "
+        "seeds, and 95% intervals after the last step.*"
     )
 
 
 def figure(language: pd.DataFrame) -> Figure:
-    """Left: what is lost and recovered, and for how many rollouts. Right: a language model's accuracy, and what GRPO loses there."""
+    """Left: zero gradients and rollouts by pass rate. Right: a language model's accuracy, and its zero-variance groups."""
     drawn = Figure(figsize=(PIXELS / 100, 5.9), layout="constrained")
     axes = drawn.subplots(2, 2, width_ratios=[1, 1.08])
-    draw_signal(axes[0][0], axes[1][0])
+    draw_outcomes(axes[0][0], axes[1][0])
     above, below = axes[:, 1]
-    whole = language[language["family"] == "all"]
-    shown = {method: style for method, style in LEARNT.items() if len(by_seed(whole, MAIN_SET, method)) > 2}
-    draw_tokens(above, whole, MAIN_SET, scale=100, styles=shown)
+    draw_curves(above, of_all_families(equal_tokens_runs(language)), MAIN_SET, LANGUAGE, scale=100, beside=True)
     above.set_title("Accuracy of a language model", **TITLE)
-    above.set_ylabel("%")
-    above.set_xlabel("Generated tokens")
-    draw_contrast(below, language, MAIN_SET, scale=100)
-    below.set_title(f"Its groups of {CHEAP} that teach nothing", **TITLE)
-    below.set_xlabel("% of each family's, before training")
+    above.set(ylabel="%", xlabel="Generated tokens")
+    draw_zero_variance(below, language, MAIN_SET, scale=100)
+    below.set_title("Zero-variance groups by task family (GRPO, n=4)", **(TITLE | {"loc": "right"}))
+    below.set_xlabel("% of the groups before training")
     lines = {}
     for axis in (axes[0][0], above):
         lines |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    drawn.legend(
-        lines.values(),
-        lines,
-        loc="outside lower center",
-        ncols=(len(lines) + 1) // 2,
-        frameon=False,
-        columnspacing=1.2,
-    )
+    shown = {"loc": "outside lower center", "ncols": len(lines), "frameon": False, "columnspacing": 1.4}
+    drawn.legend(lines.values(), lines, **shown)
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
-def draw_signal(lost, cost) -> None:
-    found = {method: OUTCOMES[method](PASS_RATES) for method in OUTCOMES}
-    for method, values in found.items():
-        style = {"color": STYLES[method]["color"], "linewidth": 1.6}
-        lost.plot(PASS_RATES, 100 * values.zero_signal, **style, label=figures.short(method))
-        cost.plot(PASS_RATES, values.rollouts, **style)
-    both = (100 * found[method].zero_signal for method in (DEFAULT, CHEAP))
-    lost.fill_between(PASS_RATES, *both, color=STYLES[DEFAULT]["color"], alpha=0.13, linewidth=0)
-    for p in (0.055, 0.945):
-        lost.text(
-            p,
-            54,
-            "frac_recovered_groups",
-            color=STYLES[DEFAULT]["color"],
-            ha="center",
-            rotation=-58 if p < 0.5 else 58,
-        )
-    lost.set_title("Steps in which a prompt teaches nothing", **TITLE)
-    lost.set_ylabel("%")
-    lost.set_ylim(0, 100)
-    cost.set_title("Rollouts drawn for it", **TITLE)
-    cost.set_ylabel("Rollouts per prompt")
-    cost.set_ylim(0, 34)
-    cost.set_xlabel("Pass rate of the prompt")
-    for axis in (lost, cost):
+def draw_outcomes(zero_gradient, rollouts) -> None:
+    """P(zero gradient) and expected rollouts by pass rate."""
+    for method, compute in OUTCOMES.items():
+        found, style = compute(PASS_RATES), {"color": COLORS[method], "linewidth": 2}
+        zero_gradient.plot(PASS_RATES, 100 * found.zero_signal, **style, label=names.short(method))
+        rollouts.plot(PASS_RATES, found.rollouts, **style)
+    zero_gradient.set_title("P(zero gradient) by pass rate", **TITLE)
+    zero_gradient.set(ylabel="%", ylim=(-3, 100))  # so that the line at 0 is not covered by the axis
+    rollouts.set_title("Expected rollouts per prompt", **TITLE)
+    rollouts.set(ylabel="Rollouts", ylim=(0, 34), xlabel="Pass rate of the prompt")
+    for axis in (zero_gradient, rollouts):
         axis.set_xscale("logit")
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
         axis.minorticks_off()
@@ -149,10 +104,12 @@ def draw_signal(lost, cost) -> None:
 def main() -> None:
     equal, *_, single = stored()
     language = stored_language()
+    at_equal_tokens = equal_tokens_runs(language)
     figure(language).savefig(FIGURES / "overview.png", dpi=200)
-    fill("overview", caption(is_zero_variance(language, MAIN_SET)), README)
-    mixture = language_table(language, MAIN_SET, brief=True)
-    fill("language-mixture", f"{mixture}\n\n{hard_families(language)}", README)
+    fill("overview", caption(zero_variance(at_equal_tokens, MAIN_SET)), README)
+    table = readme_table(at_equal_tokens)
+    about = language_caption(at_equal_tokens, MAIN_SET, README_METHODS)
+    fill("language-mixture", "\n\n".join([table, about, readme_sentences(language)]), README)
     fill("verdict", verdict(equal, single), README)
 
 

@@ -1,8 +1,8 @@
 """
-The figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) that are about sampling, of one's own runs.
+Figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) on sampling, for your own runs.
 
-`python -m benchmarks.analyses.paper RUN [RUN …]` draws what runs have logged under `ada/`; `--samples` draws what
-`recipes.math.select` and `recipes.math.evaluate` have sampled. A figure for which no run has logged anything is `None`.
+`python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs have logged under `ada/`; `--samples` plots completions
+sampled by `recipes.math.select` and `recipes.math.evaluate`. A figure without logged data is `None`.
 """
 
 import argparse
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-ALLOCATION = "ada/allocation/rollouts_at_"  # with the middle of a bin of estimated pass rates
+ALLOCATION = "ada/allocation/rollouts_at_"  # followed by the middle of a bin of estimated pass rates
 
 
 def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
     """
-    The distribution of true pass rates behind a run's last difficulty record, from its discounted counts: pass rates and
+    The distribution of true pass rates behind a run's last pass-rate record, from its discounted counts: pass rates and
     weights, see [`~difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
     """
     path = find_in(run, PASS_RATES_FILE)
@@ -55,7 +55,7 @@ def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
         of `path` if there is only one.
 
     Raises:
-        `ValueError`: if there is none, or if problems in a folder were sampled different numbers of times.
+        `ValueError`: if there is no file, or if problems of a folder have different numbers of completions.
     """
     path = Path(path)
     files = [path] if path.is_file() else sorted(path.rglob("scores.parquet"))
@@ -77,15 +77,15 @@ def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
     return counts if len(counts) > 1 else {path.name.removesuffix(".parquet"): next(iter(counts.values()))}
 
 
-def having(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
-    """The runs that have logged all of `names`."""
+def with_metrics(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
+    """Runs that have logged all of `names`."""
     return {run: log for run, log in runs.items() if all(len(curve(log, name).steps) for name in names)}
 
 
 def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    What sampling cost and which quota is missing after each round: figure 5, a row per run. First the rollouts per step (of
-    the other runs in grey), last the share of prompts that have met their quotas by a round.
+    Rollouts and missing quotas after each round: figure 5, one row per run. The first panel shows rollouts per step (other
+    runs in grey), the last one the fraction of prompts whose quotas are met after a round.
     """
     rows = {run: log for run, log in runs.items() if by_round(log, "ada/frac_missing_positives")}
     if not rows:
@@ -99,9 +99,9 @@ def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
         active = by_round(log, "ada/active_prompts")
         steps, prompts = active[1]
         for panel, kind in zip(row[1:3], ("positives", "negatives"), strict=True):
-            for k, short in by_round(log, f"ada/frac_missing_{kind}").items():
-                draw(panel, short, color=f"C{k - 1}", label=f"round {k}")
-            panel.set_ylabel(f"Short of {kind} after the round")
+            for k, missing in by_round(log, f"ada/frac_missing_{kind}").items():
+                draw(panel, missing, color=f"C{k - 1}", label=f"round {k}")
+            panel.set_ylabel(f"Prompts with missing {kind}")
         for k in active:
             left = (
                 active[k + 1].values / prompts
@@ -109,7 +109,7 @@ def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
                 else 1 - curve(log, "ada/frac_exit_condition_met").values
             )
             draw(row[3], (steps, 1 - left), color=f"C{k - 1}", label=f"round {k}")
-        row[3].set_ylabel("Quotas met by the round")
+        row[3].set_ylabel("Prompts with met quotas")
         for panel in row:
             panel.set_xlabel(STEPS)
         for panel in row[1:]:
@@ -126,7 +126,7 @@ def _rollouts(log: Log) -> tuple[np.ndarray, np.ndarray]:
 
 def frontier_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """Training reward against the policy's entropy, one cloud per run with its last value marked: figure 6, left."""
-    rows = having(runs, "reward", "entropy")
+    rows = with_metrics(runs, "reward", "entropy")
     if not rows:
         return None
     figure, ((panel,),) = make_panels(1, 1)
@@ -142,8 +142,8 @@ def frontier_figure(runs: Mapping[str, Log]) -> "Figure | None":
 
 def allocation_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Rollouts that a prompt got, against the pass rate that was expected of it, in the first and the last third of the run:
-    the allocation curve of Est (figure 7 has the one of least variance), and what Seq draws where pass rates are tracked.
+    Rollouts per prompt against its estimated pass rate, in the first and the last third of the run: the allocation of Est
+    (compare figure 7), or the rollouts of Seq methods that track pass rates.
     """
     rows = {run: curves for run, log in runs.items() if (curves := _allocations(log))}
     if not rows:
@@ -153,14 +153,14 @@ def allocation_figure(runs: Mapping[str, Log]) -> "Figure | None":
         for (x, y), style, when in zip(thirds, (":", "-"), ("first third", "last third"), strict=True):
             dots = {"marker": "o", "markersize": 3, "markevery": None}
             draw(panel, (x, y), color=f"C{i}", linestyle=style, label=f"{run}, {when}", **dots)
-    panel.set(xlabel="Expected pass rate", ylabel="Rollouts per prompt", xlim=(-0.02, 1.02))
+    panel.set(xlabel="Estimated pass rate", ylabel="Rollouts per prompt", xlim=(-0.02, 1.02))
     panel.set_ylim(bottom=0)
     panel.legend(fontsize="small", frameon=False)
     return figure
 
 
 def _allocations(log: Log) -> list[tuple[list[float], list[float]]]:
-    """Middles of the bins and mean rollouts in them, in the first and the last third of what was logged."""
+    """Middles of the bins and their mean rollouts, in the first and the last third of the logged steps."""
     names = sorted({name for row in log for name in row if name.startswith(ALLOCATION)})
     logged = [row for row in log if any(name in row for name in names)]
     third = math.ceil(len(logged) / 3)
@@ -177,14 +177,14 @@ def _allocations(log: Log) -> list[tuple[list[float], list[float]]]:
 
 def levels_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Mean reward per prompt and mean reward per rollout: figure 9. The second one sinks below the first as hard prompts are
-    drawn more often.
+    Mean over prompts of their mean rewards, and mean over all rollouts: figure 9. The second one is lower where hard prompts
+    get more rollouts.
     """
     names = {
-        "ada/reward/macro_mean": "Reward, each prompt once",
-        "ada/reward/micro_mean": "Reward, each rollout once",
+        "ada/reward/macro_mean": "Mean reward over prompts",
+        "ada/reward/micro_mean": "Mean reward over rollouts",
     }
-    rows = having(runs, *names)
+    rows = with_metrics(runs, *names)
     if not rows:
         return None
     figure, (panels,) = make_panels(1, 2)
@@ -201,16 +201,16 @@ def draws_figure(
     counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> "Figure | None":
     """
-    How much more k draws of a prompt show than one: figure 2. Left pass@k, the share of prompts with a correct one among
-    k; right the share whose k draws are *all* correct, which have no gradient however good the policy is.
+    Fraction of prompts with at least one correct completion among k (pass@k, left) and of prompts with k correct
+    completions, which are zero-variance groups (right): figure 2.
 
     Args:
         counts (`Mapping[str, tuple[Sequence[int], int]]`):
-            Correct completions of each problem and the number n drawn of each, by label: 1 − C(n − c, k) / C(n, k) and
-            C(c, k) / C(n, k), both unbiased.
+            Correct completions c of each problem and the number n of sampled ones, by label. The estimates
+            1 − C(n − c, k) / C(n, k) and C(c, k) / C(n, k) are unbiased.
         fitted (`Mapping[str, tuple[np.ndarray, np.ndarray]]`):
-            Pass rates and their weights, by label, as [`~difficulty.fit_pass_rate_distribution`] finds them
-            behind a run's record: E[1 − (1 − p)^k] and E[p^k]. Dashed.
+            Pass rates and their weights by label, see [`~difficulty.fit_pass_rate_distribution`]:
+            E[1 − (1 − p)^k] and E[p^k]. Dashed.
     """
     if not counts and not fitted:
         return None
@@ -228,8 +228,8 @@ def draws_figure(
             (right, [float(weights @ rates**k) for k in ks]),
         ):
             panel.plot(ks, values, color=f"C{i}", linestyle="--", label=f"{label} (fitted)")
-    for panel, title in ((left, "A correct one among k draws"), (right, "All k draws correct")):
-        panel.set(xlabel="k", ylabel="Share of the prompts", ylim=(-0.02, 1.02), title=title)
+    for panel, title in ((left, "At least one of k correct (pass@k)"), (right, "All of k correct")):
+        panel.set(xlabel="k", ylabel="Fraction of prompts", ylim=(-0.02, 1.02), title=title)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
     right.legend(fontsize="small", frameon=False)
@@ -241,7 +241,7 @@ def powers_of_two(n: int) -> list[int]:
 
 
 def subset_share(counts: Sequence[int], n: int, k: int) -> float:
-    """Mean over prompts of C(c, k) / C(n, k): the share of the subsets of k of n draws that lie within c of them."""
+    """Mean over prompts of C(c, k) / C(n, k): the fraction of subsets of k of n completions that are among c of them."""
     return float(np.mean([math.comb(int(c), k) for c in counts])) / math.comb(n, k)
 
 
@@ -253,7 +253,7 @@ def main(args: list[str] | None = None) -> None:
     )
     options = parser.parse_args(args)
     if not options.runs and not options.samples:
-        parser.error("nothing to draw: give RUN, an output directory of a training, or --samples")
+        parser.error("nothing to plot: pass RUN, an output directory of a training run, or --samples")
     paths = labelled(parser, options)
     runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
     fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}

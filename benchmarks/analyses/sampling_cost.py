@@ -1,10 +1,9 @@
 """
-What a quota costs: rollouts per prompt of Seq-pos and Seq-balance for K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
+Expected rollouts per prompt of Seq-pos and Seq-balance, for quotas K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
 
-Figure 10 of the paper (v3, appendix D), which simulates it, in rounds of M = N_max / 8; here it is the closed form of
-`benchmarks.analyses.outcomes`. `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its
-table into `docs/reproducing_the_paper.md`; with `--pass_rates RUN` it prints the
-table for the prompts of a run instead.
+Figure 10 of the paper (v3, appendix D) simulates them in rounds of M = N_max / 8; here they are closed forms.
+`python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its table into
+`docs/reproducing_the_paper.md`. With `--pass_rates RUN` it prints the table for the prompts of a run instead.
 """
 
 import argparse
@@ -28,13 +27,13 @@ METHODS = {"Seq-pos": lambda quota: ExitCondition(quota), "Seq-balance": lambda 
 
 
 def cost(method: str, quota: int, largest: int, pass_rates) -> Outcome:
-    """Of `ROUNDS` rounds that draw `largest` rollouts together, one number per pass rate."""
+    """Outcome by pass rate of at most `ROUNDS` rounds with `largest` rollouts in total."""
     condition = METHODS[method](quota)
     return sequential_outcome(pass_rates, condition, samples_per_round=largest // ROUNDS, max_rounds=ROUNDS)
 
 
 def table(show) -> str:
-    """`show` makes a cell of method, quota and N_max."""
+    """Rollouts by method, N_max and quota; `show` formats a cell from method, quota and N_max."""
     rows = [(method, largest) for method in METHODS for largest in LARGEST]
     columns = {"Rollouts per prompt": lambda row: f"{row[0]}, N_max = {row[1]}, M = {row[1] // ROUNDS}"}
     columns |= {f"K = {quota}": lambda row, quota=quota: show(row[0], quota, row[1]) for quota in QUOTAS}
@@ -45,8 +44,8 @@ def at_pass_rates(method: str, quota: int, largest: int) -> str:
     return " / ".join(f"{rollouts:.1f}" for rollouts in cost(method, quota, largest, TABLE_RATES).rollouts)
 
 
-def of_prompts(rates: np.ndarray, weights: np.ndarray):
-    """Cells for a distribution of pass rates: mean rollouts, and the share of the prompts without a gradient."""
+def cells_of_prompts(rates: np.ndarray, weights: np.ndarray):
+    """A function that formats cells for a distribution of pass rates: mean rollouts, and the fraction with a zero gradient."""
 
     def show(method: str, quota: int, largest: int) -> str:
         out = cost(method, quota, largest, rates)
@@ -76,14 +75,14 @@ def plot() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pass_rates", "--pass-rates", type=Path, help="run or checkpoint with stored pass rates")
+    parser.add_argument("--pass_rates", "--pass-rates", type=Path, help="Run or checkpoint with stored pass rates.")
     options = parser.parse_args()
     if options.pass_rates:
         distribution = read_difficulty(options.pass_rates)
         if distribution is None:
             parser.error(f"{options.pass_rates} has no stored pass rates; train with --pass_rate_estimator ema")
-        print(table(of_prompts(*distribution)))
-        print("\nMean rollouts per prompt (in brackets: prompts without a gradient).")
+        print(table(cells_of_prompts(*distribution)))
+        print("\nMean rollouts per prompt (in brackets: fraction of prompts with a zero gradient).")
         return
     plot()
     fill("sampling-cost", table(at_pass_rates))

@@ -1,20 +1,22 @@
 """
 Mean and noise of every gradient estimator on a bandit that can be solved exactly.
 
-The policy is a softmax over four answers of which one is right. Given how many rollouts of a pool are positive, the core
-decides who is selected and every advantage; which wrong answer a negative rollout gave is independent of that. So the
-expectation over all pools ([`~core.power.pool_distribution`]) and the law of total variance give the estimator's mean and
-covariance without sampling. `python -m benchmarks.analyses.variance` writes `benchmarks/results/variance.parquet`, `docs/figures/variance.png` and its table into
-`docs/reproducing_the_paper.md`; `--plot` starts from the stored data.
+The policy is a softmax over four answers, one of which is correct. Given the number of positive rollouts of a pool, `ada_trl.core`
+determines the selection and every advantage; which incorrect answer a negative rollout has is independent of that. So the
+expectation over all pools (`pool_distribution`) and the law of total variance give the estimator's mean and covariance without
+sampling. `python -m benchmarks.analyses.variance` writes `benchmarks/results/variance.parquet`, `docs/figures/variance.png` and its
+table into `docs/reproducing_the_paper.md`; `--plot` uses the stored data.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ada_trl.core import ExitCondition, Pool, Rollout, group_advantages, select_group
 from ada_trl.core.advantages import PromptWeighting
 
+from .. import names
 from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
 from .outcomes import pool_distribution
 from .signal_loss import est_budgets
@@ -29,15 +31,15 @@ OBJECTIVES = {"p": 0.0, "√p": -0.5, "log p": -1.0}  # f and the exponent of it
 @dataclass(frozen=True)
 class Estimator:
     """
-    How pools are drawn and turned into advantages.
+    Sampling of the pools, and their advantages.
 
     Args:
         exit_condition, samples_per_round, max_rounds, num_generations:
-            K, M, N and n; `samples_per_round=None` is Est's budget, all of which is trained on.
+            K, M, N and n. With `samples_per_round=None` all rollouts of Est's budget are trained on.
         weighting, selection_correction:
             See [`~core.group_advantages`].
         divide_by_std (`bool`):
-            As GRPO does.
+            Whether advantages are divided by the pool's standard deviation, as in GRPO.
         floor (`float`):
             Pass rates are clamped below at this value before they are weighted.
     """
@@ -54,38 +56,40 @@ class Estimator:
 
 GRPO = {"exit_condition": ONE_ROUND, "max_rounds": 1}
 ESTIMATORS = {
-    "GRPO n=4": Estimator(**GRPO, samples_per_round=4),
-    "GRPO n=4, /σ": Estimator(**GRPO, samples_per_round=4, divide_by_std=True),
-    "GRPO n=16": Estimator(**GRPO, samples_per_round=16, num_generations=16),
-    "GRPO n=16, /σ": Estimator(**GRPO, samples_per_round=16, num_generations=16, divide_by_std=True),
-    "Est": Estimator(**GRPO, samples_per_round=None, weighting="inverse_sqrt"),
-    "Seq-pos, 1/√p": Estimator(ExitCondition(1), weighting="inverse_sqrt"),
-    "Seq-balance, none": Estimator(),
-    "Seq-balance, 1/√p": Estimator(weighting="inverse_sqrt"),
-    "Seq-balance, 1/p": Estimator(weighting="inverse"),
-    "Seq-balance, none, corrected": Estimator(selection_correction=True),
-    "Seq-balance, 1/√p, corrected": Estimator(weighting="inverse_sqrt", selection_correction=True),
-    "Seq-balance, 1/p, corrected": Estimator(weighting="inverse", selection_correction=True),
-    "Seq-balance, 1/p, floor 0.1": Estimator(weighting="inverse", floor=0.1),
-    "Seq-balance, 1/p, corrected, floor 0.1": Estimator(weighting="inverse", selection_correction=True, floor=0.1),
+    "GRPO n=4, no std normalization": Estimator(**GRPO, samples_per_round=4),
+    "GRPO n=4": Estimator(**GRPO, samples_per_round=4, divide_by_std=True),
+    "GRPO n=16, no std normalization": Estimator(**GRPO, samples_per_round=16, num_generations=16),
+    "GRPO n=16": Estimator(**GRPO, samples_per_round=16, num_generations=16, divide_by_std=True),
+    "Reinforce-Ada Est": Estimator(**GRPO, samples_per_round=None, weighting="inverse_sqrt"),
+    "Reinforce-Ada Seq-pos (1/√p)": Estimator(ExitCondition(1), weighting="inverse_sqrt"),
+    "Reinforce-Ada Seq-balance (Algorithm 2)": Estimator(),
+    "Reinforce-Ada Seq-balance (1/√p)": Estimator(weighting="inverse_sqrt"),
+    "Reinforce-Ada Seq-balance (1/p)": Estimator(weighting="inverse"),
+    "Reinforce-Ada Seq-balance (no weight, corrected)": Estimator(selection_correction=True),
+    "Reinforce-Ada Seq-balance (1/√p, corrected)": Estimator(weighting="inverse_sqrt", selection_correction=True),
+    "Reinforce-Ada Seq-balance (1/p, corrected)": Estimator(weighting="inverse", selection_correction=True),
+    "Reinforce-Ada Seq-balance (1/p, floor 0.1)": Estimator(weighting="inverse", floor=0.1),
+    "Reinforce-Ada Seq-balance (1/p, corrected, floor 0.1)": Estimator(
+        weighting="inverse", selection_correction=True, floor=0.1
+    ),
 }
 
 
 def policy(p: float) -> np.ndarray:
-    """π, `(ARMS,)`: the right answer first, the wrong ones alike."""
+    """π, `(ARMS,)`: the correct answer first, the incorrect ones with equal probabilities."""
     return np.array([p, *[(1 - p) / (ARMS - 1)] * (ARMS - 1)])
 
 
 def pass_rate_gradient(pi: np.ndarray) -> np.ndarray:
-    """∇p with respect to the logits, `(ARMS,)`: p · (e_right − π)."""
+    """∇p with respect to the logits, `(ARMS,)`: p · (e_correct − π)."""
     return pi[0] * (np.eye(len(pi))[0] - pi)
 
 
-def advantages(estimator: Estimator, draws: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
-    """The core's advantages for a pool with so many positives: of the selected positives, of the selected negatives."""
-    rewards = [1.0] * positives + [0.0] * (draws - positives)
+def advantages(estimator: Estimator, num_rollouts: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages of the selected positives and of the selected negatives, for a pool with `positives` of `num_rollouts` rollouts."""
+    rewards = [1.0] * positives + [0.0] * (num_rollouts - positives)
     pool = Pool(0.5, [Rollout(i, reward, reward) for i, reward in enumerate(rewards)])
-    size = draws if estimator.samples_per_round is None else estimator.num_generations
+    size = num_rollouts if estimator.samples_per_round is None else estimator.num_generations
     group = select_group(pool, size, (0,))
     values = np.array(
         group_advantages(
@@ -107,8 +111,8 @@ def moments(estimator: Estimator, pi: np.ndarray) -> tuple[np.ndarray, float, fl
     """
     Mean `(ARMS,)` and trace of the covariance of a prompt's gradient estimate, and its expected rollouts.
 
-    The estimate is the mean over the group of advantage × ∇ log π(answer). Est's groups have different sizes in one
-    token-mean loss, so that its mean counts N_x / 4 times, 4 being the mean size.
+    The estimate is the mean over the group of advantage × ∇ log π(answer). The groups of Est have different sizes in one
+    token-mean loss, so its mean is weighted with N_x / 4, where 4 is the mean size.
     """
     m = estimator.samples_per_round or int(est_budgets(pi[:1])[0])
     pools = pool_distribution(pi[:1], estimator.exit_condition, samples_per_round=m, max_rounds=estimator.max_rounds)
@@ -144,63 +148,45 @@ def compute() -> list[dict]:
     return rows
 
 
-DRAWN = (
-    "GRPO n=4",
-    "GRPO n=16",
-    "Est",
-    "Seq-pos, 1/√p",
-    "Seq-balance, 1/√p",
-    "Seq-balance, 1/√p, corrected",
-)  # of the table
-
-
-OBJECTIVE_LINES = dict(zip(OBJECTIVES, ("-", "--", ":"), strict=False))
-
-
-def style(name: str) -> dict:
-    method = name.split(",")[0]
-    weight_colors = {"none": "#fcae91", "1/√p": "#fb6a4a", "1/p": "#a50f15"}
-    color = weight_colors[name.split(", ")[1]] if method == "Seq-balance" else COLORS[method]
-    return {"color": color, "linestyle": "--" if "corrected" in name else ":" if "/σ" in name else "-"}
+REFERENCE = f"{names.GRPO_4}, no std normalization"
+SHOWN = {  # in the figure: style
+    REFERENCE: {"color": COLORS[names.GRPO_4]},
+    names.GRPO_16: {"color": COLORS[names.GRPO_16]},
+    f"{names.SEQ_POS} (1/√p)": {"color": COLORS[names.SEQ_POS]},
+    names.ALGORITHM_2: {"color": COLORS[names.SEQ_BALANCE], "linestyle": ":", "linewidth": 2.2},
+    names.HYBRID: {"color": COLORS[names.SEQ_BALANCE]},
+    names.CORRECTED: {"color": COLORS[names.SEQ_BALANCE], "linestyle": "--"},
+}
 
 
 def plot(rows: list[dict]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 5), layout="constrained")
-    for name in DRAWN:
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    weight, noise = figure.subplots(1, 2)
+    reference = {r["pass_rate"]: r["noise_per_rollout"] for r in rows if r["estimator"] == REFERENCE}
+    for name, style in SHOWN.items():
         points = [r for r in rows if r["estimator"] == name]
         p = [r["pass_rate"] for r in points]
-        for axis, column in zip(axes, ("weight", "noise", "noise_per_rollout"), strict=True):
-            axis.plot(p, [r[column] for r in points], label=name, **style(name))
-    p = np.array(GRID)
+        weight.plot(p, [r["weight"] for r in points], label=names.short(name), **style)
+        noise.plot(p, [r["noise_per_rollout"] / reference[r["pass_rate"]] for r in points], **style)
     for objective, power in OBJECTIVES.items():
-        axes[0].plot(
-            p, p**power, color="black", linewidth=0.8, label=f"f = {objective}", linestyle=OBJECTIVE_LINES[objective]
-        )
-    for axis, label in zip(
-        axes,
-        (
-            "Effective weight: E[estimate] / ∇p",
-            "Noise / signal of one prompt's estimate",
-            "Noise / signal × √rollouts (equal cost)",
-        ),
-        strict=True,
-    ):
-        axis.set(xlabel="Pass rate", ylabel=label, xscale="logit", yscale="log")
+        weight.plot(GRID, GRID**power, color="0.6", linewidth=0.9, zorder=1)
+        weight.annotate(f"f = {objective}", (GRID[0], GRID[0] ** power), xytext=(-3, 0), textcoords="offset points",
+                        ha="right", va="center", color="0.4", fontsize="small")  # fmt: skip
+    weight.set(
+        title="Effective weight: E[estimate] / ∇p", ylabel="Effective weight", yscale="log", xlim=(0.0022, 0.995)
+    )
+    noise.set(title=f"Noise at equal cost ({REFERENCE}: 1)", ylabel="Relative noise", ylim=(0, 1.4))
+    for axis in (weight, noise):
+        axis.set(xlabel="Pass rate", xscale="logit")
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
         axis.xaxis.minorticks_off()
         axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(*weight.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, "variance")
-    plt.close(figure)
 
 
 def exponent(points: dict[float, dict]) -> float:
-    """The exponent that the effective weight follows between p = 0.1 and 0.5."""
+    """The exponent of p in the effective weight, between p = 0.1 and 0.5."""
     return np.log(points[0.1]["weight"] / points[0.5]["weight"]) / np.log(0.1 / 0.5)
 
 

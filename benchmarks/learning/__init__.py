@@ -1,1 +1,1 @@
-"""What the methods learn: training runs of a tiny language model, and the report on them."""
+"""Training runs that compare the methods on small models and on a language model, and the report on them."""

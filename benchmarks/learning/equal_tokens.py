@@ -1,13 +1,13 @@
 """
-What a rollout should be compared with: GRPO, DAPO and the posterior baseline at equal rollouts *and* equal steps.
+GRPO, dynamic sampling (DAPO), Reinforce-Ada and the posterior baseline at equal rollouts *and* equal steps.
 
-Every method draws about 128 rollouts per step (64 in the sorting task, whose completions are longer); those that need fewer per
-prompt see more prompts. Every method gets the best of a task's learning rates, chosen on seeds that are not reported: all of them
-on one seed, the two best on another, too; of two about as good the smaller.
+Every method samples about 128 rollouts per step (64 in the sorting task, whose completions are longer), so methods with fewer
+rollouts per prompt see more prompts. Learning rates are tuned for each method and task on seeds that are not reported: all rates
+on the first seed, the two best ones also on the second; of two rates within `TIE` the smaller one is used.
 
-`python -m benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that choose
-the rates; stopped and started again, it goes on with the runs that are missing. `--store` adds them to the results in the
-repository, which count as done from then on.
+`python -m benchmarks.learning.equal_tokens` writes one file per run to `outputs/learning/equal_tokens/`, first the runs that tune
+the rates; a restarted command continues with the runs that are missing. `--store` adds the runs to the results in the
+repository; stored runs are not run again.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import prepare
 from recipes.sorting.task import prepare as prepare_sorting
 
+from .. import names
 from ..common import load_rows, save_rows
 from . import prompt_sets
 from .run import ADDITION, run_missing, slug, train_once
@@ -34,9 +35,8 @@ from .sorting import SORTING, SORTING_GRADED
 
 ROLLOUTS_PER_STEP = 128
 TUNING_SEEDS = (0, 6)
-MORE_TOKENS = "GRPO n=16, 4 times the tokens"
-KNOWN, BEST_KNOWN = "Posterior n=1, pass rates known", "Posterior n=1, 1 of 3, pass rates known"
-TIE = 0.02  # about the standard error of a difference of two such means
+MORE_TOKENS = f"{names.GRPO_16}, 4× tokens"
+TIE = 0.02  # about the standard error of the difference of two such means
 SETS = {
     "easy": ADDITION,
     "hard": ADDITION,
@@ -48,16 +48,16 @@ SETS = {
 
 class OraclePassRateTrainer(AdaGRPOTrainer):
     """
-    Expects of every prompt the policy's exact pass rate, as the value head's prediction: what knowing would be worth. Addition
-    only: its right answer is one string.
+    Uses the policy's exact pass rates as the predictions of the value head, to measure the value of perfect predictions. For
+    addition only, where the correct answer is a single string.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         predict = self.pass_rates.predict
-        self.pass_rates.predict = lambda states=None: (predict(states), self._know())
+        self.pass_rates.predict = lambda states=None: (predict(states), self._insert_exact_pass_rates())
 
-    def _know(self) -> None:
+    def _insert_exact_pass_rates(self) -> None:
         tracker = self.pass_rates
         answers = [str(sum(map(int, prompt.rstrip("=").split("+")))) for prompt in tracker.predictions.prompts]
         rows = Dataset.from_dict({"prompt": tracker.predictions.prompts, "answer": answers})
@@ -71,8 +71,19 @@ class OraclePassRateTrainer(AdaGRPOTrainer):
 
 class Method(NamedTuple):
     """
-    Options of the trainer, the prompts of a step (on all sets but those of `prompts_on`), the method whose learning rate it
-    takes if it is not tuned, and the trainer.
+    A method of the comparison.
+
+    Args:
+        options (`dict`):
+            Fields of `AdaGRPOConfig`.
+        prompts_per_step (`int`):
+            Prompts of a step, except on the sets in `prompts_on`.
+        rate_of (`str`, *optional*):
+            Method whose tuned learning rate is used. By default the rate is tuned for the method itself.
+        prompts_on (`dict[str, int]`):
+            Prompts of a step by set.
+        trainer (`type`):
+            Trainer class.
     """
 
     options: dict
@@ -94,18 +105,23 @@ def _posterior(n: int, **options) -> Method:
 
 
 def _part(**options) -> Method:
-    """One part added to the posterior with one rollout, or changed in it, at its rate."""
-    return _posterior(1, **options)._replace(rate_of="Posterior n=1")
+    """The posterior baseline with one rollout per prompt and changed options, at the learning rate of the unchanged method."""
+    return _posterior(1, **options)._replace(rate_of=names.POSTERIOR)
 
 
-def _rounds(**options) -> Method:
-    """Until the first positive, at most 8 rollouts if not said otherwise."""
+def _retries(**options) -> Method:
+    """One rollout per prompt and step; unsolved prompts are sampled again in later steps, by default at most 8 times in all."""
     options = {"adaptive_sampling": "seq-pos", "max_rounds": 8} | options
     return _posterior(1, **options)
 
 
+def _oversampling(factor: int, **options) -> Method:
+    """The posterior baseline for the prompts of highest expected gradient, one of every `factor` candidates."""
+    return _posterior(1, prompt_oversampling=factor, **options)
+
+
 def _seq_balance(**options) -> Method:
-    """About 14 rollouts per prompt on both sets."""
+    """Seq-balance with 9 prompts per step: it samples about 14 rollouts per prompt on both sets."""
     options = {
         "adaptive_sampling": "seq-balance",
         "num_generations": 4,
@@ -117,51 +133,53 @@ def _seq_balance(**options) -> Method:
 
 METHODS = {
     "GRPO n=2": _grpo(2),
-    "GRPO n=4": _grpo(4),
-    "GRPO n=8": _grpo(8),
-    "GRPO n=16": _grpo(16),
-    "GRPO n=4, not scaled": Method(
-        _grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4, rate_of="GRPO n=4"
+    names.GRPO_4: _grpo(4),
+    names.GRPO_8: _grpo(8),
+    names.GRPO_16: _grpo(16),
+    f"{names.GRPO_4}, no std normalization": Method(
+        _grpo(4).options | {"scale_rewards": "none"}, ROLLOUTS_PER_STEP // 4, rate_of=names.GRPO_4
     ),
-    # 20 prompts have contrast of about 32 that are asked on the easy set, 17 on the hard one.
-    "DAPO n=4": Method(
+    # About 20 of 32 sampled groups have a non-zero reward variance on the easy set, 17 on the hard set.
+    names.DAPO: Method(
         _grpo(4).options | {"zero_variance_groups": "resample", "max_rounds": 8}, 17, prompts_on={"easy": 20}
     ),
-    "Posterior n=4": _posterior(4),
-    "Posterior n=2": _posterior(2),
-    "Posterior n=1": _posterior(1),
-    "Posterior n=1, scaled": _part(scale_rewards="batch"),
-    "Batch n=1": _part(baseline="batch"),
-    "Batch n=1, scaled": _part(baseline="batch", scale_rewards="batch"),
-    "Posterior n=1, counts": _part(pass_rate_estimator="ema"),
-    "Posterior n=1, value": _part(pass_rate_estimator="value"),
-    "Posterior n=1, 1/√p": _part(prompt_weighting="inverse_sqrt"),
-    "Posterior n=1, 2 iterations": _posterior(1, num_iterations=2),
-    "Posterior, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none")._replace(
-        rate_of="Posterior n=2"
+    "posterior baseline, n=4": _posterior(4),
+    "posterior baseline, n=2": _posterior(2),
+    names.POSTERIOR: _posterior(1),
+    f"{names.POSTERIOR}, scaled rewards": _part(scale_rewards="batch"),
+    names.BATCH: _part(baseline="batch"),
+    f"{names.BATCH}, scaled rewards": _part(baseline="batch", scale_rewards="batch"),
+    f"{names.POSTERIOR}, EMA only": _part(pass_rate_estimator="ema"),
+    f"{names.POSTERIOR}, value head only": _part(pass_rate_estimator="value"),
+    f"{names.POSTERIOR}, 1/√p": _part(prompt_weighting="inverse_sqrt"),
+    names.POSTERIOR_2_ITERATIONS: _posterior(1, num_iterations=2),
+    "posterior baseline, Est": _posterior(2, adaptive_sampling="est", min_samples=1, prompt_weighting="none")._replace(
+        rate_of="posterior baseline, n=2"
     ),
-    "Rounds across steps": _rounds(),
-    "Rounds across steps, at most 4": _rounds(max_rounds=4)._replace(rate_of="Rounds across steps"),
-    "Rounds across steps, at most 2": _rounds(max_rounds=2)._replace(rate_of="Rounds across steps"),
-    "Rounds across steps, 2 iterations": _rounds(num_iterations=2),
-    "Posterior n=1, 1 of 2": _posterior(1, prompt_oversampling=2)._replace(rate_of="Posterior n=1, 1 of 3"),
-    "Posterior n=1, 1 of 3": _posterior(1, prompt_oversampling=3),
-    "Posterior n=1, 1 of 4": _posterior(1, prompt_oversampling=4)._replace(rate_of="Posterior n=1, 1 of 3"),
-    KNOWN: _part(pass_rate_estimator="value")._replace(trainer=OraclePassRateTrainer),
-    BEST_KNOWN: _part(pass_rate_estimator="value", prompt_oversampling=3)._replace(trainer=OraclePassRateTrainer),
-    "Posterior n=1, 1 of 3, 2 iterations": _posterior(1, prompt_oversampling=3, num_iterations=2),
-    "Seq-balance, 1/√p": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
-    "Seq-balance, 1/√p, corrected": _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
-    "Seq-balance, weight 1": _seq_balance(prompt_weighting="none", selection_correction=False),
-    "Seq-pos": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
-    "Est, paper": Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
-    "GRPO n=4, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
-    MORE_TOKENS: Method(_grpo(16).options, ROLLOUTS_PER_STEP // 4),  # not at equal tokens: for what a step buys
+    names.RETRIES: _retries(),
+    f"{names.RETRIES} (max 4)": _retries(max_rounds=4)._replace(rate_of=names.RETRIES),
+    f"{names.RETRIES} (max 2)": _retries(max_rounds=2)._replace(rate_of=names.RETRIES),
+    f"{names.RETRIES}, 2 iterations": _retries(num_iterations=2),
+    f"{names.POSTERIOR}, + prompt oversampling ×2": _oversampling(2)._replace(rate_of=names.OVERSAMPLING),
+    names.OVERSAMPLING: _oversampling(3),
+    f"{names.POSTERIOR}, + prompt oversampling ×4": _oversampling(4)._replace(rate_of=names.OVERSAMPLING),
+    names.ORACLE: _part(pass_rate_estimator="value")._replace(trainer=OraclePassRateTrainer),
+    names.OVERSAMPLING_ORACLE: _part(pass_rate_estimator="value", prompt_oversampling=3)._replace(
+        trainer=OraclePassRateTrainer
+    ),
+    f"{names.OVERSAMPLING}, 2 iterations": _oversampling(3, num_iterations=2),
+    names.HYBRID: _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=False),
+    names.CORRECTED: _seq_balance(prompt_weighting="inverse_sqrt", selection_correction=True),
+    names.ALGORITHM_2: _seq_balance(prompt_weighting="none", selection_correction=False),
+    f"{names.SEQ_POS} (1/√p, corrected)": _seq_balance(adaptive_sampling="seq-pos", selection_correction=True),
+    names.EST: Method({"adaptive_sampling": "est", "num_generations": 4}, ROLLOUTS_PER_STEP // 4),
+    f"{names.GRPO_4}, 2 iterations": Method(_grpo(4).options | {"num_iterations": 2}, ROLLOUTS_PER_STEP // 4),
+    MORE_TOKENS: Method(_grpo(16).options, ROLLOUTS_PER_STEP // 4),  # equal steps, four times the tokens
 }
 
 
 def title(prompt_set: str) -> str:
-    """As it is called in a sentence."""
+    """The name of a prompt set in a sentence."""
     return {"sorting-graded": "graded sorting"}.get(prompt_set, prompt_set)
 
 
@@ -184,7 +202,7 @@ def tuning(methods: list[str], sets: list[str]) -> list[Run]:
 
 
 def reported_runs(methods: list[str], sets: list[str], seeds: list[int], rows: list[dict]) -> list[Run]:
-    """Each method at its rate, seed by seed, where the task lets it run."""
+    """Each method at its tuned rate, ordered by seed. The oracle runs only where pass rates can be computed."""
     cells = [
         (m, name)
         for name in sets
@@ -196,12 +214,12 @@ def reported_runs(methods: list[str], sets: list[str], seeds: list[int], rows: l
 
 
 def tuned_methods(methods: list[str]) -> list[str]:
-    """Those that choose a learning rate: for one that takes another's, that other."""
+    """The methods whose learning rates are tuned, in place of those that use the rate of another method."""
     return list(dict.fromkeys(METHODS[method].rate_of or method for method in methods))
 
 
 def second_tuning(methods: list[str], sets: list[str], rows: list[dict]) -> list[Run]:
-    """The two best rates of the first tuning seed on the second: one seed's best is within its noise."""
+    """The two best rates of the first tuning seed on the second one, because a single seed is too noisy to choose one."""
     return [
         Run(m, name, TUNING_SEEDS[1], rate)
         for name in sets
@@ -221,8 +239,8 @@ def tuned(rows: list[dict], method: str, prompt_set: str, seed: int) -> dict[flo
 
 def best_rate(method: str, prompt_set: str, rows: list[dict]) -> float | None:
     """
-    The rate with the highest mean of final accuracies on both tuning seeds, or the smaller one within `TIE` of it: large
-    rates vary more between seeds. `None` before both seeds are done.
+    The rate with the highest mean of final accuracies on both tuning seeds, or the smaller one within `TIE` of it, because
+    large rates vary more between seeds. `None` until both seeds are done.
     """
     method = METHODS[method].rate_of or method
     first, second = (tuned(rows, method, prompt_set, seed) for seed in TUNING_SEEDS)
@@ -257,7 +275,7 @@ def train_and_save(run: Run, runs_dir: Path, task_dirs: dict[str, Path], steps: 
 
 def results(runs_dir: Path, known: list[dict]) -> list[dict]:
     """
-    One row per evaluation of a run, with what was spent until then: those that are `known`, and those in `runs_dir`.
+    One row per evaluation of a run, with the cost until then: the `known` rows and those of the runs in `runs_dir`.
     """
     rows = {(Run(*(row[name] for name in Run._fields)), row["step"]): row for row in known}
     for path in sorted(runs_dir.glob("*.json")):
@@ -269,13 +287,13 @@ def results(runs_dir: Path, known: list[dict]) -> list[dict]:
             for name in ("generated_tokens", "rollouts", "cpu_seconds"):
                 row[name] = sum(step[name] for step in steps)
             explained = [value for step in steps if (value := step.get("baseline/explained_variance")) is not None]
-            row["explained"] = mean(explained) if explained else None
+            row["explained_variance"] = mean(explained) if explained else None
             rows[run, evaluation["step"]] = row
     return list(rows.values())
 
 
 def reported(rows: list[dict]) -> pd.DataFrame:
-    """All evaluations of the runs that are reported: each method at its rate, on the seeds that did not choose it."""
+    """All evaluations of the reported runs: each method at its tuned rate, on the seeds that were not used for tuning."""
     cells = dict.fromkeys((row["method"], row["prompt_set"]) for row in rows)
     rates = {(method, name): best_rate(method, name, rows) for method, name in cells}
     return pd.DataFrame(
@@ -289,7 +307,7 @@ def reported(rows: list[dict]) -> pd.DataFrame:
 
 
 def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:
-    """Make base models and prompts that are not there yet."""
+    """Create base models and prompts that do not exist yet."""
     if any(name.startswith("sorting") for name in sets):
         prepare_sorting(sorting_dir)
     if all(name.startswith("sorting") for name in sets):
@@ -307,13 +325,19 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--steps", type=int, help="By default 100, of sorting 60.")
+    parser.add_argument("--steps", type=int, help="Default: 100, for sorting 60.")
     parser.add_argument("--eval_every", type=int, default=20, help="Steps between evaluations.")
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
-    parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Those of sorting.")
+    parser.add_argument(
+        "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition."
+    )
+    parser.add_argument(
+        "--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting."
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/equal_tokens"))
-    parser.add_argument("--store", action="store_true", help="Only add the runs there are to the stored results.")
+    parser.add_argument(
+        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
+    )
     args = parser.parse_args()
     if args.store:
         save_rows(results(args.output_dir, load_rows("equal_tokens")), "equal_tokens")

@@ -1,12 +1,15 @@
 """
-GRPO, the batch mean and the posterior baseline on a pretrained language model (recipes/reasoning).
+Comparisons on a pretrained language model with LoRA on all linear layers (recipes/reasoning).
 
-Every method draws 64 rollouts per step; one with fewer per prompt sees more prompts, none of them twice. LoRA on all linear
-layers. The evaluation is exact: an answer is one string, so one forward pass gives the probability of sampling it, and with it
+- `EQUAL_TOKENS`: every method samples about 64 rollouts per step, so methods with fewer rollouts per prompt see more prompts. No
+  prompt is sampled in two steps, except by retries.
+- `PAPER`: the paper's protocol. Every method trains on 16 prompts per step; additional rollouts are the cost of a method.
+
+The evaluation is exact: an answer is a single string, so one forward pass gives the probability of sampling it, and with it
 pass@k.
 
-`python -m benchmarks.learning.language_model` writes one file per run to `outputs/learning/language_model/`; stopped and started
-again, it goes on with the runs that are missing. `--store` adds them to the results in the repository.
+`python -m benchmarks.learning.language_model` writes one file per run to `outputs/learning/language_model/`; a restarted command
+continues with the runs that are missing. `--store` adds the runs to the results in the repository.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from ada_trl.commands.train import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
+from .. import names
 from ..common import RESULTS, load_rows, save_rows
 from .equal_tokens import Run
 from .prompt_sets import pass_at_k
@@ -34,29 +38,83 @@ from .run import Task, run_missing, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
-MEANS = {  # over all steps until an evaluation
-    "frac_zero_advantage_groups": "zero_variance",
+MEANS = {  # metric of a step: column of its mean over all steps until an evaluation
+    "frac_zero_advantage_groups": "frac_zero_advantage_groups",
     "baseline/explained_variance": "explained_variance",
     "entropy": "entropy",
     "time/generate": "generating_seconds",
 }
-PROMPTS_PER_STEP = {"GRPO n=4": 16, "GRPO n=8": 8, "DAPO n=4": 4, "Seq-balance": 3}  # the last two draw about 64, too
-METHODS = {
-    "GRPO n=4": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
-    "Posterior n=1": {"baseline": "posterior"},
-    "Batch n=1": {"baseline": "batch"},
-    "GRPO n=8": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 8},
-    "Posterior n=1, 1 of 3": {"baseline": "posterior", "prompt_oversampling": 3},
-    "Posterior n=1, 2 iterations": {"baseline": "posterior", "num_iterations": 2},
-    "Rounds across steps": {
-        **{"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1},
-        **{"max_rounds": 8},
-    },
-    "DAPO n=4": {
-        **{"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
-        **{"zero_variance_groups": "resample", "max_rounds": 8},
-    },
-    "Seq-balance": {"selection_correction": False, "num_generations": 4},
+PAPER_PROMPTS = 16
+MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
+PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
+
+
+def _grpo(n: int, **options) -> dict:
+    return {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n, **options}
+
+
+def _posterior(**options) -> dict:
+    return {"baseline": "posterior", **options}
+
+
+def _paper(n: int = 4, **options) -> dict:
+    rows = PAPER_PROMPTS * n
+    return {
+        "num_generations": n,
+        "per_device_train_batch_size": min(rows, MICRO_BATCH),
+        "gradient_accumulation_steps": max(rows // MICRO_BATCH, 1),
+        **options,
+    }
+
+
+EQUAL_TOKENS = {
+    names.GRPO_4: _grpo(4),
+    names.POSTERIOR: _posterior(),
+    names.BATCH: {"baseline": "batch"},
+    names.GRPO_8: _grpo(8),
+    names.OVERSAMPLING: _posterior(prompt_oversampling=3),
+    names.POSTERIOR_2_ITERATIONS: _posterior(num_iterations=2),
+    names.RETRIES: _posterior(adaptive_sampling="seq-pos", num_generations=1, max_rounds=8),
+    names.DAPO: _grpo(4, zero_variance_groups="resample", max_rounds=8),
+    f"{names.HYBRID}, 3 prompts": {"selection_correction": False, "num_generations": 4},
+}
+PAPER = {
+    # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.
+    names.GRPO_4 + PAPER_SUFFIX: _grpo(4),
+    names.GRPO_8 + PAPER_SUFFIX: _paper(8, adaptive_sampling="uniform", scale_rewards="group"),
+    names.GRPO_16 + PAPER_SUFFIX: _paper(16, adaptive_sampling="uniform", scale_rewards="group"),
+    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(prompt_weighting="none", selection_correction=False),
+    names.HYBRID + PAPER_SUFFIX: _paper(selection_correction=False),
+    names.CORRECTED + PAPER_SUFFIX: _paper(selection_correction=True),
+    names.SEQ_POS + PAPER_SUFFIX: _paper(
+        adaptive_sampling="seq-pos", prompt_weighting="none", selection_correction=False
+    ),
+    f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="ema"),
+    f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
+}
+METHODS = EQUAL_TOKENS | PAPER
+PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
+    **{names.GRPO_4: 16, names.GRPO_8: 8},
+    **{names.DAPO: 4, f"{names.HYBRID}, 3 prompts": 3},  # about 64 rollouts on average
+}
+FORMER_NAMES = {  # of methods, of a step's metrics and of an evaluation, in files of runs from before they were renamed
+    "Posterior n=1": names.POSTERIOR,
+    "Batch n=1": names.BATCH,
+    "Posterior n=1, 1 of 3": names.OVERSAMPLING,
+    "Posterior n=1, 2 iterations": names.POSTERIOR_2_ITERATIONS,
+    "Rounds across steps": names.RETRIES,
+    "DAPO n=4": names.DAPO,
+    "Seq-balance": f"{names.HYBRID}, 3 prompts",
+    "Paper: Seq-balance": names.ALGORITHM_2 + PAPER_SUFFIX,
+    "Paper: Seq-balance, default": names.CORRECTED + PAPER_SUFFIX,
+    "Paper: Seq-balance, hybrid": names.HYBRID + PAPER_SUFFIX,
+    "Paper: Seq-pos": names.SEQ_POS + PAPER_SUFFIX,
+    "Paper: Est-EMA n=8": f"{names.EST} (EMA) n=8{PAPER_SUFFIX}",
+    "Paper: Est-value n=8": f"{names.EST} (value head) n=8{PAPER_SUFFIX}",
+    "Paper: GRPO n=8": names.GRPO_8 + PAPER_SUFFIX,
+    "Paper: GRPO n=16": names.GRPO_16 + PAPER_SUFFIX,
+    "zero_signal/final": "frac_zero_advantage_groups",
+    "alike": "frac_zero_variance",
 }
 
 
@@ -73,18 +131,18 @@ def load(base: Path):
 
 
 def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> dict:
-    """Accuracy and pass@k, exact; by family the accuracy and the groups of GRPO n=4 whose rollouts would all score the same."""
+    """Exact accuracy and pass@k; by family also the probability that a group of four rollouts has zero reward variance."""
     rates = np.asarray(pass_rates(model, tokenizer, rows))
     families = np.asarray(rows["family"])
 
     def by_family(values: np.ndarray) -> dict[str, float]:
         return {name: float(values[families == name].mean()) for name in sorted(set(families))}
 
-    alike = rates**4 + (1 - rates) ** 4
+    frac_zero_variance = rates**4 + (1 - rates) ** 4
     return {
         "accuracy": float(rates.mean()),
         "by_family": by_family(rates),
-        "alike": by_family(alike) | {"all": float(alike.mean())},
+        "frac_zero_variance": by_family(frac_zero_variance) | {"all": float(frac_zero_variance.mean())},
         **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
     }
 
@@ -113,13 +171,24 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
     return run
 
 
-def results(runs_dir: Path) -> list[dict]:
-    """One row per evaluation of a run and family ("all" is the whole set), with what was spent until then."""
+def results(runs_dir: Path, paper_protocol: bool = False) -> list[dict]:
+    """
+    One row per evaluation of a run and family ("all" is the whole set), with the cost until then: the stored rows and those of
+    the runs in `runs_dir`.
+
+    Args:
+        runs_dir (`Path`):
+            Folder of the runs' files.
+        paper_protocol (`bool`, *optional*, defaults to `False`):
+            Whether GRPO n=4 in this folder is the reference of the paper's protocol, rather than that of equal tokens.
+    """
     rows = {}
     for row in load_rows("language_model") if (RESULTS / "language_model.parquet").exists() else []:
         rows[Run(*(row[name] for name in Run._fields)), row["step"], row["family"]] = row
     for path in sorted(runs_dir.glob("*.json")):
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(), object_hook=_with_current_names)
+        if paper_protocol and record["method"] == names.GRPO_4:
+            record["method"] += PAPER_SUFFIX
         run = Run(*(record[name] for name in Run._fields))
         for evaluation in record["evaluations"]:
             steps = record["steps"][: evaluation["step"]]
@@ -133,14 +202,22 @@ def results(runs_dir: Path) -> list[dict]:
             for family, accuracy in {"all": evaluation["accuracy"], **by_family}.items():
                 whole = {f"pass@{k}": evaluation[f"pass@{k}"] if family == "all" else None for k in PASS_AT}
                 row = {"step": evaluation["step"], "family": family, "accuracy": accuracy}
-                row |= {"alike": evaluation.get("alike", {}).get(family)}
+                row |= {"frac_zero_variance": evaluation.get("frac_zero_variance", {}).get(family)}
                 rows[run, evaluation["step"], family] = run._asdict() | row | whole | spent
     return list(rows.values())
 
 
+def _with_current_names(record: dict) -> dict:
+    """A JSON object with the current names of its keys and of its method."""
+    renamed = {FORMER_NAMES.get(name, name): value for name, value in record.items()}
+    if "method" in renamed:
+        renamed["method"] = FORMER_NAMES.get(renamed["method"], renamed["method"])
+    return renamed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(EQUAL_TOKENS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=RATE)
@@ -149,10 +226,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/reasoning"), help="Base model and data.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
-    parser.add_argument("--store", action="store_true", help="Only add the runs there are to the stored results.")
+    parser.add_argument(
+        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
+    )
+    parser.add_argument(
+        "--paper_protocol",
+        action="store_true",
+        help="With --store: GRPO n=4 is the reference of the paper's protocol (same base model as the other runs).",
+    )
     args = parser.parse_args()
     if args.store:
-        save_rows(results(args.output_dir), "language_model")
+        save_rows(results(args.output_dir, args.paper_protocol), "language_model")
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

@@ -1,9 +1,9 @@
 """
-What one rollout per prompt should be compared with: all others of the step, or what was expected of its prompt.
+The batch and the posterior baseline with one rollout per prompt, compared with GRPO n=4.
 
-`python -m benchmarks.learning.one_rollout` trains GRPO n=4 and the two from one base model per task, at the rates that
-`benchmarks.learning.equal_tokens` has chosen, and writes one file per run to `outputs/learning/one_rollout/`; stopped and started
-again, it goes on with the runs that are missing. `--store` makes them the results in the repository.
+`python -m benchmarks.learning.one_rollout` trains all methods from one base model per task, at the learning rates tuned by
+`benchmarks.learning.equal_tokens`, and writes one file per run to `outputs/learning/one_rollout/`; a restarted command continues
+with the runs that are missing. `--store` replaces the results in the repository by these runs.
 """
 
 import argparse
@@ -13,17 +13,24 @@ from pathlib import Path
 
 import pandas as pd
 
+from .. import names
 from ..common import load_rows, save_rows
 from .equal_tokens import SETS, Run, best_rate, prepare_sets, results, train_and_save
 from .run import run_missing
 
 
-METHODS = ("GRPO n=4", "Batch n=1", "Batch n=1, scaled", "Posterior n=1", "Posterior n=1, scaled")
+METHODS = (
+    names.GRPO_4,
+    names.BATCH,
+    f"{names.BATCH}, scaled rewards",
+    names.POSTERIOR,
+    f"{names.POSTERIOR}, scaled rewards",
+)
 NAME = "one_rollout"
 
 
 def stored() -> pd.DataFrame:
-    """All evaluations."""
+    """All evaluations of the stored runs."""
     return pd.DataFrame(load_rows(NAME))
 
 
@@ -33,10 +40,14 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
-    parser.add_argument("--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Those of sorting.")
+    parser.add_argument(
+        "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data of addition."
+    )
+    parser.add_argument(
+        "--sorting_dir", type=Path, default=Path("outputs/sorting"), help="Base model and data of sorting."
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/one_rollout"))
-    parser.add_argument("--store", action="store_true", help="Only make the runs there are the stored results.")
+    parser.add_argument("--store", action="store_true", help="Do not train; store the finished runs as the results.")
     args = parser.parse_args()
     if args.store:
         save_rows(results(args.output_dir, []), NAME)

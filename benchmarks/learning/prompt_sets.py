@@ -18,8 +18,8 @@ from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, collate, problems
 
 
-NUM_DRAWS = 16  # of the base model per candidate, as in the paper
-# Positives out of 16 that put a candidate into a set. The paper's hard set is the same, its easy one keeps 1 to 6.
+NUM_DRAWS = 16  # samples of the base model per candidate, as in the paper
+# Candidates of a set: correct samples out of 16. The paper's hard set is the same, its easy set has 1 to 6.
 PROMPT_SETS = {"easy": (4, 12), "hard": (1, 2)}
 LARGE_SET = (1, 12)
 NUM_TRAIN, NUM_LARGE, NUM_TEST = 1024, 12_800, 256
@@ -48,7 +48,7 @@ def pass_rates(
 
 
 def pass_at_k(rates: np.ndarray, k: int) -> float:
-    """Mean probability that at least one of k completions is right, E[1 − (1 − p)^k]."""
+    """Mean probability that at least one of k completions is correct, E[1 − (1 − p)^k]."""
     return float(np.mean(1 - (1 - rates) ** k))
 
 
@@ -78,12 +78,12 @@ def sampled_entropy(
     model.train(training)
     entropies = torch.distributions.Categorical(logits=torch.stack(output.logits, dim=1)).entropy()  # (B, T)
     ended = output.sequences[:, inputs["input_ids"].size(1) :] == tokenizer.eos_token_id
-    is_token = ended.cumsum(1) - ended.long() == 0  # up to and with the end-of-sequence token
+    is_token = ended.cumsum(1) - ended.long() == 0  # up to and including the end-of-sequence token
     return float(entropies[is_token].mean())
 
 
 def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> dict:
-    """Accuracy and pass@k, exact; entropy on one sample per prompt."""
+    """Exact accuracy and pass@k; entropy on one sample per prompt."""
     rates = pass_rates(model, tokenizer, rows)
     evaluation = {"accuracy": float(rates.mean())} | {f"pass@{k}": pass_at_k(rates, k) for k in PASS_AT}
     return evaluation | {"entropy": sampled_entropy(model, tokenizer, rows["prompt"])}
@@ -93,8 +93,8 @@ def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_
     """
     Write `{easy,hard}_{train,test}.jsonl` and `spread_test.jsonl` (no selection) with a column `base_pass_rate`.
 
-    As in the paper, a candidate is selected by how many of 16 completions of the base model are right: draws of its
-    exact pass rate here, which is the same. Problems are not shared between training and test, whatever the set.
+    As in the paper, candidates are selected by the number of correct completions among 16 of the base model. They are
+    simulated with the exact pass rate, which has the same distribution. Training and test sets share no problems.
     """
     model, tokenizer = load(base)
     rows = problems(num_candidates, seed=seed + 2000)
@@ -117,8 +117,8 @@ def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_
 
 def build_large(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 48_000) -> None:
     """
-    Write `large_{train,test}.jsonl`: more prompts than a run of the benchmark sees twice, from those of which 1 to 12 of 16
-    completions are right.
+    Write `large_{train,test}.jsonl`: so many prompts that no run samples one twice, each with 1 to 12 correct completions
+    among 16.
     """
     model, tokenizer = load(base)
     rows = problems(num_candidates, seed=seed + 3000)

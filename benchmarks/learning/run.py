@@ -1,8 +1,8 @@
 """
-GRPO, DAPO and Reinforce-Ada on an easy and a hard prompt set of the arithmetic task, over several seeds.
+GRPO, dynamic sampling (DAPO) and Reinforce-Ada on an easy and a hard prompt set of the arithmetic task, over several seeds.
 
-`python -m benchmarks.learning.run` writes one file per run to `outputs/learning/runs/`; stopped and started again, it goes
-on with the runs that are missing. Any prefix of the grid has about as many seeds of every method. `python -m
+`python -m benchmarks.learning.run` writes one file per run to `outputs/learning/runs/`; a restarted command continues with
+the runs that are missing. Any prefix of the grid has about as many seeds of every method. `python -m
 benchmarks.learning.report` makes the tables and figures.
 """
 
@@ -27,6 +27,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, prepare
 
+from .. import names
 from . import prompt_sets
 
 
@@ -53,10 +54,10 @@ COMMON = {
 
 
 class Task(NamedTuple):
-    """What is learnt, from the base model in the folder `base` of the task's directory."""
+    """A learning task. Its base model is in the folder `base` of the task's directory."""
 
     reward: Callable
-    options: dict  # on top of COMMON
+    options: dict  # in addition to COMMON
     rollouts_per_step: int
     steps: int
     rates: tuple[float, ...]  # learning rates to choose from
@@ -76,35 +77,35 @@ def _grpo(n: int) -> dict:
 
 
 def _seq(condition: str, **options) -> dict:
-    """The paper's form, unless `options` say otherwise."""
+    """Without selection correction, as in the paper, unless `options` contain it."""
     rounds = {"num_generations": 4, "samples_per_round": 8, "max_rounds": 4}
     return {"adaptive_sampling": condition, "selection_correction": False, **rounds, **options}
 
 
 def _est(estimator: str, n: int) -> dict:
-    return {"adaptive_sampling": estimator, "num_generations": n}
+    return {"adaptive_sampling": "est", "pass_rate_estimator": estimator, "num_generations": n}
 
 
-# In the order of the tables. Each takes the arguments that a user would give it, on top of COMMON.
+# In the order of the tables. The options are those that a user would pass, in addition to COMMON.
 METHODS = {
-    "GRPO n=4": _grpo(4),
-    "GRPO n=8": _grpo(8),
-    "GRPO n=16": _grpo(16),
-    "DAPO n=4": _grpo(4) | {"zero_variance_groups": "resample", "max_rounds": 8},
-    "Seq-pos": _seq("seq-pos"),
-    "Seq-balance": _seq("seq-balance"),
-    "Seq-balance, weight 1": _seq("seq-balance", prompt_weighting="none"),
-    "Seq-balance, weight 1/p": _seq("seq-balance", prompt_weighting="inverse"),
-    "Seq-balance, corrected": _seq("seq-balance", selection_correction=True),
-    "Est-EMA n=4": _est("est-ema", 4),
-    "Est-value n=4": _est("est-value", 4),
-    "Est-EMA n=8": _est("est-ema", 8),
-    "Est-value n=8": _est("est-value", 8),
+    names.GRPO_4: _grpo(4),
+    names.GRPO_8: _grpo(8),
+    names.GRPO_16: _grpo(16),
+    names.DAPO: _grpo(4) | {"zero_variance_groups": "resample", "max_rounds": 8},
+    f"{names.SEQ_POS} (1/√p)": _seq("seq-pos"),
+    names.HYBRID: _seq("seq-balance"),
+    names.ALGORITHM_2: _seq("seq-balance", prompt_weighting="none"),
+    f"{names.SEQ_BALANCE} (1/p)": _seq("seq-balance", prompt_weighting="inverse"),
+    names.CORRECTED: _seq("seq-balance", selection_correction=True),
+    f"{names.EST} (EMA) n=4": _est("ema", 4),
+    f"{names.EST} (value head) n=4": _est("value", 4),
+    f"{names.EST} (EMA) n=8": _est("ema", 8),
+    f"{names.EST} (value head) n=8": _est("value", 8),
 }
 
 
 def slug(text: str) -> str:
-    """Of a method's name, for the name of a file."""
+    """A method's name as part of a file name."""
     return "".join(c if c.isalnum() else "-" for c in text.lower())
 
 
@@ -121,12 +122,12 @@ class Run(NamedTuple):
 
 
 def grid(methods: list[str], sets: list[str], seeds: list[int]) -> list[Run]:
-    """Seed by seed, so that whatever part of it is done compares the methods fairly."""
+    """Runs ordered by seed, so that an unfinished grid has about as many seeds of every method."""
     return [Run(method, name, seed) for seed in seeds for name in sets for method in methods]
 
 
 class Recorder(TrainerCallback):
-    """Evaluates, and measures what a step takes without that."""
+    """Evaluates during training, and measures the time of the steps without evaluation."""
 
     def __init__(self, model, tokenizer, test, spread, every: int, evaluate: Callable[..., dict]):
         self.model, self.tokenizer, self.test, self.spread, self.every = model, tokenizer, test, spread, every
@@ -162,28 +163,28 @@ class Recorder(TrainerCallback):
 
 
 def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
-    """What is kept of one step's logs. Counts are totals of the step, shares are of its prompts."""
+    """Selected metrics of one step. Counts are totals of the step, fractions are over its prompts."""
     ada = {name.removeprefix("ada/"): value for name, value in logs.items() if name.startswith("ada/")}
-    names = ["frac_reward_zero_std/first_round", "frac_zero_advantage_groups", "frac_all_correct", "frac_all_wrong"]
-    names += [
+    kept = ["frac_reward_zero_std/first_round", "frac_zero_advantage_groups", "frac_all_correct", "frac_all_wrong"]
+    kept += [
         "frac_exit_condition_met",
         "pass_rate/mean",
         "samples_per_prompt/max",
         "estimator/brier",
         "prompt_weight/max",
     ]
-    names += ["estimator/brier_constant", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_ema_value"]
-    names += [
+    kept += ["estimator/brier_constant", "estimator/brier_ema", "estimator/brier_value", "estimator/brier_ema_value"]
+    kept += [
         f"baseline/{name}" for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
     ]
-    names += [
+    kept += [
         "prompts/frac_new",
         "prompts/retries_dropped",
         "prompts/resampled",
         "prompts/skipped",
         "prompts/pass_rate",
     ]
-    names += ["time/generate", *(f"active_prompts/round_{k}" for k in range(1, 5))]
+    kept += ["time/generate", *(f"active_prompts/round_{k}" for k in range(1, 5))]
     return {
         "step": logs["step"],
         "reward": logs["reward"],
@@ -193,13 +194,13 @@ def step_row(logs: dict, seconds: dict, prompts_per_step: int) -> dict:
         "rounds": ada.get("rounds/mean", 1.0),
         "generated_tokens": round(ada["tokens/generated"]),
         "trained_tokens": round(ada["tokens/generated"] - ada.get("tokens/discarded", 0)),
-        **{name: ada.get(name) for name in names},
+        **{name: ada.get(name) for name in kept},
         **seconds,
     }
 
 
 def train(run: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
-    """Train one cell of the grid; returns its record, ready for JSON."""
+    """Train one cell of the grid. Returns its record, which can be written as JSON."""
     return {**run._asdict(), **train_once(run, METHODS[run.method], PROMPTS_PER_STEP, task_dir, steps, eval_every)}
 
 
@@ -214,8 +215,8 @@ def train_once(
     trainer_class: type[AdaGRPOTrainer] = AdaGRPOTrainer,
 ) -> dict:
     """
-    Train `run`, which has a method, a prompt set and a seed; returns options, steps and evaluations. A step is one
-    generation, whatever `num_iterations` makes of it.
+    Train `run`, which has a method, a prompt set and a seed. Returns options, steps and evaluations. A step is one
+    generation batch, also with several optimizer iterations (`num_iterations`).
     """
     torch.set_num_threads(1)
     options = COMMON | task.options | options
@@ -226,10 +227,9 @@ def train_once(
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
-            per_device_train_batch_size=prompts_per_step * options.get("num_generations", 1),
             max_steps=steps * iterations,
             seed=run.seed,
-            **options,
+            **{"per_device_train_batch_size": prompts_per_step * options.get("num_generations", 1)} | options,
         )
         trainer = trainer_class(
             model,
@@ -261,7 +261,7 @@ def train_and_save(run: Run, output_dir: Path, task_dir: Path, steps: int, eval_
 
 
 def run_missing(runs: list[Run], output_dir: Path, work, workers: int = 1) -> int:
-    """Do `work(run)`, which writes `run.file_name`, for the runs without a file; returns how many were done."""
+    """Call `work(run)`, which writes `run.file_name`, for the runs without a file. Returns the number of calls."""
     output_dir.mkdir(parents=True, exist_ok=True)
     missing = [run for run in runs if not (output_dir / run.file_name).exists()]
     logger.info("%d runs, %d of them done before", len(runs), len(runs) - len(missing))

@@ -1,8 +1,8 @@
 """
 Sorting with a scratch pad: prompts, and evaluation by sampling.
 
-A prompt has too many right completions for exact pass rates, so each test prompt is sampled `SAMPLES` times. Given the
-prompts, an accuracy's standard error is √(mean of p(1 − p) / 4096), at most 0.008.
+A prompt has too many correct completions for exact pass rates, so each test prompt is sampled `SAMPLES` times. The standard
+error of an accuracy, given the prompts, is √(mean of p(1 − p) / 4096), at most 0.008.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ PASS_AT = (1, 2, 4, 8, 16)
 
 
 def read(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset, None]:
-    """Training and test prompts, not selected; both sets have the same and differ in their reward."""
+    """Training and test prompts, not selected by difficulty. Both sets have the same prompts and differ in the reward."""
     rows = problems(NUM_TRAIN + NUM_TEST, seed=2000)
     return rows.select(range(NUM_TEST, len(rows))), rows.select(range(NUM_TEST)), None
 
@@ -37,8 +37,8 @@ def evaluate(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> dict:
-    """Accuracy, its standard error and pass@k, unbiased; tokens per completion, and the share that was cut off."""
-    rows = rows.sort("digits")  # batches of about as long completions
+    """Accuracy, its standard error and pass@k, unbiased; tokens per completion, and the fraction of truncated ones."""
+    rows = rows.sort("digits")  # completions of a batch have similar lengths
     completions, lengths = [], []
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -49,15 +49,15 @@ def evaluate(
             lengths.append(tokens)
     drawn = [[value for value in rows[name] for _ in range(samples)] for name in ("prompt", "answer")]
     right = np.reshape(sorted_by_swaps(drawn[0], completions, drawn[1]), (len(rows), samples))
-    graded = np.mean(work_and_answer(drawn[0], completions, drawn[1]))
-    # The unbiased variance of each prompt's mean; prompts are not drawn again.
+    mean_reward = np.mean(work_and_answer(drawn[0], completions, drawn[1]))
+    # From the unbiased variance of each prompt's mean: the prompts are fixed.
     error = np.sqrt(right.var(axis=1, ddof=1).sum() / samples) / len(rows)
-    evaluation = {"accuracy": float(right.mean()), "accuracy_error": float(error), "graded": float(graded)}
+    evaluation = {"accuracy": float(right.mean()), "accuracy_error": float(error), "mean_reward": float(mean_reward)}
     for k in PASS_AT:
         if k <= samples:
             evaluation[f"pass@{k}"] = float(pass_at_k(right.sum(axis=1).astype(int), samples, k).mean())
     tokens = torch.cat(lengths).double()
-    ended = tokens < MAX_COMPLETION_TOKENS  # one that ends with its last token counts as cut off
+    ended = tokens < MAX_COMPLETION_TOKENS  # a completion that ends with its last token counts as truncated
     evaluation |= {"completion_tokens": float(tokens.mean()), "truncated": float(1 - ended.double().mean())}
     evaluation["entropy"] = prompt_sets.sampled_entropy(model, tokenizer, rows["prompt"], MAX_COMPLETION_TOKENS)
     return evaluation
@@ -67,5 +67,5 @@ def evaluate(
 SHARED = {"rollouts_per_step": 64, "steps": 60, "rates": (1e-4, 2e-4, 4e-4, 8e-4), "read": read, "evaluate": evaluate}
 OPTIONS = {"max_completion_length": MAX_COMPLETION_TOKENS}
 SORTING = Task(sorted_by_swaps, OPTIONS, **SHARED)
-# What is almost right earns more than 0.9.
+# Almost correct completions receive more than 0.9.
 SORTING_GRADED = Task(work_and_answer, OPTIONS | {"positive_threshold": 0.99}, **SHARED)

@@ -1,10 +1,10 @@
 """
-What training on rollouts of the weights before the last update costs: `max_staleness` 1 beside 0, on a vLLM server.
+The effect on accuracy of rollouts that are one update old: `max_staleness=1` compared with 0, on a vLLM server.
 
-`python -m benchmarks.learning.staleness` starts a server with the arithmetic task's base model and trains against it, at
-the rates that `benchmarks.learning.equal_tokens` has chosen. It writes one file per run to `outputs/learning/staleness/`; stopped
-and started again, it goes on with the runs that are missing. `--store` makes them the results in the repository, and writes the
-table of docs/vllm.md.
+`python -m benchmarks.learning.staleness` starts a server with the arithmetic task's base model and trains with it, at the
+learning rates tuned by `benchmarks.learning.equal_tokens`. It writes one file per run to `outputs/learning/staleness/`; a
+restarted command continues with the runs that are missing. `--store` replaces the results in the repository by these runs, and
+writes the table of docs/vllm.md.
 """
 
 import argparse
@@ -19,12 +19,13 @@ import pandas as pd
 from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.vllm_server import running_server
 
+from .. import names
 from ..common import ROOT, fill, interval, load_rows, markdown, save_rows
 from .equal_tokens import METHODS, best_rate, prepare_sets
 from .run import ADDITION, run_missing, slug, train_once
 
 
-SETS, NAMES = ("hard", "easy", "large"), ("Posterior n=1", "GRPO n=4")
+SETS, NAMES = ("hard", "easy", "large"), (names.POSTERIOR, names.GRPO_4)
 NAME, PAGE = "staleness", ROOT / "docs" / "vllm.md"
 
 
@@ -62,7 +63,7 @@ def results(runs_dir: Path) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Final accuracy, and the difference that staleness makes, paired by seed."""
+    """Final accuracy with and without staleness, and the difference, paired by seed."""
     frame, shown = pd.DataFrame(rows), []
     for (method, name), own in frame.groupby(["method", "prompt_set"], sort=False):
         paired = own.pivot(index="seed", columns="staleness", values="accuracy").dropna()
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Base model and data.")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/staleness"))
     parser.add_argument("--port", type=int, default=8377)
-    parser.add_argument("--store", action="store_true", help="Only make the runs there are the stored results.")
+    parser.add_argument("--store", action="store_true", help="Do not train; store the finished runs as the results.")
     args = parser.parse_args()
     if args.store:
         fill("staleness", table(save_rows(results(args.output_dir), NAME)), PAGE)

@@ -1,4 +1,4 @@
-"""From the records of runs to numbers with seed intervals."""
+"""Tables of the records of runs, and statistics over seeds."""
 
 import json
 import math
@@ -17,7 +17,7 @@ COSTS = ["rollouts", "generated_tokens", "trained_tokens", "cpu_seconds", "wall_
 
 def collect(files: Iterable[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
-    Records of runs to two tables.
+    Convert records of runs to two tables.
 
     Returns:
         `tuple[pd.DataFrame, pd.DataFrame]`: one row per step, and one row per evaluation with the costs summed up to
@@ -39,13 +39,13 @@ def collect(files: Iterable[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def by_seed(evaluations: pd.DataFrame, prompt_set: str, method: str) -> dict[int, pd.DataFrame]:
-    """The evaluations of each run of a method, in the order of steps."""
+    """The evaluations of each run of a method by seed, in the order of steps."""
     rows = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["method"] == method)]
     return {seed: run.sort_values("step") for seed, run in rows.groupby("seed")}
 
 
 def cost_to_reach(run: pd.DataFrame, axis: str, target: float) -> float:
-    """What a run had spent when its accuracy first reached `target`, linear between evaluations; infinite if never."""
+    """The cost at which a run first reached the accuracy `target`, linear between evaluations; infinite if it never did."""
     accuracy, spent = run["accuracy"].to_numpy(), run[axis].to_numpy(dtype=float)
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
@@ -58,5 +58,34 @@ def cost_to_reach(run: pd.DataFrame, axis: str, target: float) -> float:
 
 
 def paired_difference(values: dict[int, float], baseline: dict[int, float]) -> tuple[float, float]:
-    """Mean difference over the seeds that both have, which share the order of the prompts, and half its interval."""
+    """Mean difference over common seeds, which share the order of the prompts, and half the width of its interval."""
     return interval([values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())])
+
+
+def final(runs: dict[int, pd.DataFrame], column: str = "accuracy") -> dict[int, float]:
+    """Value of the last evaluation by seed."""
+    return {seed: float(run[column].iloc[-1]) for seed, run in runs.items()}
+
+
+def half_way(runs: dict[int, pd.DataFrame]) -> dict[int, float]:
+    """Accuracy after half of the steps by seed."""
+    return {seed: float(run[run["step"] <= run["step"].max() / 2]["accuracy"].iloc[-1]) for seed, run in runs.items()}
+
+
+def mean_of(values: dict[int, float]) -> tuple[float, float]:
+    """Mean over seeds and half the width of its interval."""
+    return interval(list(values.values()))
+
+
+def of_methods(
+    evaluations: pd.DataFrame, prompt_set: str, methods: Iterable[str]
+) -> dict[str, dict[int, pd.DataFrame]]:
+    """Runs by method and seed, for the methods that have any."""
+    found = {method: by_seed(evaluations, prompt_set, method) for method in methods}
+    return {method: runs for method, runs in found.items() if runs}
+
+
+def before_training(evaluations: pd.DataFrame, prompt_set: str) -> pd.Series:
+    """Means at step 0. Averaged over seeds, because the seeds of the language model have different initial weights."""
+    start = evaluations[(evaluations["prompt_set"] == prompt_set) & (evaluations["step"] == 0)]
+    return start.groupby("seed").mean(numeric_only=True).mean()

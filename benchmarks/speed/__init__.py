@@ -1,1 +1,1 @@
-"""What the methods cost: seconds and memory, side by side with the alternative."""
+"""Speed and memory of the package, each relative to an alternative measured in the same run."""

@@ -1,9 +1,9 @@
 """
-What generating one step ahead saves: `max_staleness=1` beside 0, in turn, ratios of step times.
+Step time with generation one step ahead (`max_staleness=1`), relative to `max_staleness=0`; the two alternate.
 
-`python -m benchmarks.speed.ahead` simulates: a scripted server whose answers take as long as training on them does, half as
-long, and twice. `--real` starts a vLLM server on the first core and trains on the second. The smaller the model and the longer the
-answers, the more of a step is generation: with the default size the two take about the same time.
+`python -m benchmarks.speed.ahead` uses a scripted server whose generation takes as long as training, half as long, or twice as
+long. `--real` starts a vLLM server on the first core and trains on the second. With the default model size and completion length,
+generation and training take about the same time.
 """
 
 import argparse
@@ -20,18 +20,19 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import problems
 from recipes.arithmetic.vllm_server import running_server
 
+from .. import names
 from .server import heavy_tailed_model, reward
 
 
 METHODS = {
-    "Posterior n=1": {"baseline": "posterior"},
-    "GRPO n=4": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
+    names.POSTERIOR: {"baseline": "posterior"},
+    names.GRPO_4: {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
 }
 ROWS = 16
 
 
-class Slow(AdaGRPOTrainer):
-    """Training on a batch takes `seconds` longer."""
+class SlowTrainer(AdaGRPOTrainer):
+    """Trainer whose training step takes `seconds` longer."""
 
     seconds = 0.0
 
@@ -43,7 +44,7 @@ class Slow(AdaGRPOTrainer):
 def train(
     url: str, model: str, steps: int, seed: int, seconds: float, rows: int, tokens: int, **options
 ) -> list[dict]:
-    """Logs of all steps but the first and the last, which have nothing beside them."""
+    """Seconds of the steps and of waiting for rollouts, without the first step, which has no generation before it."""
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,
@@ -66,7 +67,7 @@ def train(
             log_level="error",
             **options,
         )
-        trainer = Slow(model, reward, args, problems(4096, seed=0))
+        trainer = SlowTrainer(model, reward, args, problems(4096, seed=0))
         trainer.seconds = seconds
         starts, waits = [], []
         original = trainer._generate_and_score_completions
@@ -92,12 +93,12 @@ def compare(url: str, model: str, steps: int, repeats: int, **common) -> None:
         seconds = {s: mean(step["seconds"] for run in own for step in run) for s, own in runs.items()}
         waits = {s: mean(step["waits"] / step["seconds"] for run in own for step in run) for s, own in runs.items()}
         single = [
-            mean(step["seconds"] for step in ahead) / mean(step["seconds"] for step in patient)
-            for patient, ahead in zip(runs[0], runs[1], strict=True)
+            mean(step["seconds"] for step in ahead) / mean(step["seconds"] for step in on_policy)
+            for on_policy, ahead in zip(runs[0], runs[1], strict=True)
         ]
         print(
-            f"  {name:14s} step {seconds[0]:.2f} s, ahead {seconds[1]:.2f} s: {seconds[1] / seconds[0]:.2f} "
-            f"({', '.join(f'{r:.2f}' for r in single)})   until there are rollouts {waits[0]:.0%}, ahead {waits[1]:.0%}"
+            f"  {name:24s} step {seconds[0]:.2f} s, ahead {seconds[1]:.2f} s: {seconds[1] / seconds[0]:.2f} "
+            f"({', '.join(f'{r:.2f}' for r in single)})   waiting for rollouts {waits[0]:.0%}, ahead {waits[1]:.0%}"
         )
 
 
@@ -132,15 +133,15 @@ def measure(steps: int, repeats: int, hidden: int, layers: int, **common) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--real", action="store_true", help="A vLLM server and the trainer, a core each.")
+    parser.add_argument("--real", action="store_true", help="Use a vLLM server and the trainer on one core each.")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     real = parser.add_argument_group("with --real")
-    real.add_argument("--rows", type=int, default=128, help="Rollouts of a step.")
-    real.add_argument("--tokens", type=int, default=32, help="Length limit.")
+    real.add_argument("--rows", type=int, default=128, help="Rollouts per step.")
+    real.add_argument("--tokens", type=int, default=32, help="Maximum completion length.")
     real.add_argument("--hidden", type=int, default=256)
     real.add_argument("--layers", type=int, default=6)
-    real.add_argument("--num_iterations", type=int, default=1, help="Optimizer steps on a batch of rollouts.")
+    real.add_argument("--num_iterations", type=int, default=1, help="Optimizer iterations per generation batch.")
     args = parser.parse_args()
     if args.real:
         sizes = {"rows": args.rows, "tokens": args.tokens, "num_iterations": args.num_iterations}

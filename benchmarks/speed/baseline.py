@@ -1,9 +1,9 @@
 """
-What a step with one rollout per prompt takes, against GRPO's with four and as many rows.
+CPU time of a step with one rollout per prompt, relative to GRPO n=4 with the same number of rows.
 
-`python -m benchmarks.speed.baseline` trains both in turn, in one process and one thread, and prints the ratios of their CPU time per
-step: of the fastest steps, because everything slower than that is the machine, and of the medians. The settings are the arithmetic
-task, and prompts of 64 tokens with completions of 8 on models of 2 and of 30 layers.
+`python -m benchmarks.speed.baseline` trains alternately, in one process and one thread, and prints ratios of the CPU time per step:
+of the fastest steps, which are least affected by other load on the machine, and of the medians. The settings are the arithmetic task,
+and prompts of 64 tokens with completions of 8 tokens on models with 2 and 30 layers.
 """
 
 import argparse
@@ -19,17 +19,19 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import build_model, build_tokenizer, exact_match, problems
 
+from .. import names
+
 
 METHODS = {
-    "GRPO n=4": {"adaptive_sampling": "uniform", "scale_rewards": "group"},
-    "batch n=1": {"baseline": "batch"},
-    "posterior n=1": {"baseline": "posterior"},
+    names.GRPO_4: {"adaptive_sampling": "uniform", "scale_rewards": "group"},
+    names.BATCH: {"baseline": "batch"},
+    names.POSTERIOR: {"baseline": "posterior"},
 }
 SETTINGS = {"arithmetic": None, "64 tokens, 2 layers": 2, "64 tokens, 30 layers": 30}  # layers
 
 
 class CpuSeconds(TrainerCallback):
-    """Of each step, with its generation."""
+    """Records the CPU time of each step, including generation."""
 
     def __init__(self):
         self.seconds = []
@@ -42,7 +44,7 @@ class CpuSeconds(TrainerCallback):
 
 
 def even(completions, **kwargs):
-    """Half of the completions of an untrained model earn it."""
+    """A reward of 1 for about half of the completions of an untrained model."""
     return [float(sum(map(ord, completion)) % 2 == 0) for completion in completions]
 
 
@@ -63,7 +65,7 @@ def setting(name: str):
 
 
 def cpu_seconds(name: str, method: str, steps: int) -> list[float]:
-    """By step, without the first two."""
+    """CPU seconds by step, without the first two steps."""
     model, reward, prompts, options, rows = setting(name)
     recorder = CpuSeconds()
     with tempfile.TemporaryDirectory() as directory:
@@ -91,11 +93,11 @@ def main() -> None:
         for _ in range(args.repeats):
             for method in METHODS:
                 seconds[method] += cpu_seconds(name, method, args.steps)
-        reference = seconds["GRPO n=4"]
+        reference = seconds[names.GRPO_4]
         print(f"{name}: GRPO n=4 takes {min(reference):.3f} s of CPU per step (fastest)")
         for method, own in seconds.items():
             ratio = statistics.median(own) / statistics.median(reference)
-            print(f"  {method:14s} {min(own) / min(reference):.3f} (fastest)  {ratio:.3f} (median)", flush=True)
+            print(f"  {method:24s} {min(own) / min(reference):.3f} (fastest)  {ratio:.3f} (median)", flush=True)
 
 
 if __name__ == "__main__":

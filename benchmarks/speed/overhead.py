@@ -1,11 +1,11 @@
 """
-What adaptive sampling costs besides the rollouts themselves.
+Overhead of adaptive sampling, excluding the generation of additional rollouts.
 
-`python -m benchmarks.speed.overhead` prints (1) the sampler's own CPU time for 512 prompts × 32 rollouts, (2) step time and
-peak memory of `adaptive_sampling="uniform"` against stock `GRPOTrainer`, (3) of `"est-value"` against `"est-ema"`, which
-differ by the value head only, and (4) of rounds across steps against GRPO with as many rows, each interleaved in one run.
-Ratios are of the fastest steps, because everything slower than that is the machine, and of the medians; "estimating" is
-`ada/time/pass_rate_estimation` as a share of its own step.
+`python -m benchmarks.speed.overhead` prints (1) the CPU time of the sampler for 512 prompts × 32 rollouts, (2) step time and
+peak memory of `adaptive_sampling="uniform"` relative to `GRPOTrainer`, (3) of Est with the value head relative to Est with the EMA of counts, which
+differ by the value head only, and (4) of retries relative to GRPO with the same number of rows, each alternating in one run.
+Ratios are of the fastest steps, which are least affected by other load on the machine, and of the medians; "estimating" is
+`ada/time/pass_rate_estimation` as a fraction of the step.
 """
 
 import argparse
@@ -25,18 +25,20 @@ from recipes.arithmetic.task import build_model, build_tokenizer, exact_match, p
 
 
 def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> tuple[float, int]:
-    """CPU seconds of everything but generation and rewards, when (almost) no prompt resolves; and the rollouts."""
+    """CPU seconds without generation and rewards, where (almost) no prompt meets its exit condition, and the rollouts."""
     rng = np.random.default_rng(0)
     exit_condition = ExitCondition(2, 2)
 
-    def draw(rows):
-        rewards = (rng.random(len(rows)) < 0.001).astype(float).tolist()
-        return [Rollout(draw, reward, reward, (reward,)) for (_, draw), reward in zip(rows, rewards, strict=True)]
+    def sample_round(requests):
+        rewards = (rng.random(len(requests)) < 0.001).astype(float).tolist()
+        return [
+            Rollout(index, reward, reward, (reward,)) for (_, index), reward in zip(requests, rewards, strict=True)
+        ]
 
     started = time.process_time()
     pools = eliminate(
         num_prompts,
-        draw,
+        sample_round,
         exit_condition,
         samples_per_round=samples_per_round,
         max_rounds=max_rounds,
@@ -57,20 +59,21 @@ def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -
     return time.process_time() - started, sum(map(len, pools))
 
 
-ACROSS = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
+EST = {"adaptive_sampling": "est"}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
 VARIANTS = {  # trainer, configuration, rows per step, options
     "GRPOTrainer": (GRPOTrainer, GRPOConfig, 64, {"num_generations": 4}),
     "uniform": (AdaGRPOTrainer, AdaGRPOConfig, 64, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
-    "est-ema": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-ema"}),
-    "est-value": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-value"}),
+    "Est (EMA)": (AdaGRPOTrainer, AdaGRPOConfig, 128, EST | {"pass_rate_estimator": "ema"}),
+    "Est (value head)": (AdaGRPOTrainer, AdaGRPOConfig, 128, EST | {"pass_rate_estimator": "value"}),
     "GRPO n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
-    "across n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, ACROSS),
-    "across n=1": (AdaGRPOTrainer, AdaGRPOConfig, 128, ACROSS | {"num_generations": 1}),
-    "… counts": (
+    "retries n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, RETRIES),
+    "retries n=1": (AdaGRPOTrainer, AdaGRPOConfig, 128, RETRIES | {"num_generations": 1}),
+    "… EMA only": (
         AdaGRPOTrainer,
         AdaGRPOConfig,
         128,
-        ACROSS | {"num_generations": 1, "pass_rate_estimator": "ema"},
+        RETRIES | {"num_generations": 1, "pass_rate_estimator": "ema"},
     ),
 }
 
@@ -145,8 +148,8 @@ def main() -> None:
     print(f"Sampler, 512 prompts, {runs[0][1]} rollouts: {1e3 * min(seconds for seconds, _ in runs):.1f} ms of CPU")
     for names in (
         ("GRPOTrainer", "uniform"),
-        ("est-ema", "est-value"),
-        ("GRPO n=4", "across n=4", "across n=1", "… counts"),
+        ("Est (EMA)", "Est (value head)"),
+        ("GRPO n=4", "retries n=4", "retries n=1", "… EMA only"),
     ):
         compare(*names, steps=args.steps, repeats=args.repeats)
 

@@ -1,10 +1,10 @@
 """
-Completions scored per second: `verify_answers` with 1 and 2 processes, and TRL's `accuracy_reward`, which is serial.
+Completions scored per second by `verify_answers` with 1 and 2 processes, and by TRL's serial `accuracy_reward`.
 
-`python -m benchmarks.speed.verifier [--prompts 32] [--rollouts 8] [--workers 1 2]`. Two loads: a prompt for every completion, so that
-nothing is compared once for several rows, and `--rollouts` completions per prompt, as in training. Four answers in nine are
-integers. The methods take turns, each with new texts, and the best of `--repeats` counts. All have parsed a few hundred texts
-before, because the parser is slow at its first ones.
+`python -m benchmarks.speed.verifier [--prompts 32] [--rollouts 8] [--workers 1 2]`. Two loads: one
+completion per prompt, so that no comparison is shared between rows, and `--rollouts` completions per prompt, as in training. Four
+answers in nine are integers. The methods alternate, each with new texts, and the best of `--repeats` is reported. All methods first
+parse a few hundred texts, because the parser is slow at first.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from trl.rewards import accuracy_reward
 from ada_trl.recipes.math.verification import verify_answers
 
 
-FILLER = "We rewrite the sum, cancel the common factor of both sides and check that $x = {}$ is no root. "
+FILLER = "We rewrite the sum, cancel the common factor of both sides and check that $x = {}$ is not a root. "
 
 
 def answers(rng: random.Random) -> tuple[str, list[str]]:
-    """A reference and ways to answer: the same, an equivalent form, and wrong ones."""
+    """A reference and possible answers: the same, equivalent forms, and incorrect ones."""
     a, b, c = (rng.randrange(2, 99) for _ in range(3))
     kind = rng.choice(["integer"] * 4 + ["fraction", "radical", "polynomial", "set", "interval"])
     if kind == "integer":
@@ -50,7 +50,7 @@ def answers(rng: random.Random) -> tuple[str, list[str]]:
 
 
 def completions(prompts: int, rollouts: int, seed: int) -> tuple[list[str], list[str]]:
-    """About 1 to 6 thousand characters each, no two alike."""
+    """Distinct completions of about 1,000 to 6,000 characters, and their references."""
     rng = random.Random(seed)
     texts, references = [], []
     for _ in range(prompts):
@@ -63,7 +63,7 @@ def completions(prompts: int, rollouts: int, seed: int) -> tuple[list[str], list
 
 
 def cpu_seconds() -> float:
-    """Used so far by this process and those that it started."""
+    """CPU seconds used so far by this process and its children."""
     this = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in [this, *this.children(recursive=True)])
 
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def compare(methods: dict[str, Callable], prompts: int, rollouts: int, repeats: int, seed: int) -> None:
-    """Print the best of each method, its ratio to the first one's, and how often the two agree."""
+    """Print the best time of each method, its ratio to the first method's, and how often their scores agree."""
     times = {name: [] for name in methods}
     for repeat in range(repeats):
         for i, (name, score) in enumerate(methods.items()):

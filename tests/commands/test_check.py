@@ -71,7 +71,7 @@ def files_of(folder):
 MODES = {
     "uniform": ["--adaptive_sampling=uniform"],
     "seq-balance": [],
-    "est-value": ["--adaptive_sampling=est-value"],
+    "est-value": ["--adaptive_sampling=est", "--pass_rate_estimator=value"],
     "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
     "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=resample"],

@@ -1,4 +1,4 @@
-"""The exactly solvable models of benchmarks/: their gradients, their moments, and that the document shows stored data."""
+"""The exactly solvable models of benchmarks/: gradients, moments, and documents that show the stored data."""
 
 import itertools
 import math
@@ -8,10 +8,20 @@ import pytest
 import torch
 
 from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
-from benchmarks import common
-from benchmarks.analyses import cost_benefit, discounting, objectives, paper, sampling_cost, signal_loss, variance
+from benchmarks import common, names
+from benchmarks.analyses import (
+    baselines,
+    cost_benefit,
+    discounting,
+    objectives,
+    paper,
+    sampling_cost,
+    signal_loss,
+    variance,
+)
 
 
+UNWEIGHTED_CORRECTED = f"{names.SEQ_BALANCE} (no weight, corrected)"
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
 
 
@@ -80,9 +90,7 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
     assert exact[2] == pytest.approx(rollouts)
 
 
-@pytest.mark.parametrize(
-    "name", ["Seq-balance, 1/√p", "Seq-balance, none, corrected", "Seq-pos, 1/√p", "GRPO n=4, /σ"]
-)
+@pytest.mark.parametrize("name", [names.HYBRID, UNWEIGHTED_CORRECTED, f"{names.SEQ_POS} (1/√p)", names.GRPO_4])
 def test_moments_agree_with_simulation(name):
     """Five standard errors, from the sample, of each coordinate of the mean and of the squared length."""
     estimator, pi = variance.ESTIMATORS[name], variance.policy(0.2)
@@ -102,8 +110,8 @@ def test_moments_agree_with_simulation(name):
     assert 5 * errors[0] < 0.2 * abs(mean[0]), "too few samples to say anything"
 
 
-def test_what_early_stopping_leaves_of_the_correction_is_as_documented():
-    estimator = variance.ESTIMATORS["Seq-balance, none, corrected"]
+def test_effective_weights_of_corrected_selection_are_as_documented():
+    estimator = variance.ESTIMATORS[UNWEIGHTED_CORRECTED]
     for p, stated in {0.02: 1.13, 0.1: 1.19, 0.5: 0.91, 0.9: 1.19}.items():
         pi = variance.policy(p)
         gradient, (mean, *_) = variance.pass_rate_gradient(pi), variance.moments(estimator, pi)
@@ -113,19 +121,19 @@ def test_what_early_stopping_leaves_of_the_correction_is_as_documented():
 
 
 def test_unweighted_grpo_is_unbiased_up_to_its_own_baseline():
-    for n, name in ((4, "GRPO n=4"), (16, "GRPO n=16")):
+    for n in (4, 16):
         for p in (0.05, 0.5):
             pi = variance.policy(p)
-            mean, _, rollouts = variance.moments(variance.ESTIMATORS[name], pi)
+            mean, _, rollouts = variance.moments(variance.ESTIMATORS[f"GRPO n={n}, no std normalization"], pi)
             assert mean == pytest.approx((1 - 1 / n) * variance.pass_rate_gradient(pi))
             assert rollouts == pytest.approx(n)
 
 
 def test_a_floor_bounds_the_weight():
-    floored = variance.ESTIMATORS["Seq-balance, 1/p, floor 0.1"]
+    floored = variance.ESTIMATORS[f"{names.SEQ_BALANCE} (1/p, floor 0.1)"]
     for positives, floor_applies in ((1, True), (16, False)):
         with_floor = variance.advantages(floored, 32, positives)
-        without = variance.advantages(variance.ESTIMATORS["Seq-balance, 1/p"], 32, positives)
+        without = variance.advantages(variance.ESTIMATORS[f"{names.SEQ_BALANCE} (1/p)"], 32, positives)
         factor = (positives / 32) / 0.1 if floor_applies else 1
         assert with_floor[0] == pytest.approx(factor * without[0])
 
@@ -138,7 +146,7 @@ def task():
     return cost_benefit.make_task("broad", 3)
 
 
-@pytest.mark.parametrize("name", ["GRPO n=4", "Seq-balance", "Seq-balance, corrected", "Est"])
+@pytest.mark.parametrize("name", [names.GRPO_4, names.HYBRID, names.CORRECTED, names.EST])
 def test_the_batch_gradient_agrees_with_autograd(task, name):
     method = cost_benefit.METHODS[name]
     prompts, pools, _ = cost_benefit.Sampler(task, method, 0)(task.base)
@@ -158,7 +166,7 @@ def test_the_batch_gradient_agrees_with_autograd(task, name):
     assert gradient == pytest.approx(weights.grad.numpy())
 
 
-def test_methods_cost_what_they_say(task):
+def test_methods_sample_the_stated_numbers_of_rollouts(task):
     cost = {}
     for name, method in cost_benefit.METHODS.items():
         sampler = cost_benefit.Sampler(task, method, 0)
@@ -166,20 +174,20 @@ def test_methods_cost_what_they_say(task):
             prompts, pools, drawn = sampler(task.base)
             assert len(prompts) == len(pools) == cost_benefit.BATCH
         cost[name] = drawn / cost_benefit.BATCH
-    assert (cost["GRPO n=4"], cost["GRPO n=16"], cost["Est"]) == (4, 16, 4)
-    assert 8 <= cost["Seq-pos"] < cost["Seq-balance"] < 32
-    assert cost["DAPO n=4"] > 4
+    assert (cost[names.GRPO_4], cost[names.GRPO_16], cost[names.EST]) == (4, 16, 4)
+    assert 8 <= cost[f"{names.SEQ_POS} (1/√p)"] < cost[names.HYBRID] < 32
+    assert cost[names.DAPO] > 4
 
 
-def test_refilled_batches_have_signal_and_the_pass_rates_are_the_policys(task):
-    sampler = cost_benefit.Sampler(task, cost_benefit.METHODS["DAPO n=4"], 0)
+def test_refilled_batches_have_no_zero_variance_and_pass_rates_are_those_of_the_policy(task):
+    sampler = cost_benefit.Sampler(task, cost_benefit.METHODS[names.DAPO], 0)
     _, pools, drawn = sampler(task.base)
     assert not any(pool.has_zero_variance for pool in pools)
     assert drawn > sum(map(len, pools))
     prompts = np.arange(400)
-    grpo = cost_benefit.Sampler(task, cost_benefit.METHODS["GRPO n=16"], 1)
+    grpo = cost_benefit.Sampler(task, cost_benefit.METHODS[names.GRPO_16], 1)
     p = cost_benefit.probabilities(task.base, task.train[prompts])[prompts, task.train_right[prompts]]
-    rewards = np.array([pool.mean for pool in grpo.draw_pools(task.base, prompts)])
+    rewards = np.array([pool.mean for pool in grpo.sample_pools(task.base, prompts)])
     assert rewards.mean() == pytest.approx(p.mean(), abs=5 * math.sqrt((p * (1 - p)).sum() / 16) / 400)
     assert np.corrcoef(rewards, p)[0, 1] > 0.9  # each prompt's own
 
@@ -196,8 +204,8 @@ def test_a_mix_keeps_its_range_and_the_test_set_apart():
 def test_runs_learn_and_repeat(monkeypatch):
     for name, value in {"BUDGET": 3200, "EVERY": 800, "STEPS": 5, "FEATURES": 16}.items():
         monkeypatch.setattr(cost_benefit, name, value)
-    rows = list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
-    assert rows == list(cost_benefit.run("broad", "Seq-balance", 0, 0.03))
+    rows = list(cost_benefit.run("broad", names.HYBRID, 0, 0.03))
+    assert rows == list(cost_benefit.run("broad", names.HYBRID, 0, 0.03))
     assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.02
     assert rows[-1]["generated"] >= 3200 and 5 in [row["step"] for row in rows]
     assert cost_benefit.at(rows, "generated", 0, "accuracy") == rows[0]["accuracy"]
@@ -225,7 +233,7 @@ def test_sampling_cost_is_what_the_scheduler_draws(method, quota, largest):
     ).all()
 
 
-def test_the_sampling_cost_of_a_runs_own_prompts(tmp_path, monkeypatch, capsys):
+def test_the_sampling_cost_of_the_prompts_of_a_run(tmp_path, monkeypatch, capsys):
     run = common.ROOT / "notebooks" / "data" / "seq-balance"
     monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(run)])
     sampling_cost.main()
@@ -263,6 +271,45 @@ def test_the_page_of_the_paper_has_the_closed_form_and_every_table_and_figure():
         assert f"](figures/{name}.png)" in text and (common.FIGURES / f"{name}.png").exists()
 
 
+# Baselines
+
+
+def test_noise_of_baselines_agrees_with_listing_all_rewards():
+    """Rollouts · E[Σ A²] / E[Σ A (y − p)]² of groups of binary rewards, relative to the group mean with n = 4."""
+
+    def needed(n, p, advantage):
+        signal = power = 0.0
+        for rewards in itertools.product((0, 1), repeat=n):
+            probability = math.prod(p if reward else 1 - p for reward in rewards)
+            values = [advantage(reward, [*rewards[:i], *rewards[i + 1 :]]) for i, reward in enumerate(rewards)]
+            signal += probability * sum(a * (y - p) for a, y in zip(values, rewards, strict=True))
+            power += probability * sum(a * a for a in values)
+        return n * power / signal**2
+
+    def group(reward, others):
+        return reward - (reward + sum(others)) / (1 + len(others))
+
+    strength = baselines.PSEUDO_COUNTS
+    for p in (0.05, 0.3, 0.8):
+        prior = 2 * p / (1 + p)  # odds doubled
+        cases = {
+            "GRPO n=2, no std normalization": needed(2, p, group),
+            f"{names.BATCH}, mean reward 0.2": needed(1, p, lambda y, others: y - 0.2),
+            f"{names.POSTERIOR}, prior odds doubled": needed(1, p, lambda y, others, m=prior: y - m),
+            "posterior baseline, n=4, correct prior": needed(
+                4, p, lambda y, others, p=p: y - (strength * p + sum(others)) / (strength + len(others))
+            ),
+        }
+        for name, value in cases.items():
+            found = baselines.rollouts_for_equal_noise(name, np.array([p])).item()
+            assert found == pytest.approx(value / needed(4, p, group), rel=1e-6), name
+
+
+def test_the_page_on_baselines_shows_the_closed_form():
+    text = baselines.DOCUMENT.read_text()
+    assert f"<!-- baselines -->\n{baselines.table()}\n\n{baselines.sentences()}\n<!-- end -->" in text
+
+
 # The document
 
 
@@ -282,12 +329,12 @@ def test_the_document_shows_the_stored_data(module, data, marker):
 
 
 def test_stored_curves_are_those_of_the_code():
-    """A few points again, so that changing the core without running the analyses again shows."""
+    """A few points are computed again, so that a change of the core without new analyses fails."""
     stored = {(r["method"], r["pass_rate"]): r for r in common.load_rows("signal_loss") if r["part"] == "pass_rate"}
     for method in signal_loss.METHODS:
         zero, rollouts, _ = signal_loss.expected(method, np.array(signal_loss.TABLE_RATES))
         for i, p in enumerate(signal_loss.TABLE_RATES):
-            assert stored[method, p]["zero_signal"] == pytest.approx(zero[i])
+            assert stored[method, p]["frac_zero_variance"] == pytest.approx(zero[i])
             assert stored[method, p]["rollouts"] == pytest.approx(rollouts[i])
     stored = {(r["estimator"], r["pass_rate"]): r["weight"] for r in common.load_rows("variance")}
     for name, estimator in variance.ESTIMATORS.items():
@@ -315,7 +362,7 @@ def test_pools_are_drawn_at_their_own_pass_rates():
     assert isinstance(pools[0], Pool)
 
 
-def test_counts_discounted_by_steps_are_worth_less_the_longer_nobody_looked():
+def test_counts_discounted_by_steps_shrink_with_the_steps_since_the_last_visit():
     """Both discounts agree where a prompt is visited in every step, and where nothing is forgotten."""
     steps = [discounting.Step(step, ["a"], [step % 2], [2]) for step in range(1, 9)]
     rare = [discounting.Step(3 * step.step, *step[1:]) for step in steps]
@@ -326,7 +373,7 @@ def test_counts_discounted_by_steps_are_worth_less_the_longer_nobody_looked():
     by_steps = discounting.BySteps(0.5)
     by_steps.observe(["a"], [1], [2], step=1)
     by_steps.forget(["a"], 4)
-    by_steps.forget(["a"], 4)  # asked twice, forgotten once
+    by_steps.forget(["a"], 4)  # discounted only once
     by_steps.observe(["a"], [0], [2], step=4)
     (counts,) = by_steps.known(["a"])
     assert counts.discounted_rollouts == pytest.approx(2 + 2 * 0.5**3)

@@ -14,7 +14,6 @@ from transformers.training_args import TrainingArguments
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.recipes.reasoning.task import MAX_ANSWER_TOKENS
-from ada_trl.trainer.ada_grpo_config import RECOMMENDED
 from benchmarks.learning.language_model import RATE, ROLLOUTS_PER_STEP, STEPS
 
 
@@ -61,7 +60,7 @@ def test_full_settings_are_a_valid_config(major, dtype, generation, monkeypatch,
     assert args.model_init_kwargs == {"dtype": dtype}
     assert (given["fp16"], given["bf16"]) == (dtype == "float16", dtype == "bfloat16")
     assert args.generation_batch_size == namespace["PROMPTS"]
-    assert args.baseline == RECOMMENDED and args.num_generations == 1
+    assert args.baseline == "batch" and args.num_generations == 1
     assert args.steps_per_generation == args.gradient_accumulation_steps
     assert (args.learning_rate, args.max_completion_length) == (RATE, MAX_ANSWER_TOKENS), "as in README's table"
     assert (args.max_steps, args.generation_batch_size) == (STEPS, ROLLOUTS_PER_STEP)

@@ -95,7 +95,7 @@ def folder(tmp_path_factory):
     task = directory / "outputs" / "arithmetic"
     prepare(task, steps=3, num_train=512, num_test=16)
     options = [f"--model_name_or_path={task / 'base'}", f"--dataset_name={task / 'data'}", "--max_steps=2"]
-    options += [f"--output_dir={directory / 'outputs' / 'seed'}", "--use_cpu", "--pass_rate_estimator=counts"]
+    options += [f"--output_dir={directory / 'outputs' / 'seed'}", "--use_cpu", "--pass_rate_estimator=ema"]
     options += [
         "--save_strategy=steps",
         "--save_steps=2",

@@ -12,7 +12,6 @@ from ..recipes.tiny_math import save_model
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MAX_BYTES = 900_000  # the pictures in twice the resolution of a screen
-MAX_LINES = 30
 
 
 def offline(path, tmp_path, monkeypatch, replacements=()):
@@ -65,13 +64,11 @@ def test_notebook_executes_from_a_clean_kernel(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_small_and_explains(path):
+def test_notebook_is_small_and_has_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert path.stat().st_size < MAX_BYTES
-    assert max(cell.source.count("\n") + 1 for cell in code) <= MAX_LINES
-    assert len(notebook.cells) - len(code) >= len(code) / 2
     assert any(output for cell in code for output in cell.outputs), "Run `python notebooks/run.py`."
     stderr = [o.text for cell in code for o in cell.outputs if o.get("name") == "stderr"]
     assert not stderr, "warnings are no explanation"

@@ -1,4 +1,4 @@
-"""The paper's figures of one's own runs show what was logged."""
+"""The paper's figures, for given runs: they show the logged values."""
 
 import itertools
 
@@ -25,7 +25,6 @@ ROUNDS = [
         "ada/frac_missing_negatives/round_2": 0.0,
         "ada/reward/macro_mean": 0.5,
         "ada/reward/micro_mean": 0.4,
-        "ada/reward/samples_covariance": -0.6,
         "ada/allocation/rollouts_at_0.05": 10.0 + step,
         "ada/allocation/rollouts_at_0.95": 2.0,
     }
@@ -38,7 +37,7 @@ def line(panel, label):
     return found.get_ydata().tolist()
 
 
-def test_quotas_show_what_is_missing_after_each_round_and_what_was_met():
+def test_quota_figure_shows_missing_and_met_quotas_by_round():
     rollouts, positives, negatives, met = paper.quota_figure({"run": ROUNDS}).axes
     assert [line.get_ydata().tolist() for line in rollouts.lines] == [[48] * 6]
     assert [line(positives, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.25] * 6]
@@ -60,9 +59,9 @@ def test_allocation_is_the_mean_of_a_third_of_the_run():
     assert paper.allocation_figure({"run": [{"step": 1, "reward": 0.5}]}) is None
 
 
-def test_levels_are_prompts_rollouts_and_their_covariance():
+def test_levels_are_means_over_prompts_and_over_rollouts():
     panels = paper.levels_figure({"run": ROUNDS}).axes
-    assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4, -0.6]
+    assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4]
 
 
 def write_scores(folder, rewards):
@@ -91,14 +90,14 @@ def test_draws_are_shares_of_subsets(tmp_path):
         paper.read_counts(tmp_path / "nothing")
 
 
-def test_samples_alone_can_be_drawn(tmp_path, capsys):
+def test_samples_can_be_plotted_without_runs(tmp_path, capsys):
     for model in ("base", "trained"):
         write_scores(tmp_path / "samples" / model / "math", [[1, 0]])
     assert set(paper.read_counts(tmp_path)) == {"base", "trained"}
     paper.main(["--samples", str(tmp_path), "--output_dir", str(tmp_path / "plots")])
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["draws.png"]
     for bad, message in (
-        ([], "nothing to draw"),
+        ([], "nothing to plot"),
         ([str(tmp_path), "--smooth", "0"], r"--smooth (0) must be at least 1"),
         ([str(tmp_path), str(tmp_path)], "2 runs need as many different labels"),
     ):

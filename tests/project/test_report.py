@@ -7,20 +7,28 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
-from ada_trl.trainer.ada_grpo_config import RECOMMENDED
+from ada_trl import AdaGRPOConfig
+from benchmarks import names
 from benchmarks.analyses import overview
 from benchmarks.common import interval, load_rows
-from benchmarks.learning import one_rollout, report, staleness
+from benchmarks.learning import (
+    equal_tokens,
+    figures,
+    formatting,
+    language_model,
+    language_tables,
+    report,
+    run,
+    staleness,
+    tables,
+)
 from benchmarks.learning.prompt_sets import PASS_AT
-from benchmarks.learning.statistics import by_seed, collect, cost_to_reach, paired_difference
-
-from ..documentation import DOCS
+from benchmarks.learning.statistics import before_training, by_seed, collect, cost_to_reach, paired_difference
 
 
-TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, "Seq-balance": 40_000}
-ACCURACY = {"GRPO n=4": (0.2, 0.4, 0.5), "GRPO n=8": (0.2, 0.5, 0.6), "Seq-balance": (0.2, 0.6, 0.7)}
+TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, names.HYBRID: 40_000}
+ACCURACY = {"GRPO n=4": (0.2, 0.4, 0.5), "GRPO n=8": (0.2, 0.5, 0.6), names.HYBRID: (0.2, 0.6, 0.7)}
 
 
 def record(method, seed, prompt_set="easy"):
@@ -55,7 +63,7 @@ def runs(tmp_path):
     for method in TOKENS:
         for seed in (1, 2):
             for name in ("easy", "hard"):
-                path = tmp_path / "runs" / f"{name}{method}{seed}.json"
+                path = tmp_path / "runs" / f"{name}{run.slug(method)}{seed}.json"
                 path.write_text(json.dumps(record(method, seed, name)))
     return tmp_path / "runs"
 
@@ -67,7 +75,7 @@ def test_interval():
     assert mean == 0.5 and math.isnan(half)
 
 
-def test_intervals_cover_as_often_as_they_say():
+def test_intervals_have_their_nominal_coverage():
     draws = np.random.default_rng(0).normal(size=(4000, 5))
     covered = np.mean([abs(mean) <= half for mean, half in map(interval, draws)])
     assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 4000))
@@ -91,9 +99,9 @@ def test_differences_pair_the_seeds():
 def test_costs_are_summed_up_to_each_evaluation(runs):
     steps, evaluations = collect(runs.glob("*.json"))
     assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
-    run = by_seed(evaluations, "hard", "Seq-balance")[2]
-    assert run["generated_tokens"].tolist() == [0, 40_000, 80_000]
-    assert run["wall_seconds"].tolist() == [0, 2, 4]
+    found = by_seed(evaluations, "hard", names.HYBRID)[2]
+    assert found["generated_tokens"].tolist() == [0, 40_000, 80_000]
+    assert found["wall_seconds"].tolist() == [0, 2, 4]
 
 
 def equal(*runs, prompt_set="hard"):
@@ -107,40 +115,45 @@ def equal(*runs, prompt_set="hard"):
     return pd.DataFrame(rows)
 
 
-def test_more_tokens_are_compared_apart():
-    most = report.equal_tokens.MORE_TOKENS
+def test_more_tokens_are_compared_separately():
+    most = equal_tokens.MORE_TOKENS
     runs = [(most, seed, 0.44 + 0.01 * seed) for seed in (1, 2, 3)]  # 0.45, 0.46, 0.47
     runs += [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
-    runs += [("Posterior n=1", seed, 0.42 + 0.01 * seed) for seed in (1, 2, 3)]
-    lines = report.more_tokens_table(equal(*runs)).splitlines()
+    runs += [(names.POSTERIOR, seed, 0.42 + 0.01 * seed) for seed in (1, 2, 3)]
+    lines = tables.more_tokens_table(equal(*runs)).splitlines()
     assert cells(lines[0]) == ["Method", "Rollouts per step", "Hard"]
-    assert cells(lines[2]) == ["GRPO n=16", "512", "0.460"]
+    assert cells(lines[2]) == ["GRPO n=16, 4× tokens", "512", "0.460"]
     assert cells(lines[3]) == ["GRPO n=4", "128", "0.300 (**-0.160 ± 0.025**)"]
-    assert cells(lines[4]) == ["Posterior n=1", "128", "0.440 (**-0.020 ± 0.000**)"]
-    assert cells(lines[5]) == [report.TWICE, "128", "–"]
-    assert "n=16" not in report.tokens_table(equal(*runs), "hard")
-    assert "n=16" not in report.pass_table(equal(*runs), "hard")
-    assert report.differences(equal(*runs), "Posterior n=1") == "ahead of GRPO n=4 on hard (+0.140 ± 0.025)"
-    behind = report.differences(equal(*runs), "Posterior n=1", most, "GRPO n=16")
-    assert behind == "behind GRPO n=16 on hard (-0.020 ± 0.000)"
-    assert report.differences(equal(*runs), report.TWICE) == ""
+    assert cells(lines[4]) == [names.POSTERIOR, "128", "0.440 (**-0.020 ± 0.000**)"]
+    assert cells(lines[5]) == [names.POSTERIOR_2_ITERATIONS, "128", "–"]
+    assert "n=16" not in tables.tokens_table(equal(*runs), "hard")
+    assert "n=16" not in pass_table(runs)
+    better = "significantly better than GRPO n=4 on hard (+0.140 ± 0.025)"
+    assert tables.differences(equal(*runs), names.POSTERIOR) == better
+    worse = f"significantly worse than {most} on hard (-0.020 ± 0.000)"
+    assert tables.differences(equal(*runs), names.POSTERIOR, most) == worse
+    assert tables.differences(equal(*runs), names.POSTERIOR_2_ITERATIONS) == ""
 
 
-def test_what_to_expect_of_recipes():
+def test_expected_results_of_recipes():
     cheap = [("GRPO n=4", seed, 0.3) for seed in (1, 2, 3)]
-    at_equal_tokens = equal(*cheap, *[("Posterior n=1", seed, 0.4) for seed in (1, 2, 3)])
+    at_equal_tokens = equal(*cheap, *[(names.POSTERIOR, seed, 0.4) for seed in (1, 2, 3)])
     at_equal_prompts = equal(*cheap, *[("GRPO n=8", seed, 0.2) for seed in (1, 2, 3)])
     at_equal_prompts.loc[at_equal_prompts["method"] == "GRPO n=8", "generated_tokens"] *= 2
     lines = report.expect_arithmetic(at_equal_tokens, at_equal_prompts).splitlines()
     assert cells(lines[2]) == ["`arithmetic/grpo-n8.yaml`", "–", "**-0.100 ± 0.000**", "– / 2.0×"]
     assert cells(lines[-2]) == ["`arithmetic/posterior.yaml`", "–", "**+0.100 ± 0.000**", "– / 1.0×"]
-    names = {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
-    sorting = equal(*[("Posterior n=1", seed, 0.4) for seed in (1, 2)], prompt_set="sorting")
+    files = {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
+    sorting = equal(*[(names.POSTERIOR, seed, 0.4) for seed in (1, 2)], prompt_set="sorting")
     lines = report.expect_sorting(sorting).splitlines()
     assert cells(lines[3]) == ["`sorting/posterior.yaml`", "0.400", "2"]
-    names |= {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
-    for name in names:
+    files |= {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
+    for name in files:
         assert (report.ROOT / "recipes" / name).is_file()
+
+
+def pass_table(runs):
+    return formatting.pass_table(equal(*runs), "hard", tables.PASS_AT, tables.SHOWN)
 
 
 def cells(line):
@@ -150,54 +163,56 @@ def cells(line):
 def test_tables_of_equal_tokens_by_hand():
     # Differences from GRPO n=4 by seed: 0.10, 0.11, 0.12; half an interval is 4.303 · 0.01 / √3 = 0.025.
     runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)] + [("GRPO n=8", seed, 0.25) for seed in (1, 2)]
-    runs += [("Posterior n=1", seed, 0.39 + 0.01 * seed) for seed in (1, 2, 3)]
-    lines = report.tokens_table(equal(*runs), "hard").splitlines()
+    runs += [(names.POSTERIOR, seed, 0.39 + 0.01 * seed) for seed in (1, 2, 3)]
+    lines = tables.tokens_table(equal(*runs), "hard").splitlines()
     # 0.25 is half of the way to 0.30; the median posterior has 0.41 after 2000 tokens.
     assert cells(lines[2])[:7] == ["GRPO n=4", "0.0002", "3", "0.300 ± 0.000", "", "+0.050", "0.50×"]
     assert cells(lines[3])[:7] == ["GRPO n=8", "0.0002", "2", "0.250", "-0.050", "", "1.00×"]
     assert cells(lines[4])[2:7] == ["3", "0.410 ± 0.025", "**+0.110 ± 0.025**", "+0.155", "0.24×"]
     assert cells(lines[4])[7:] == ["2", "6"]
-    first = report.first_table(equal(*runs)).splitlines()
+    first = tables.first_table(equal(*runs)).splitlines()
     assert cells(first[0]) == ["Method", "Hard"]
-    assert cells(first[6]) == ["**Posterior, n=1**", "0.410 (**+0.110 ± 0.025**)"]
-    assert cells(first[4]) == ["DAPO n=4", "–"]
-    ablation = report.ablation_table(equal(*runs)).splitlines()
+    assert cells(first[6]) == [names.POSTERIOR, "0.410 (**+0.110 ± 0.025**)"]
+    assert cells(first[4]) == [names.DAPO, "–"]
+    ablation = tables.ablation_table(equal(*runs)).splitlines()
     assert cells(ablation[2])[:2] == ["GRPO n=4", "0.300"]
     assert cells(ablation[6])[1] == "0.410 (**+0.110 ± 0.025**)"
-    assert cells(report.pass_table(equal(*runs), "hard").splitlines()[2])[:2] == ["before training", "0.200"]
+    assert cells(pass_table(runs).splitlines()[2])[:2] == ["before training", "0.200"]
 
 
-def test_which_prompts_are_asked_is_compared_with_the_posterior_of_as_many_iterations():
-    runs = [("Posterior n=1", seed, 0.40) for seed in (1, 2, 3)]
-    runs += [("Posterior n=1, 1 of 2", seed, 0.41 + 0.01 * seed) for seed in (1, 2, 3)]
-    runs += [(report.TWICE, seed, 0.50) for seed in (1, 2, 3)]
-    runs += [("Rounds across steps, 2 iterations", seed, 0.47) for seed in (1, 2, 3)]
-    runs += [(report.equal_tokens.BEST_KNOWN, seed, 0.60) for seed in (1, 2, 3)]
-    rows = {cells(line)[0]: cells(line) for line in report.which_prompts_table(equal(*runs)).splitlines()}
-    assert rows["Posterior n=1"][1:4] == ["0.400", "1.000", "–"]  # 1 - 0.6^16
-    assert rows["Posterior n=1, 1 of 2"][1] == "0.430 (**+0.030 ± 0.025**)"
-    assert rows["Posterior n=1, 1 of 4"][1] == "–"
-    assert rows[report.equal_tokens.BEST_KNOWN][1] == "0.600 (**+0.200 ± 0.000**)"
-    assert "known" not in report.tokens_table(equal(*runs), "hard") + report.pass_table(equal(*runs), "hard")
-    assert rows[report.TWICE][1] == "0.500"
-    assert rows["Rounds across steps, 2 iterations"][1] == "0.470 (**-0.030 ± 0.000**)"
+def test_prompt_selection_is_compared_with_the_posterior_of_as_many_iterations():
+    runs = [(names.POSTERIOR, seed, 0.40) for seed in (1, 2, 3)]
+    runs += [(f"{names.POSTERIOR}, + prompt oversampling ×2", seed, 0.41 + 0.01 * seed) for seed in (1, 2, 3)]
+    runs += [(names.POSTERIOR_2_ITERATIONS, seed, 0.50) for seed in (1, 2, 3)]
+    runs += [(f"{names.RETRIES}, 2 iterations", seed, 0.47) for seed in (1, 2, 3)]
+    runs += [(names.OVERSAMPLING_ORACLE, seed, 0.60) for seed in (1, 2, 3)]
+    rows = {cells(line)[0]: cells(line) for line in tables.prompt_selection_table(equal(*runs)).splitlines()}
+    assert rows[names.POSTERIOR][1:4] == ["0.400", "1.000", "–"]  # 1 - 0.6^16
+    assert rows[f"{names.POSTERIOR}, + prompt oversampling ×2"][1] == "0.430 (**+0.030 ± 0.025**)"
+    assert rows[f"{names.POSTERIOR}, + prompt oversampling ×4"][1] == "–"
+    assert rows[names.OVERSAMPLING_ORACLE][1] == "0.600 (**+0.200 ± 0.000**)"
+    assert "oracle" not in tables.tokens_table(equal(*runs), "hard") + pass_table(runs)
+    assert rows[names.POSTERIOR_2_ITERATIONS][1] == "0.500"
+    assert rows[f"{names.RETRIES}, 2 iterations"][1] == "0.470 (**-0.030 ± 0.000**)"
 
 
-def test_what_is_level_is_not_bold_and_is_said_to_be():
+def test_differences_that_are_not_significant_are_not_bold():
     runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
-    runs += [("Posterior n=1", seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
-    assert "+0.010 ± 0.025" in report.tokens_table(equal(*runs), "hard")
-    assert "**" not in report.tokens_table(equal(*runs), "hard")
-    assert report.differences(equal(*runs), "Posterior n=1") == "level with GRPO n=4 on hard (+0.010 ± 0.025)"
-    runs[3:] = [("Posterior n=1", seed, 0.20) for seed in (1, 2, 3)]
-    assert report.differences(equal(*runs), "Posterior n=1").startswith("behind GRPO n=4")
+    runs += [(names.POSTERIOR, seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
+    assert "+0.010 ± 0.025" in tables.tokens_table(equal(*runs), "hard")
+    assert "**" not in tables.tokens_table(equal(*runs), "hard")
+    assert tables.differences(equal(*runs), names.POSTERIOR) == (
+        "no significant difference from GRPO n=4 on hard (+0.010 ± 0.025)"
+    )
+    runs[3:] = [(names.POSTERIOR, seed, 0.20) for seed in (1, 2, 3)]
+    assert tables.differences(equal(*runs), names.POSTERIOR).startswith("significantly worse than GRPO n=4")
 
 
 def test_tables_of_equal_prompts_by_hand(runs):
     steps, evaluations = collect(runs.glob("*.json"))
-    lines = report.steps_table(steps, evaluations, "easy").splitlines()
+    lines = tables.steps_table(steps, evaluations, "easy").splitlines()
     assert cells(lines[4]) == [
-        "Seq-balance",
+        names.HYBRID,
         "0.710 ± 0.127",
         "+0.100",
         "1.000 ± 0.000",
@@ -207,48 +222,161 @@ def test_tables_of_equal_prompts_by_hand(runs):
         "80",
         "8",
     ]
-    assert cells(report.difficulty_table(evaluations, "easy").splitlines()[-1])[1] == "0.700 ± 0.000"
+    assert cells(tables.difficulty_table(evaluations, "easy").splitlines()[-1])[1] == "0.700 ± 0.000"
 
 
-def test_language_model_tables():
-    """Three seeds; the posterior is 0.1 ahead at the end. What the other method logs is not shown as a number."""
+def language_runs(gains, rise=0.0, prompt_set="mixture"):
+    """
+    Three seeds and steps of each method; final accuracies are 0.2, for two families 0.3 and 0.1, plus the gain. pass@16 is 0.5, with
+    retries 0.6. `rise`: how much more every further seed gains.
+    """
     rows = []
-    for method, gain in (("GRPO n=4", 0.1), ("GRPO n=8", 0.1), ("Posterior n=1", 0.2), ("Rounds across steps", 0.1)):
+    for method, gain in gains.items():
         for seed in (1, 2, 3):
             for step in (0, 1, 2, 3):
                 for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
-                    row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
-                    row |= {"accuracy": level + gain * step / 3, "pass@16": 0.5, "alike": level if step == 0 else None}
-                    row |= {"zero_variance": 0.75, "explained_variance": 0.125, "cpu_seconds": (11.0 + seed) * step}
-                    row |= {"generated_tokens": 1000 * step}
-                    row["pass@16"] += 0.1 * (method == "Rounds across steps" and step > 0)
+                    row = {"method": method, "prompt_set": prompt_set, "seed": seed, "step": step, "family": family}
+                    own = gain + rise * (seed - 2) * (gain > 0.1)
+                    row |= {"accuracy": level + own * step / 3, "frac_zero_variance": level if step == 0 else None}
+                    row |= {"frac_zero_advantage_groups": 0.75, "explained_variance": 0.125, "entropy": 0.5}
+                    row |= {
+                        "cpu_seconds": (11.0 + seed) * step,
+                        "generated_tokens": 1000 * step,
+                        "rollouts": 256 * step,
+                    }
+                    row["pass@16"] = 0.5 + 0.1 * (method == names.RETRIES and step > 0)
                     rows.append(row)
-    runs = pd.DataFrame(rows).astype({"alike": float})
-    table = report.language_table(runs, "mixture").splitlines()
+    return pd.DataFrame(rows).astype({"frac_zero_variance": float})
+
+
+GAINS = {names.GRPO_4: 0.1, names.GRPO_8: 0.1, names.POSTERIOR: 0.2, names.RETRIES: 0.1}
+
+
+def test_language_model_tables():
+    """Metrics that do not apply to a method are not shown as a number."""
+    runs = language_runs(GAINS)
+    table = language_tables.language_table(runs, "mixture").splitlines()
     assert cells(table[2]) == ["before training", "", "0.200", "", "", "", "0.500", "", "", ""]
     assert cells(table[3]) == ["GRPO n=4", "3", "0.300", "", "+0.000 ± 0.000", "1.00×", "0.500", "0.75", "–", "12.0"]
     assert cells(table[4])[3:] == ["+0.000 ± 0.000", "", "1.00×", "0.500 (+0.000 ± 0.000)", "0.75", "–", "12.0"]
-    ahead = "**+0.100 ± 0.000**"
-    assert cells(table[5])[2:7] == ["0.400", ahead, ahead, "0.50×", "0.500 (+0.000 ± 0.000)"]
+    better = "**+0.100 ± 0.000**"
+    assert cells(table[5])[2:7] == ["0.400", better, better, "0.50×", "0.500 (+0.000 ± 0.000)"]
     assert cells(table[5])[7:] == ["–", "0.12", "12.0"]
     assert cells(table[6])[2] == "0.300" and cells(table[6])[6:8] == ["0.600 (**+0.100 ± 0.000**)", "–"]
-    names = ["Posterior n=1", "Rounds across steps"]
-    brief = report.language_table(runs[(runs["method"] != "GRPO n=8") | (runs["seed"] < 3)], "mixture", brief=True)
-    assert [cells(row)[0] for row in brief.splitlines()[2:]] == ["before training", "GRPO n=4", *names]
-    assert cells(brief.splitlines()[-2])[1:3] == ["0.400", ahead] and len(cells(brief.splitlines()[-1])) == 6
-    families = report.family_table(runs, "mixture").splitlines()
+    families = language_tables.family_table(runs, "mixture").splitlines()
     assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.400", "0.500", "0.400"]
     assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300", "0.200"]
-    said = report.language_verdict(runs, "mixture").splitlines()
-    assert said[0] == "- Before training, 20% of GRPO n=4's groups have no contrast (exact)."
-    half = "at half of the steps {} ± 0.000 against GRPO n=8 at the end."
-    assert said[1] == f"- **Posterior n=1**: ahead of GRPO n=4, GRPO n=8; {half.format('-0.033')}"
-    both = "GRPO n=4 (+0.100 ± 0.000), GRPO n=8 (+0.100 ± 0.000)"
-    assert said[2] == (
-        f"- **Rounds across steps**: level with GRPO n=4, GRPO n=8; behind Posterior n=1 (-0.100 ± 0.000); pass@16 ahead of "
-        f"{both}, Posterior n=1 (+0.100 ± 0.000); {half.format('-0.067')}"
+
+
+def test_readme_table_has_few_methods_with_enough_seeds():
+    runs = language_runs(GAINS | {names.BATCH: 0.2})
+    table = language_tables.readme_table(runs[(runs["method"] != names.GRPO_8) | (runs["seed"] < 3)])
+    assert [cells(row)[0] for row in table.splitlines()[2:]] == ["before training", names.GRPO_4, names.BATCH]
+    assert cells(table.splitlines()[-1])[1:3] == ["0.400", "**+0.100 ± 0.000**"]
+    assert len(language_tables.README_METHODS) < 5
+
+
+def test_language_model_sentences():
+    runs = language_runs(GAINS)
+    lines = language_tables.language_verdict(runs, "mixture").splitlines()
+    assert lines[0] == "- Before training, 20% of the groups of four rollouts have zero reward variance (exact)."
+    half = "accuracy after half of the steps, compared with GRPO n=8 after all steps: {} ± 0.000."
+    both = "GRPO n=4 ({0} ± 0.000), GRPO n=8 ({0} ± 0.000)"
+    better = f"significantly better than {both.format('+0.100')}"
+    assert lines[1] == f"- **{names.POSTERIOR}**: {better}; {half.format('-0.033')}"
+    assert lines[2] == (
+        f"- **{names.RETRIES}**: no significant difference from {both.format('+0.000')}; significantly worse than "
+        f"{names.POSTERIOR} (-0.100 ± 0.000); pass@16 {better}, {names.POSTERIOR} (+0.100 ± 0.000); {half.format('-0.067')}"
     )
-    assert len(report.language_verdict(runs[runs["seed"] < 3], "mixture").splitlines()) == 1, "Two seeds say nothing."
+    two = language_tables.language_verdict(runs[runs["seed"] < 3], "mixture")
+    assert len(two.splitlines()) == 1, "Two seeds have no interval."
+
+
+def test_captions_name_model_answers_and_seeds():
+    """By seed the posterior gains 0.09, 0.10 and 0.11 more: half an interval is 4.303 · 0.01 / √3 = 0.025."""
+    runs = language_runs(GAINS, rise=0.01)
+    text = language_tables.caption(runs, "mixture", list(GAINS))
+    assert "SmolLM2-135M-Instruct" in text and "answers of about 4 tokens, 3 seeds." in text
+    assert "from GRPO n=4: accuracy 0.000 to 0.025, pass@16 0.000 (" in text
+    fewer = runs[(runs["method"] != names.RETRIES) | (runs["seed"] < 3)]
+    assert "2 to 3 seeds" in language_tables.caption(fewer, "mixture", list(GAINS))
+
+
+def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
+    assert language_tables.paper_section(language_runs(GAINS)) == ""
+    suffix = language_tables.PAPER_SUFFIX
+    stored = {names.GRPO_4 + suffix: 0.1, names.GRPO_16 + suffix: 0.1, names.ALGORITHM_2 + suffix: 0.2}
+    assert language_tables.paper_section(language_runs({names.ALGORITHM_2 + suffix: 0.2})) == "", "no reference"
+    runs = pd.concat([language_runs(GAINS), language_runs(stored)])
+    text = language_tables.paper_section(runs)
+    table = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    assert table[2][:4] == ["before training", "", "0.200", "0.500"]
+    assert table[3] == ["GRPO n=4", "3", "0.300", "0.500", "16.0", "3", "0.75", "0.500 ± 0.000"]
+    assert table[5][:4] == [names.ALGORITHM_2, "3", "0.400 (**+0.100 ± 0.000**)", "0.500 (+0.000 ± 0.000)"]
+    assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.000), GRPO n=16" in text
+    assert suffix not in text
+    assert "generates 1.0 times as many tokens as GRPO n=4; accuracy: significantly better than GRPO n=4" in (
+        language_tables.paper_sentence(runs)
+    )
+    assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
+    drawn = figures.language_paper(runs, "mixture")
+    assert len(drawn.axes) == 6 and drawn.axes[0].get_legend_handles_labels()[1][-1] == "Seq-balance (Algorithm 2)"
+
+
+def test_means_since_the_previous_evaluation():
+    """Stored are means over all steps so far: 0.8 after 2 steps and 0.5 after 6 are 0.35 over the last 4."""
+    rows = [
+        {"prompt_set": "mixture", "method": "m", "seed": 1, "step": s, "x": x}
+        for s, x in ((0, None), (2, 0.8), (6, 0.5))
+    ]
+    assert figures.per_interval(pd.DataFrame(rows), "x")["x"].tolist() == pytest.approx([0.8, 0.35])
+
+
+def test_runs_from_before_methods_were_renamed_are_stored_under_the_current_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "RESULTS", tmp_path)
+    step = {"generated_tokens": 40, "rollouts": 10, "cpu_seconds": 1.0, "zero_signal/final": 0.75, "entropy": 0.5}
+    share = {"all": 0.6, "clock": 0.6}
+    evaluations = [
+        {"step": s, "accuracy": 0.1, "by_family": {"clock": 0.1}, "alike": share}
+        | {f"pass@{k}": 0.5 for k in (1, 4, 16, 64)}
+        for s in (0, 1)
+    ]
+    for method in ("Paper: Seq-balance", "GRPO n=4"):
+        record = {"method": method, "prompt_set": "mixture", "seed": 1, "rate": 3e-4}
+        (tmp_path / f"{method[:4]}.json").write_text(
+            json.dumps(record | {"steps": [step], "evaluations": evaluations})
+        )
+    rows = language_model.results(tmp_path, paper_protocol=True)
+    suffix = language_tables.PAPER_SUFFIX
+    assert {row["method"] for row in rows} == {names.ALGORITHM_2 + suffix, names.GRPO_4 + suffix}
+    assert {row["method"] for row in language_model.results(tmp_path)} == {names.ALGORITHM_2 + suffix, names.GRPO_4}
+    assert {row["frac_zero_variance"] for row in rows} == {0.6}
+    assert {row["frac_zero_advantage_groups"] for row in rows if row["step"] == 1} == {0.75}
+    assert set(rows[0]) == set(load_rows("language_model")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("equal_tokens", equal_tokens.METHODS),
+        ("one_rollout", equal_tokens.METHODS),
+        ("staleness", equal_tokens.METHODS),
+        ("language_model", language_model.METHODS),
+        ("learning_steps", run.METHODS),
+        ("learning_evaluations", run.METHODS),
+    ],
+)
+def test_stored_methods_exist(name, methods):
+    assert {row["method"] for row in load_rows(name)} <= set(methods)
+    assert len({run.slug(method) for method in methods}) == len(methods), "one file name for two methods"
+
+
+def test_methods_of_the_paper_protocol_train_on_16_prompts(tmp_path):
+    for name, options in language_model.PAPER.items():
+        assert language_model.PROMPTS_PER_STEP[name] == 16
+        batch = {"per_device_train_batch_size": 16 * options["num_generations"]} | options
+        args = AdaGRPOConfig(str(tmp_path), **run.COMMON | language_model.task().options | batch)
+        assert args.generation_batch_size // args.num_generations == 16
 
 
 def test_short_runs_of_the_language_model():
@@ -264,7 +392,7 @@ def test_short_runs_of_the_language_model():
                 "generating_seconds": math.nan if rate > 2e-4 else 2.0,
             }
             rows += [row | {"family": family} for family in ("all", "clock")]
-    table = report.pilot_table(pd.DataFrame(rows)).splitlines()
+    table = language_tables.pilot_table(pd.DataFrame(rows)).splitlines()
     assert [cells(row) for row in table[2:]] == [
         ["before training", "", "0.100", "0.500", ""],
         ["GRPO n=8", "1e-4", "0.100", "0.500", "22%"],
@@ -278,15 +406,15 @@ def test_before_training_is_the_mean_of_seeds_whose_weights_differ():
         {"prompt_set": "mixture", "seed": seed, "step": step, "accuracy": accuracy, "entropy": None}
         for seed, step, accuracy in ((1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9))
     ]
-    assert report.before_training(pd.DataFrame(rows), "mixture")["accuracy"] == pytest.approx(0.25)
+    assert before_training(pd.DataFrame(rows), "mixture")["accuracy"] == pytest.approx(0.25)
 
 
-def test_a_difference_that_rounds_to_nothing_has_no_minus():
-    assert report.show((-0.0001, 0.01), sign=True) == "+0.000 ± 0.010"
-    assert report.show((-0.0006, math.nan), sign=True) == "-0.001"
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert formatting.show((-0.0001, 0.01), sign=True) == "+0.000 ± 0.010"
+    assert formatting.show((-0.0006, math.nan), sign=True) == "-0.001"
 
 
-def test_report_is_filled_from_what_is_stored(tmp_path):
+def test_report_is_filled_from_stored_results(tmp_path):
     published = {tmp_path / path.name: path for path in (report.DOCUMENT, report.PAPER)}
     published[tmp_path / "recipes.md"] = report.RECIPES
     for copy, page in published.items():
@@ -295,14 +423,14 @@ def test_report_is_filled_from_what_is_stored(tmp_path):
         emptied = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", r"\1\2", page.read_text(), flags=re.S)
         assert re.search(r"-->\n<!-- end", emptied)
         copy.write_text(emptied)
-    report.build(report.stored(), *published, tmp_path)
+    report.build(report.stored(), language_tables.stored_language(), *published, tmp_path)
     for copy, page in published.items():
         assert copy.read_text() == page.read_text()
         for image in re.findall(r"\(figures/((?:learning|language)_\w+\.png)\)", copy.read_text()):
             assert (tmp_path / image).stat().st_size > 5000
 
 
-def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monkeypatch):
+def test_results_of_the_readme_are_filled_from_stored_results(tmp_path, monkeypatch):
     readme = tmp_path / "README.md"
     published = overview.README.read_text()
     readme.write_text(
@@ -314,37 +442,13 @@ def test_first_screen_of_the_readme_is_filled_from_what_is_stored(tmp_path, monk
     assert readme.read_text() == published
 
 
-METHOD_OF = {"posterior": "Posterior n=1", "batch": "Batch n=1"}
-
-
-def test_what_we_advise_is_not_behind_grpo():
-    """For graded rewards with what the settings page advises there; on the language model nor behind the posterior."""
-    single = one_rollout.stored()
-    for name in report.sets_of(single):
-        method = "Posterior n=1, scaled" if name.endswith("graded") else METHOD_OF[RECOMMENDED]
-        mean, half = paired_difference(*(report.final(by_seed(single, name, m)) for m in (method, report.CHEAP)))
-        assert mean + half > 0, name
-    language = report.stored_language()
-    whole = language[language["family"] == "all"]
-    for name in (report.MAIN_SET, report.HARD_SET):
-        advised = report.final(by_seed(whole, name, METHOD_OF[RECOMMENDED]))
-        for other in {report.CHEAP, *METHOD_OF.values()} - {METHOD_OF[RECOMMENDED]}:
-            mean, half = paired_difference(advised, report.final(by_seed(whole, name, other)))
-            assert mean + half > 0, (name, other)
-    advice = (DOCS / "settings.md").read_text().split("## Advice")[1].split("\n## ")[0]
-    pieces = re.findall(r"```yaml\n(.*?)```", advice, flags=re.S)
-    assert len(pieces) > 4 and yaml.safe_load(pieces[0]) == {"baseline": RECOMMENDED}
-    (graded,) = (piece for piece in pieces if "scale_rewards" in piece)
-    assert yaml.safe_load(graded) == {"baseline": "posterior", "scale_rewards": "batch"}
-
-
 def test_store(runs, tmp_path):
     report.store(runs, tmp_path)
     steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
     assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
 
 
-def test_what_one_step_ahead_costs_is_as_stored():
+def test_the_cost_of_staleness_is_as_stored():
     rows = load_rows(staleness.NAME)
     assert staleness.table(rows) in staleness.PAGE.read_text()
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5} and len(rows) == 2 * 2 * len(staleness.SETS) * 5

@@ -99,7 +99,7 @@ def test_recipes_train_evaluate_and_are_drawn(environment):
     """From the name of a recipe to figures and tables, in an empty folder."""
     task = "from ada_trl.recipes.arithmetic.task import prepare; "
     environment.run("python", "-c", task + "prepare('outputs/arithmetic', steps=3, num_train=64, num_test=8)")
-    quick = ["--max_steps=2", "--eval_steps=2", "--logging_steps=1", "--use_cpu", "--pass_rate_estimator=counts"]
+    quick = ["--max_steps=2", "--eval_steps=2", "--logging_steps=1", "--use_cpu", "--pass_rate_estimator=ema"]
     quick += ["--per_device_train_batch_size=16", "--save_strategy=steps", "--save_steps=2"]
     environment.run("ada-trl", "train", "--config", "arithmetic/seq-balance.yaml", *quick)
     run = "outputs/arithmetic/seq-balance"

@@ -48,7 +48,7 @@ def play(output_dir: Path, *options: str, policy=halving) -> AdaGRPOTrainer:
         *options,
     ]
     if policy is halving:  # which has no prefill that a value head could read
-        arguments += ["--pass_rate_estimator=counts"] * ("--baseline=pool" not in options)
+        arguments += ["--pass_rate_estimator=ema"] * ("--baseline=pool" not in options)
     with mock.patch.object(AdaGRPOTrainer, "_generate_single_turn", policy):
         return runpy.run_path(str(EXAMPLE))["main"](arguments, str(output_dir / "model"), processing_class=tokenizer)
 

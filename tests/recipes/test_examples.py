@@ -1,10 +1,16 @@
-"""The examples do what they say, on tiny models; that of a vLLM server is in tests/server."""
+"""The examples run with tiny models; the one with a vLLM server is tested in tests/server."""
 
+import re
 import runpy
+import tomllib
+from configparser import ConfigParser
 
 import pytest
+import trl
 from datasets import Dataset, DatasetDict
+from packaging.requirements import Requirement
 
+import ada_trl
 from ada_trl import AdaGRPOTrainer
 from ada_trl.recipes.arithmetic.task import prepare
 
@@ -12,7 +18,9 @@ from ..helpers import (
     QUICK_ARGUMENTS,
     ROOT,
     chat_tokenizer,
+    even_reward,
     logs_of,
+    prompt_dataset,
     read_rank_outputs,
     run_module,
     tiny_chat_model,
@@ -26,21 +34,63 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def example(name: str) -> dict:
-    """The names that an example defines."""
+    """Return the names that an example defines."""
     return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
 
 
+@pytest.mark.parametrize("ours", [True, False], ids=["AdaGRPOTrainer", "the same script with TRL's names"])
+def test_quick_start(tmp_path, monkeypatch, ours):
+    """The quick start of the README trains, and differs from a GRPO script by two names and one argument."""
+    text = (ROOT / "examples" / "quick_start.py").read_text()
+    if not ours:
+        text = (
+            re.sub(r" *baseline=.*\n", "", text)
+            .replace("AdaGRPO", "GRPO")
+            .replace("from ada_trl import", "from trl import")
+        )
+        assert "ada" not in text.partition("# ///\nfrom")[2].lower()
+    module, prefix = (ada_trl, "Ada") if ours else (trl, "")
+    trainer_class, config_class = (getattr(module, f"{prefix}GRPO{name}") for name in ("Trainer", "Config"))
+    sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
+
+    def tiny_trainer(model, reward_funcs, args, train_dataset):
+        assert "/" in model and callable(reward_funcs)
+        return trainer_class(tiny_model(), even_reward, args, train_dataset, processing_class=tiny_tokenizer())
+
+    monkeypatch.setattr(module, f"{prefix}GRPOTrainer", tiny_trainer)
+    monkeypatch.setattr(module, f"{prefix}GRPOConfig", lambda **given: config_class(**given | sizes))
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: prompt_dataset(repeats=32))
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "quick_start.py"
+    script.write_text(text)
+    trainer = runpy.run_path(str(script))["trainer"]
+    assert trainer.state.global_step == 2
+    assert trainer.args.generation_batch_size == 64
+    assert trainer.args.num_generations == (1 if ours else 8)
+
+
 @pytest.mark.slow
-def test_offline_is_ten_lines_and_learns_from_sums(tmp_path, monkeypatch):
-    text = (ROOT / "examples" / "offline.py").read_text()
-    assert len([line for line in text.splitlines() if line]) <= 11
-    assert text.strip().replace("\n\n\n", "\n\n") in (ROOT / "README.md").read_text()
+def test_offline(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prepare("outputs/arithmetic", steps=3, num_train=64, num_test=8)
     printed = []
     names = runpy.run_path(str(ROOT / "examples" / "offline.py"), {"print": lambda _, value: printed.append(value)})
     assert names["trainer"].state.global_step == 20 and len(logs_of(names["trainer"])) == 4
     assert len(printed) == 2 and all(0 <= accuracy <= 1 for accuracy in printed)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_inline_metadata_has_the_packages_that_are_imported(path):
+    """As `uv run` reads it (PEP 723): the extras exist, and `ada_trl` comes from this repository."""
+    (block,) = re.findall(r"^# /// script\n(.*?)^# ///$", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    metadata = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.MULTILINE))
+    requirements = {item.name: item.extras for item in map(Requirement, metadata["dependencies"])}
+    extras = ConfigParser()
+    extras.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert requirements["ada_trl"] <= set(extras["options.extras_require"])
+    assert (path.parent / metadata["tool"]["uv"]["sources"]["ada_trl"]["path"]).resolve() == ROOT
+    if re.search("^from peft import", path.read_text(), flags=re.MULTILINE):
+        assert "peft" in requirements["ada_trl"]
 
 
 def test_two_rewards(tmp_path):
@@ -78,7 +128,7 @@ def test_conversation(tmp_path):
 
 
 def test_agent(tmp_path):
-    """Every other game is played by halving, which wins; the others are given up."""
+    """Every other game is won by binary search; in the others no number is guessed."""
     game = example("agent")["HigherOrLower"]()
     assert game.reset(secret=40) == " It is between 1 and 100."
     assert [game.guess(number) for number in (50, 25, 40)] == ["lower", "higher", "found"] and game.get_reward() == 1

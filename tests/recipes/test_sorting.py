@@ -14,6 +14,7 @@ from transformers import Qwen2ForCausalLM
 from ada_trl import AdaGRPOTrainer
 from ada_trl.commands.reward_funcs import load_reward_funcs
 from ada_trl.commands.train import main, parse_args
+from benchmarks import names
 from benchmarks.common import load_rows, save_rows
 from benchmarks.learning import equal_tokens, sorting
 from recipes.arithmetic.task import build_tokenizer
@@ -183,7 +184,7 @@ def test_evaluation_counts_what_is_right_and_disturbs_nothing(monkeypatch):
     assert evaluation["pass@2"] == pytest.approx((0 + 1 / 2 + 5 / 6 + 3) / 6)
     unbiased = [p * (1 - p) / 3 for p in shares]
     assert evaluation["accuracy_error"] == pytest.approx(sum(unbiased) ** 0.5 / 6)
-    assert evaluation["truncated"] == pytest.approx(3.5 / 6) and evaluation["graded"] == pytest.approx(3.5 / 6)
+    assert evaluation["truncated"] == pytest.approx(3.5 / 6) and evaluation["mean_reward"] == pytest.approx(3.5 / 6)
     assert evaluation["completion_tokens"] == pytest.approx(1 + 47 * 3.5 / 6)
 
 
@@ -204,7 +205,7 @@ def quarter(completions, **kwargs):
 
 @pytest.mark.parametrize(
     ("method", "name", "reward"),
-    [("GRPO n=4", "sorting", "sorted_by_swaps"), ("Posterior n=1", "sorting-graded", "work_and_answer")],
+    [("GRPO n=4", "sorting", "sorted_by_swaps"), ("posterior baseline, n=1", "sorting-graded", "work_and_answer")],
 )
 def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp_path, monkeypatch):
     small = {"rollouts_per_step": 16, "steps": 2, "rates": (1e-3, 2e-3)}
@@ -257,11 +258,11 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
 
 def test_exact_pass_rates_are_not_asked_of_sorting(monkeypatch):
     monkeypatch.setattr(equal_tokens, "best_rate", lambda method, name, rows: 1e-4)
-    methods, sets = ["GRPO n=4", equal_tokens.KNOWN], ["hard", "sorting", "sorting-graded"]
+    methods, sets = ["GRPO n=4", names.ORACLE], ["hard", "sorting", "sorting-graded"]
     runs = equal_tokens.reported_runs(methods, sets, [1, 2], [])
     assert [run[:3] for run in runs[:4]] == [
         ("GRPO n=4", "hard", 1),
-        (equal_tokens.KNOWN, "hard", 1),
+        (names.ORACLE, "hard", 1),
         ("GRPO n=4", "sorting", 1),
         ("GRPO n=4", "sorting-graded", 1),
     ]
@@ -276,13 +277,11 @@ def test_a_method_runs_with_its_trainer_and_as_many_prompts_as_make_the_tokens_e
         return {}
 
     monkeypatch.setattr(equal_tokens, "train_once", record)
-    for method in ("DAPO n=4", "GRPO n=4", equal_tokens.MORE_TOKENS, equal_tokens.KNOWN):
+    for method in (names.DAPO, "GRPO n=4", equal_tokens.MORE_TOKENS, names.ORACLE):
         for name in ("easy", "hard", "sorting"):
             run = equal_tokens.Run(method, name, 1, 1e-4)
             equal_tokens.train_and_save(run, tmp_path, dict.fromkeys(equal_tokens.SETS, tmp_path), None, 20)
-    assert [asked["DAPO n=4", name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
+    assert [asked[names.DAPO, name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
     assert [asked["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
     assert asked[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts
-    assert (
-        trainers[equal_tokens.KNOWN] is equal_tokens.OraclePassRateTrainer and trainers["GRPO n=4"] is AdaGRPOTrainer
-    )
+    assert trainers[names.ORACLE] is equal_tokens.OraclePassRateTrainer and trainers["GRPO n=4"] is AdaGRPOTrainer

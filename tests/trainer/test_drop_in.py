@@ -2,7 +2,6 @@
 
 import datetime
 import functools
-import re
 from pathlib import Path
 
 import peft
@@ -301,15 +300,3 @@ def test_chat_templates(template, tmp_path):
         max_completion_length=8,
         max_steps=1,
     )
-
-
-def test_every_test_in_the_feature_table_exists():
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "features.md").read_text())
-    assert len(named) > 50
-    for path, name in set(named):
-        (file,) = (
-            found
-            for found in (ROOT / "tests").rglob(Path(path).name)
-            if (found.parent.name == "server") == path.startswith("server/")
-        )
-        assert f"\ndef {name}(" in file.read_text(), f"{path}::{name}"

@@ -9,11 +9,15 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from benchmarks.learning import equal_tokens, prompt_sets, report
+from benchmarks import names
+from benchmarks.learning import equal_tokens, prompt_sets, tables
 from benchmarks.learning import run as learning
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
 
 from ..helpers import tiny_model, tiny_tokenizer
+
+
+EST_VALUE = f"{names.EST} (value head) n=4"
 
 
 # The runner
@@ -68,7 +72,7 @@ def task_dir(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("method", ["GRPO n=8", "DAPO n=4", "Seq-balance, corrected", "Est-value n=4"])
+@pytest.mark.parametrize("method", [names.GRPO_8, names.DAPO, names.CORRECTED, EST_VALUE])
 def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "PROMPTS_PER_STEP", 4)
     run = learning.Run(method, "hard", 7)
@@ -77,7 +81,7 @@ def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
     assert (record["method"], record["prompt_set"], record["seed"]) == run
     assert [row["step"] for row in record["steps"]] == [1, 2, 3]
     assert [row["step"] for row in record["evaluations"]] == [0, 2, 3]
-    rollouts = {"GRPO n=8": 32, "Est-value n=4": 16}.get(method)
+    rollouts = {names.GRPO_8: 32, EST_VALUE: 16}.get(method)
     for row in record["steps"]:
         assert row["rollouts"] == rollouts or (rollouts is None and row["rollouts"] >= 16)
         assert row["rollouts"] <= row["generated_tokens"] <= row["rollouts"] * MAX_ANSWER_TOKENS
@@ -160,13 +164,13 @@ def test_a_step_is_one_generation(task_dir):
     assert [row["step"] for row in record["evaluations"]] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("name", "of_a_step"), [(equal_tokens.KNOWN, [4]), (equal_tokens.BEST_KNOWN, [12])])
+@pytest.mark.parametrize(("name", "of_a_step"), [(names.ORACLE, [4]), (names.OVERSAMPLING_ORACLE, [12])])
 def test_who_knows_the_pass_rates_compares_and_chooses_by_them(name, of_a_step, task_dir):
     seen = []
 
     class Remembers(equal_tokens.OraclePassRateTrainer):
-        def _know(self):
-            super()._know()
+        def _insert_exact_pass_rates(self):
+            super()._insert_exact_pass_rates()
             visit, belief = self.pass_rates.predictions, self.pass_rates.reward_estimator
             guessed = (belief.mean_reward or 0.0) + visit.features.value_predictions * (belief.reward_std.std or 1.0)
             seen.append((visit.prompts, self.pass_rates.estimates, guessed))
@@ -196,7 +200,7 @@ def test_the_first_bar_of_the_ablation_is_grpo_bit_for_bit(task_dir, tmp_path):
         (GRPOTrainer, GRPOConfig(tmp_path / "grpo", num_generations=4, **options)),
         (
             AdaGRPOTrainer,
-            AdaGRPOConfig(tmp_path / "ada", **options, **equal_tokens.METHODS[next(iter(report.ABLATION))].options),
+            AdaGRPOConfig(tmp_path / "ada", **options, **equal_tokens.METHODS[next(iter(tables.ABLATION))].options),
         ),
     ):
         model, tokenizer = prompt_sets.load(task_dir / "base")

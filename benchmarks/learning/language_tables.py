@@ -1,0 +1,350 @@
+"""Tables and sentences of the language model: the paper's protocol, equal tokens, and short runs."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import names
+from ..common import load_rows
+from .formatting import (
+    MIN_SEEDS,
+    NO_VALUE,
+    REFERENCE,
+    SAME,
+    STRONG_REFERENCE,
+    against,
+    as_table,
+    comparison,
+    share_to_reach,
+    show,
+    start_row,
+    with_difference,
+)
+from .language_model import EQUAL_TOKENS, PAPER, PAPER_PROMPTS, PAPER_SUFFIX, RATE
+from .statistics import before_training, by_seed, final, half_way, mean_of, of_methods, paired_difference
+
+
+PILOT_SEED = 0  # of the short runs
+MAIN_SET, HARD_SET = "mixture", "hard"
+TITLES = {MAIN_SET: "eight families of tasks (mixture)", HARD_SET: "seven hard families"}
+PASS_AT = (4, 16, 64)
+PAPER_REFERENCE = REFERENCE + PAPER_SUFFIX
+ORDER = (  # of the comparison at equal tokens
+    names.GRPO_4,
+    names.GRPO_8,
+    names.DAPO,
+    f"{names.HYBRID}, 3 prompts",
+    names.BATCH,
+    names.POSTERIOR,
+    names.POSTERIOR_2_ITERATIONS,
+    names.OVERSAMPLING,
+    names.RETRIES,
+)
+COMPARED = (names.BATCH, names.POSTERIOR, names.OVERSAMPLING, names.RETRIES)  # in sentences
+README_METHODS = (names.GRPO_4, names.GRPO_8, names.BATCH, names.OVERSAMPLING)
+# Other runs on the machine make a step slower, never faster.
+CPU_SECONDS = "CPU s per step, fastest seed"
+
+
+def stored_language(pilots: bool = False) -> pd.DataFrame:
+    """The stored evaluations of the reported runs; `pilots`: those of the short runs."""
+    rows = pd.DataFrame(load_rows("language_model"))
+    rows = rows.astype(dict.fromkeys(("explained_variance", "frac_zero_variance", "generating_seconds"), float))
+    is_pilot = rows["seed"] == PILOT_SEED
+    return rows[is_pilot] if pilots else rows[~is_pilot & (rows["rate"] == RATE)]
+
+
+def equal_tokens_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["method"].isin(EQUAL_TOKENS)]
+
+
+def paper_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["method"].isin(PAPER)]
+
+
+def of_all_families(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["family"] == "all"]
+
+
+def paper_name(method: str) -> str:
+    """The name in the section on the paper's protocol, where every method has as many prompts."""
+    return method.removesuffix(PAPER_SUFFIX)
+
+
+def has_one_rollout(method: str) -> bool:
+    """Whether the method has one rollout per prompt, which is no group."""
+    return "n=1," in f"{method},"
+
+
+def zero_variance(runs: pd.DataFrame, prompt_set: str) -> float:
+    """Fraction of groups of four rollouts with zero reward variance before training, exact."""
+    whole = of_all_families(runs[runs["prompt_set"] == prompt_set])
+    return float(whole[whole["step"] == 0]["frac_zero_variance"].mean())
+
+
+# Captions
+
+
+def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], reference: str = REFERENCE) -> str:
+    """Model, answers and seeds, and the smallest significant differences from the reference."""
+    whole = of_all_families(runs[runs["prompt_set"] == prompt_set])
+    found = of_methods(whole, prompt_set, methods)
+    last = whole[whole["step"] == whole["step"].max()]
+    tokens = (last["generated_tokens"] / last["rollouts"]).mean()
+    counts = sorted({len(own) for own in found.values()})
+    seeds = (
+        f"{counts[0]} to {counts[-1]} seeds"
+        if len(counts) > 1
+        else "one seed"
+        if counts == [1]
+        else f"{counts[0]} seeds"
+    )
+    text = (
+        f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at learning rate "
+        f"{_rate(RATE)}, answers of about {tokens:.0f} tokens, {seeds}."
+    )
+    widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
+    if all(widths.values()):
+        text += f" Smallest significant differences from {paper_name(reference)}: " + ", ".join(
+            f"{column} {_range(values)}" for column, values in widths.items()
+        )
+        text += " (half of the 95% interval, by method)."
+    return f"*{text}*"
+
+
+def _half_widths(found: dict[str, dict[int, pd.DataFrame]], column: str, reference: str) -> list[float]:
+    """Half the widths of the intervals of the differences from the reference."""
+    halves = []
+    for method, own in found.items():
+        others = found.get(reference, {})
+        if method != reference and len(own.keys() & others.keys()) >= MIN_SEEDS:
+            halves.append(paired_difference(final(own, column), final(others, column))[1])
+    return halves
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+# Equal tokens
+
+
+def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
+    """Accuracy and pass@16 at equal tokens, and what was measured during the steps."""
+    whole = of_all_families(runs)
+    found = of_methods(whole, prompt_set, ORDER)
+    weak, strong = found.get(REFERENCE, {}), found.get(STRONG_REFERENCE, {})
+    rows = [start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
+    for method, own in found.items():
+        row = {"Method": method, "Seeds": str(len(own))} | _results(method, own, weak, strong)
+        groups, explained = (
+            mean_of(final(own, column))[0] for column in ("frac_zero_advantage_groups", "explained_variance")
+        )
+        row["Zero-variance groups"] = NO_VALUE if has_one_rollout(method) else f"{groups:.2f}"
+        row["Explained variance"] = (
+            f"{explained:.2f}" if has_one_rollout(method) and method != names.BATCH else NO_VALUE
+        )
+        row[CPU_SECONDS] = f"{min(float((run['cpu_seconds'] / run['step']).iloc[-1]) for run in own.values()):.1f}"
+        rows.append(row)
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+
+
+def readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
+    """A few methods with at least `MIN_SEEDS` seeds at equal tokens."""
+    whole = of_all_families(runs)
+    found = {m: own for m, own in of_methods(whole, prompt_set, README_METHODS).items() if len(own) >= MIN_SEEDS}
+    weak, strong = found.get(REFERENCE, {}), found.get(STRONG_REFERENCE, {})
+    rows = [start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
+    rows += [{"Method": method} | _results(method, own, weak, strong) for method, own in found.items()]
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+
+
+def _results(method: str, own: dict[int, pd.DataFrame], weak: dict, strong: dict) -> dict[str, str]:
+    """Accuracy and pass@16 of a method, compared with both references."""
+    row = {"Accuracy": f"{mean_of(final(own))[0]:.3f}"}
+    for other, reference in ((REFERENCE, weak), (STRONG_REFERENCE, strong)):
+        row[f"against {other}"] = against(final(own), final(reference)) if method != other and reference else ""
+    row[f"{STRONG_REFERENCE}'s accuracy after"] = share_to_reach(own, strong)
+    is_compared = method != REFERENCE and bool(weak)
+    row["pass@16"] = with_difference(final(own, "pass@16"), final(weak, "pass@16"), is_compared)
+    return row
+
+
+def language_verdict(
+    runs: pd.DataFrame,
+    prompt_set: str,
+    methods: Sequence[str] = COMPARED,
+    references: Sequence[str] = (REFERENCE, STRONG_REFERENCE),
+) -> str:
+    """Comparisons in sentences, of methods with at least `MIN_SEEDS` common seeds; each also with the methods before it."""
+    whole = of_all_families(runs)
+    found = {method: by_seed(whole, prompt_set, method) for method in (*references, *methods)}
+    share = zero_variance(runs, prompt_set)
+    lines = [f"Before training, {share:.0%} of the groups of four rollouts have zero reward variance (exact)."]
+    others = list(references)
+    for method in methods:
+        text = _sentence(method, found, others, last_reference=references[-1])
+        others.append(method)
+        if text:
+            lines.append(text)
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _sentence(
+    method: str, found: dict[str, dict[int, pd.DataFrame]], others: Sequence[str], last_reference: str
+) -> str:
+    """Accuracy against every other method, pass@16 where the difference is significant, and the accuracy half-way."""
+    accuracy: dict[str, list[str]] = {}
+    diversity: dict[str, list[str]] = {}
+    for other in others:
+        own, reference = found[method], found[other]
+        if other == method or len(own.keys() & reference.keys()) < MIN_SEEDS:
+            continue
+        difference = paired_difference(final(own), final(reference))
+        text = f"{paper_name(other)} ({show(difference, sign=True)})"
+        accuracy.setdefault(comparison(*difference), []).append(text)
+        difference = paired_difference(final(own, "pass@16"), final(reference, "pass@16"))
+        if comparison(*difference) != SAME:
+            text = f"{paper_name(other)} ({show(difference, sign=True)})"
+            diversity.setdefault(f"pass@16 {comparison(*difference)}", []).append(text)
+    if not accuracy:
+        return ""
+    parts = [f"{result} {', '.join(texts)}" for result, texts in (accuracy | diversity).items()]
+    early = paired_difference(half_way(found[method]), final(found[last_reference]))
+    if not math.isnan(early[1]):
+        half = f"accuracy after half of the steps, compared with {paper_name(last_reference)} after all steps"
+        parts.append(f"{half}: {show(early, sign=True)}")
+    return f"**{paper_name(method)}**: {'; '.join(parts)}."
+
+
+def family_table(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str] = ORDER) -> str:
+    """By family: zero-variance groups of four rollouts before training, and accuracy before and after."""
+    runs = runs[(runs["prompt_set"] == prompt_set) & (runs["family"] != "all")]
+    rows = []
+    for family, own in runs.groupby("family"):
+        start, end = own[own["step"] == 0], own[own["step"] == own["step"].max()]
+        share = start["frac_zero_variance"].mean()
+        row = {"Family": family, "Zero-variance groups (n=4)": f"{share:.0%}"}
+        row["before training"] = f"{start['accuracy'].mean():.3f}"
+        means = end.groupby("method")["accuracy"].mean()
+        row |= {names.short(paper_name(m)): f"{means[m]:.3f}" for m in methods if m in means}
+        rows.append((share, row))
+    return as_table([row for _, row in sorted(rows, key=lambda item: -item[0])])
+
+
+def readme_sentences(runs: pd.DataFrame) -> str:
+    """The hard families, pass@16 of the batch baseline, and the paper's protocol, in a sentence each."""
+    equal, batch = of_all_families(equal_tokens_runs(runs)), names.BATCH
+    hard = final(by_seed(equal, HARD_SET, batch))
+    results = []
+    for other in (REFERENCE, STRONG_REFERENCE, names.POSTERIOR):
+        difference = paired_difference(hard, final(by_seed(equal, HARD_SET, other)))
+        results.append(f"{comparison(*difference)} {other} ({show(difference, sign=True)})")
+    own = by_seed(equal, MAIN_SET, batch)
+    starts = {seed: float(run["pass@16"].iloc[0]) for seed, run in own.items()}
+    change = paired_difference(final(own, "pass@16"), starts)
+    lines = [
+        f"pass@16 on the mixture, {batch}: {comparison(*change)} the untrained model ({show(change, sign=True)}).",
+        f"Accuracy on [seven hard families](docs/benchmarks.md) ({before_training(equal, HARD_SET)['accuracy']:.3f} before "
+        f"training, {zero_variance(runs, HARD_SET):.0%} zero-variance groups with n=4), {batch}: {', '.join(results)}.",
+    ]
+    paper = paper_sentence(runs)
+    return "\n\n".join([*lines, paper] if paper else lines)
+
+
+# The paper's protocol
+
+
+def paper_methods(runs: pd.DataFrame) -> list[str]:
+    """The methods with stored runs, the reference first; none without runs of the reference."""
+    stored = set(paper_runs(runs)["method"])
+    return [method for method in PAPER if method in stored] if PAPER_REFERENCE in stored and len(stored) > 1 else []
+
+
+def paper_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
+    """Accuracy and pass@16 at equal prompts and steps, in brackets the difference from GRPO n=4; and the costs."""
+    whole = of_all_families(paper_runs(runs))
+    found = of_methods(whole, prompt_set, paper_methods(runs))
+    reference = found[PAPER_REFERENCE]
+    rows = [start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
+    for method, own in found.items():
+        is_compared = method != PAPER_REFERENCE
+        row = {"Method": paper_name(method), "Seeds": str(len(own))}
+        for column, label in (("accuracy", "Accuracy"), ("pass@16", "pass@16")):
+            row[label] = with_difference(final(own, column), final(reference, column), is_compared)
+        per_prompt = [float((run["rollouts"] / run["step"]).iloc[-1]) / PAPER_PROMPTS for run in own.values()]
+        row["Rollouts per prompt"] = f"{sum(per_prompt) / len(per_prompt):.1f}"
+        row["1k tokens"] = f"{mean_of(final(own, 'generated_tokens'))[0] / 1e3:.0f}"
+        row["Zero-variance groups"] = f"{mean_of(final(own, 'frac_zero_advantage_groups'))[0]:.2f}"
+        row["Entropy"] = show(mean_of(final(own, "entropy")))
+        rows.append(row)
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+
+
+def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
+    """The section on the paper's protocol; empty without stored runs."""
+    methods = paper_methods(runs)
+    if not methods:
+        return ""
+    own = paper_runs(runs)
+    adaptive = [method for method in methods if "GRPO" not in method]
+    references = [method for method in methods if "GRPO" in method]
+    parts = [
+        "## The paper's protocol on a language model",
+        f"Equal prompts and steps: every method trains on {PAPER_PROMPTS} prompts per step, and additional rollouts are its "
+        "cost. Accuracy and pass@16 are exact; in brackets the difference from GRPO n=4, paired by seed. Zero-variance "
+        "groups and entropy (nats per token) are means over all steps.",
+        "![The paper's protocol](figures/language_paper.png)",
+        paper_table(runs, prompt_set),
+        caption(own, prompt_set, methods, PAPER_REFERENCE),
+        language_verdict(own, prompt_set, [*references[1:], *adaptive], references[:1]),
+        "Accuracy by family:",
+        family_table(own, prompt_set, methods),
+    ]
+    return "\n\n".join(parts)
+
+
+def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
+    """Algorithm 2 of the paper against GRPO at equal prompts and steps; empty with fewer than `MIN_SEEDS` seeds."""
+    whole, method = of_all_families(paper_runs(runs)), names.ALGORITHM_2 + PAPER_SUFFIX
+    own, reference = (by_seed(whole, prompt_set, name) for name in (method, PAPER_REFERENCE))
+    if len(own.keys() & reference.keys()) < MIN_SEEDS:
+        return ""
+    results = []
+    for column in ("accuracy", "pass@16"):
+        difference = paired_difference(final(own, column), final(reference, column))
+        results.append(f"{column}: {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+    cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
+    return (
+        f"In the paper's comparison, at equal prompts and steps, {paper_name(method)} generates {cost:.1f} times as many "
+        f"tokens as {REFERENCE}; {'; '.join(results)}."
+    )
+
+
+# Short runs
+
+
+def pilot_table(pilots: pd.DataFrame) -> str:
+    """The short runs on an unreported seed, which were used to choose the learning rate and the methods."""
+    whole = of_all_families(pilots)
+    ends = whole[whole["step"] == whole["step"].max()]
+    ends = ends.assign(generating=ends["generating_seconds"] * ends["step"] / ends["cpu_seconds"]).to_dict("records")
+    rows = [start_row(whole, MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
+    methods = [*ORDER, *PAPER]
+    rows += [
+        {
+            "Method": run["method"],
+            "Rate": _rate(run["rate"]),
+            "Accuracy": f"{run['accuracy']:.3f}",
+            "pass@16": f"{run['pass@16']:.3f}",
+            "Time generating": NO_VALUE if math.isnan(run["generating"]) else f"{run['generating']:.0%}",
+        }
+        for run in sorted(ends, key=lambda run: (run["rate"], methods.index(run["method"])))
+    ]
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])

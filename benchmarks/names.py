@@ -1,0 +1,23 @@
+"""Names of the methods in tables, figures and stored results."""
+
+GRPO_4, GRPO_8, GRPO_16 = "GRPO n=4", "GRPO n=8", "GRPO n=16"
+DAPO = "dynamic sampling (DAPO) n=4"
+
+BATCH = "batch baseline, n=1"
+POSTERIOR = "posterior baseline, n=1"
+POSTERIOR_2_ITERATIONS = f"{POSTERIOR}, 2 iterations"
+OVERSAMPLING = f"{POSTERIOR}, + prompt oversampling ×3"
+RETRIES = f"{POSTERIOR}, + retries"
+ORACLE = f"{POSTERIOR}, oracle pass rates"
+OVERSAMPLING_ORACLE = f"{OVERSAMPLING}, oracle pass rates"
+
+# In brackets: the prompt weight, and whether the selection is corrected. Algorithm 2 of the paper has neither.
+SEQ_POS, SEQ_BALANCE, EST = "Reinforce-Ada Seq-pos", "Reinforce-Ada Seq-balance", "Reinforce-Ada Est"
+ALGORITHM_2 = f"{SEQ_BALANCE} (Algorithm 2)"
+HYBRID = f"{SEQ_BALANCE} (1/√p)"
+CORRECTED = f"{SEQ_BALANCE} (1/√p, corrected)"  # the default of `AdaGRPOConfig`
+
+
+def short(method: str) -> str:
+    """The name in a figure's legend."""
+    return method.removeprefix("Reinforce-Ada ").replace(f"{POSTERIOR}, + ", "posterior + ")
