@@ -89,8 +89,8 @@ PAPER = {
     names.SEQ_POS + PAPER_SUFFIX: _paper(
         adaptive_sampling="seq-pos", prompt_weighting="none", selection_correction=False
     ),
-    f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est-ema"),
-    f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est-value"),
+    f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="ema"),
+    f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
 METHODS = EQUAL_TOKENS | PAPER
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {

@@ -83,7 +83,7 @@ def _seq(condition: str, **options) -> dict:
 
 
 def _est(estimator: str, n: int) -> dict:
-    return {"adaptive_sampling": estimator, "num_generations": n}
+    return {"adaptive_sampling": "est", "pass_rate_estimator": estimator, "num_generations": n}
 
 
 # In the order of the tables. The options are those that a user would pass, in addition to COMMON.
@@ -97,10 +97,10 @@ METHODS = {
     names.ALGORITHM_2: _seq("seq-balance", prompt_weighting="none"),
     f"{names.SEQ_BALANCE} (1/p)": _seq("seq-balance", prompt_weighting="inverse"),
     names.CORRECTED: _seq("seq-balance", selection_correction=True),
-    f"{names.EST} (EMA) n=4": _est("est-ema", 4),
-    f"{names.EST} (value head) n=4": _est("est-value", 4),
-    f"{names.EST} (EMA) n=8": _est("est-ema", 8),
-    f"{names.EST} (value head) n=8": _est("est-value", 8),
+    f"{names.EST} (EMA) n=4": _est("ema", 4),
+    f"{names.EST} (value head) n=4": _est("value", 4),
+    f"{names.EST} (EMA) n=8": _est("ema", 8),
+    f"{names.EST} (value head) n=8": _est("value", 8),
 }
 
 

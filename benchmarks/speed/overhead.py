@@ -2,10 +2,10 @@
 Overhead of adaptive sampling, excluding the generation of additional rollouts.
 
 `python -m benchmarks.speed.overhead` prints (1) the CPU time of the sampler for 512 prompts × 32 rollouts, (2) step time and
-peak memory of `adaptive_sampling="uniform"` relative to `GRPOTrainer`, (3) of `"est-value"` relative to `"est-ema"`, which
-differ by the value head only, and (4) of retries relative to GRPO with the same number of rows, each alternating in one run.
-Ratios are of the fastest steps, which are least affected by other load on the machine, and of the medians; "estimating" is
-`ada/time/pass_rate_estimation` as a fraction of the step.
+peak memory of `adaptive_sampling="uniform"` relative to `GRPOTrainer`, (3) of Est with the value head relative to Est with
+the EMA, and (4) of retries relative to GRPO with the same number of rows, each alternating in one run. Ratios are of the fastest
+steps, which are least affected by other load on the machine, and of the medians; "estimating" is `ada/time/pass_rate_estimation`
+as a fraction of the step.
 """
 
 import argparse
@@ -63,8 +63,8 @@ RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds"
 VARIANTS = {  # trainer, configuration, rows per step, options
     "GRPOTrainer": (GRPOTrainer, GRPOConfig, 64, {"num_generations": 4}),
     "uniform": (AdaGRPOTrainer, AdaGRPOConfig, 64, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
-    "est-ema": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-ema"}),
-    "est-value": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est-value"}),
+    "est-ema": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est", "pass_rate_estimator": "ema"}),
+    "est-value": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "est", "pass_rate_estimator": "value"}),
     "GRPO n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, {"adaptive_sampling": "uniform", "scale_rewards": "group"}),
     "retries n=4": (AdaGRPOTrainer, AdaGRPOConfig, 128, RETRIES),
     "retries n=1": (AdaGRPOTrainer, AdaGRPOConfig, 128, RETRIES | {"num_generations": 1}),
