@@ -19,7 +19,7 @@ from ada_trl.commands.train import AdaScriptArguments
 
 
 ROOT = Path(__file__).parents[2]
-FIRST_OPTION = {"data": "--model_name_or_path", "evaluate": "--models", "plots": "-h", "train": "-h"}
+FIRST_OPTION = {"plots": "-h", "train": "-h"}
 SLOW_IMPORTS = "print(sorted({'torch', 'transformers', 'datasets', 'matplotlib'} & {*sys.modules}), file=sys.stderr)"
 
 

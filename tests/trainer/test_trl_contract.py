@@ -45,6 +45,7 @@ def test_version_is_one_that_was_tested():
 METHODS = {  # overridden or called, with their parameters
     GRPOTrainer: {
         "_generate_and_score_completions": ["inputs"],
+        "_prepare_inputs": ["generation_batch"],
         "_generate": ["prompts"],
         "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
         "_tokenize_prompts": ["prompts"],

@@ -138,7 +138,9 @@ def test_the_papers_numbers_are_made_without_a_weight_and_est_with_eight_rollout
 def test_methods_name_their_mode_and_rewards(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
     mode = "seq-pos" if method == "retry_unsolved" else method.removesuffix("-n4").removesuffix("-hybrid")
-    assert args.adaptive_sampling == (mode if mode.startswith(("seq", "est")) else "uniform")
+    estimator = mode.removeprefix("est-") if mode.startswith("est") else None
+    assert args.adaptive_sampling == ("est" if estimator else mode if mode.startswith("seq") else "uniform")
+    assert estimator is None or args.pass_rate_estimator == estimator
     assert args.zero_variance_groups == ("resample" if method == "dapo" else "keep")
     assert args.scale_rewards == ("group" if method.startswith(("grpo", "dapo")) else "none")
     names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
@@ -296,7 +298,7 @@ def test_weights_from_a_file_and_from_the_command_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("max_stepz: 1", "unknown fields: --max_stepz 1 .did you mean .max_steps"), ("- 1", r"a YAML mapping .*\[1\]")],
+    [("max_stepz: 1", "unknown field max_stepz: 1 .did you mean .max_steps"), ("- 1", r"a YAML mapping .*\[1\]")],
 )
 def test_bad_files(text, message, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)
