@@ -279,10 +279,10 @@ def main(args: list[str] | None = None) -> None:
             trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt as error:
         saved = last_checkpoint(training_args.output_dir)
-        remedy = f"the same command with --resume_from_checkpoint true continues from {saved}"
+        fix = f"the same command with --resume_from_checkpoint true continues from {saved}"
         raise KeyboardInterrupt(
             f"{trainer.state.global_step} of {trainer.state.max_steps} steps done; "
-            f"{remedy if saved else 'no checkpoint was saved (--save_steps)'}."
+            f"{fix if saved else 'no checkpoint was saved (--save_steps)'}."
         ) from error
     trainer.save_state()
     trainer.save_model(training_args.output_dir)

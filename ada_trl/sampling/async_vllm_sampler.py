@@ -68,8 +68,8 @@ class AsyncVLLMSampler(RolloutSampler):
         self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.stats |= dict.fromkeys(("vllm/truncated_prompts", "time/idle", "time/reward_overlapped"), 0.0)
-        self._arrived: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
-        self._asked: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
+        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
+        self._in_flight: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
         self._failed_prompts: set[int] = set()  # prompts
         self._submitted = self._failures = 0
         self._unavailable: VLLMServerUnavailable | None = None
@@ -78,7 +78,9 @@ class AsyncVLLMSampler(RolloutSampler):
     def sample(self, **loop) -> list[Pool]:
         self._tick = loop["progress"].tick
         # The same words on every process, whatever its share of the prompts.
-        received = gather_results(lambda: self._sample_own(loop), self.vllm.words("rollouts of this step are missing"))
+        received = gather_results(
+            lambda: self._sample_local(loop), self.vllm.error_factory("rollouts of this step are missing")
+        )
         if self.slots is None:
             return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
         for i, (slot, rollouts) in enumerate(
@@ -89,7 +91,7 @@ class AsyncVLLMSampler(RolloutSampler):
                     slot.add(rollout)
         return list(self.slots)
 
-    def _sample_own(self, loop: dict) -> list[list[Rollout]]:
+    def _sample_local(self, loop: dict) -> list[list[Rollout]]:
         """The rollouts of each prompt of this process."""
         started = time.perf_counter()
         client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
@@ -119,20 +121,20 @@ class AsyncVLLMSampler(RolloutSampler):
             if self._idle_since is not None:
                 self.stats["time/idle"] += time.perf_counter() - self._idle_since
                 self._idle_since = None
-            self._asked.add((prompt, first_draw))
+            self._in_flight.add((prompt, first_draw))
             if self._unavailable is not None:  # it is not even sent
                 future: Future = Future()
                 future.set_exception(self._unavailable)
-                self._arrived.put((prompt, first_draw, future))
+                self._completed.put((prompt, first_draw, future))
                 return
             self._submitted += 1
-            row = self._own_row(prompt, first_draw)
+            row = self._local_row(prompt, first_draw)
             future = start([self.prompt_ids[row]], sizes[prompt], self.images[row])
-            future.add_done_callback(lambda done: self._arrived.put((prompt, first_draw, done)))
+            future.add_done_callback(lambda done: self._completed.put((prompt, first_draw, done)))
 
         return submit
 
-    def _own_row(self, prompt: int, draw: int) -> int:
+    def _local_row(self, prompt: int, draw: int) -> int:
         """Which of this process's rows prompt or slot `prompt` of this process asks."""
         if self.slots is None:
             return prompt
@@ -144,29 +146,31 @@ class AsyncVLLMSampler(RolloutSampler):
         arrived: list[tuple[int, int, Future]] = []
         while not arrived:
             try:
-                arrived.append(self._arrived.get(timeout=TICK_SECONDS))
+                arrived.append(self._completed.get(timeout=TICK_SECONDS))
             except queue.Empty:
                 self._tick()
-        while not self._arrived.empty():
-            arrived.append(self._arrived.get())
+        while not self._completed.empty():
+            arrived.append(self._completed.get())
         answered, failed = [], []
         for prompt, first_draw, future in arrived:
-            if (prompt, first_draw) not in self._asked:
+            if (prompt, first_draw) not in self._in_flight:
                 continue  # no longer
-            self._asked.remove((prompt, first_draw))
+            self._in_flight.remove((prompt, first_draw))
             try:
                 answered.append((prompt, first_draw, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
                 failed += self._fail(prompt, first_draw, error)
-        if not self._asked:
+        if not self._in_flight:
             self._idle_since = time.perf_counter()
         collected: list[tuple[int, int, list[Rollout] | None]] = [
             (prompt, first_draw, None) for prompt, first_draw in failed
         ]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
-        for first_round in (True, False):
-            collected += self._score([answer for answer in answered if (answer[1] == 0) == first_round], first_round)
+        for is_first_round in (True, False):
+            collected += self._score(
+                [answer for answer in answered if (answer[1] == 0) == is_first_round], is_first_round
+            )
         return collected
 
     def _fail(self, prompt: int, first_draw: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
@@ -175,8 +179,8 @@ class AsyncVLLMSampler(RolloutSampler):
         failed = [(prompt, first_draw)]
         if self._failures == MAX_FAILURES and self._unavailable is None:
             self._unavailable = error
-            failed += sorted(self._asked)
-            self._asked.clear()
+            failed += sorted(self._in_flight)
+            self._in_flight.clear()
             self.vllm.vllm_client.cancel()
             logger.warning(
                 f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. The prompts that it "
@@ -187,17 +191,17 @@ class AsyncVLLMSampler(RolloutSampler):
         self._failed_prompts |= {prompt for prompt, _ in failed}
         return failed
 
-    def _score(self, answers: list[tuple], first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
+    def _score(self, answers: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
         if not answers:
             return []
         rows = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answers for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in answers for ids in group]
         logprobs = [[top[0] for top in sequence] for *_, group in answers for sequence in group]
-        hidden = bool(self._asked)
-        completions = self.score([self._own_row(*row) for row in rows], completion_ids, logprobs, first_round)
+        hidden = bool(self._in_flight)
+        completions = self.score([self._local_row(*row) for row in rows], completion_ids, logprobs, is_first_round)
         if hidden:
             self.stats["time/reward_overlapped"] += completions.reward_seconds
-        offset = self.keep(completions, first_round=first_round)
+        offset = self.store(completions, is_first_round=is_first_round)
         sources = [(self.process_index, offset + i) for i in range(len(rows))]
         rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
         return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]

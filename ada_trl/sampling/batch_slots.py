@@ -66,16 +66,16 @@ class BatchSlot(Pool):
         self.pools = [Pool(positive_threshold) for _ in candidates]  # of this step
         self.current = 0  # which candidate is asked
         self.done = False
-        self._asked: list[int] = [0]  # by round of the slot, which candidate
+        self._candidate_of_round: list[int] = [0]  # by round of the slot, which candidate
         self._exit_condition, self._max_rounds = exit_condition, max_rounds
         self._samples_per_round, self._fixed_budget = samples_per_round, fixed_budget
 
     def candidate_at(self, draw: int) -> int:
         """Which of the candidates draw `draw` of the slot belongs to; known once the round before is over."""
-        return self._asked[draw // self._samples_per_round]
+        return self._candidate_of_round[draw // self._samples_per_round]
 
     @property
-    def asked(self) -> range:
+    def sampled(self) -> range:
         """The candidates that have drawn something in this step."""
         return range(sum(1 for pool in self.pools if len(pool)))
 
@@ -101,7 +101,7 @@ class BatchSlot(Pool):
     @property
     def unsolved(self) -> QueuedPrompt | None:
         """The prompt that was asked last, if it has to go on."""
-        last = self.asked[-1]
+        last = self.sampled[-1]
         over = self.resolved(last) or self.history(last).rounds >= self._max_rounds
         return None if over else self.history(last)._replace(from_data_order=False)
 
@@ -121,7 +121,7 @@ class BatchSlot(Pool):
                 self.done = True
                 return
             self.current += 1
-        self._asked.append(self.current)
+        self._candidate_of_round.append(self.current)
 
 
 def slot_done(slot: BatchSlot) -> bool:

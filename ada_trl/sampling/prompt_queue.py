@@ -69,28 +69,30 @@ class PromptQueue:
 
     def __init__(self, stream: PromptStream, config: SlotConfig):
         self.stream, self.config = stream, config
-        self.returning: list[QueuedPrompt] = []
-        self.chosen: list[int] = []  # positions that were chosen, and not needed yet
+        self.retry_queue: list[QueuedPrompt] = []
+        self.reserved: list[int] = []  # positions that were chosen, and not needed yet
         self.skips: dict[str, int] = {}  # by key, how often since it was last asked
         self.metrics: dict[str, float] = {}  # of the step under way
         self._before: list[dict[str, Any]] = []  # the states before the last two steps were opened, the last one first
-        self._steps_without_scores = 0  # steps without beliefs
-        self._new: list[QueuedPrompt] = []  # that this step may ask
+        self._steps_without_scores = 0  # steps without informative estimates
+        self._new_prompts: list[QueuedPrompt] = []  # that this step may ask
 
-    def open(self, beliefs: Callable[[list[int]], CandidateScores] | None = None) -> list[list[QueuedPrompt]]:
+    def next_slots(
+        self, score_candidates: Callable[[list[int]], CandidateScores] | None = None
+    ) -> list[list[QueuedPrompt]]:
         """
         The candidates of each slot: first the prompts that go on, one per slot, then new ones, round by round.
 
         Args:
-            beliefs (`Callable[[list[int]], CandidateScores]`, *optional*):
+            score_candidates (`Callable[[list[int]], CandidateScores]`, *optional*):
                 Of positions in the stream. Called once if there is a choice.
         """
         self._before, self.metrics = [self._state(), *self._before[:1]], {}
-        config, returning = self.config, self.returning
-        slots: list[list[QueuedPrompt]] = [[candidate] for candidate in returning]
+        config, retries = self.config, self.retry_queue
+        slots: list[list[QueuedPrompt]] = [[candidate] for candidate in retries]
         slots += [[] for _ in range(config.slots - len(slots))]
-        number = config.slots * config.candidates_per_slot - len(returning)
-        new = self._new = self._choose(number, {candidate.position for candidate in returning}, beliefs)
+        number = config.slots * config.candidates_per_slot - len(retries)
+        new = self._new_prompts = self._choose(number, {candidate.position for candidate in retries}, score_candidates)
         waiting = iter(new)
         for size in range(config.candidates_per_slot):
             for slot in slots:
@@ -99,7 +101,7 @@ class PromptQueue:
         if any(not slot for slot in slots):
             raise ValueError(
                 f"A step asks {config.slots} different prompts, but the training data set has only "
-                f"{len(new) + len(returning)}. Use a smaller batch or a larger data set."
+                f"{len(new) + len(retries)}. Use a smaller batch or a larger data set."
             )
         return slots
 
@@ -118,24 +120,24 @@ class PromptQueue:
             for of_slot, size in zip(candidates, sizes, strict=True)
         ]
 
-    def close(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
+    def finish_step(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
         """What goes on, what was not needed, and what is logged of it."""
-        asked = [slot.candidates[i] for slot in slots for i in slot.asked]
-        used = {candidate.position for candidate in asked}
-        unused = [candidate for candidate in self._new if candidate.position not in used]
+        sampled = [slot.candidates[i] for slot in slots for i in slot.sampled]
+        used = {candidate.position for candidate in sampled}
+        unused = [candidate for candidate in self._new_prompts if candidate.position not in used]
         self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
-        self.chosen = [candidate.position for candidate in unused if not candidate.from_data_order] + self.chosen
-        unsolved = [slot.unsolved for slot in slots] if self.config.fixed_budget else []
-        going_on = sorted((c for c in unsolved if c is not None), key=lambda candidate: candidate.rounds)
-        self.returning = going_on[: self._max_retries]
-        self.stream.forget({candidate.position for candidate in self.returning} | {*self.chosen})
-        new = sum(not candidate.rounds for candidate in asked)
+        self.reserved = [candidate.position for candidate in unused if not candidate.from_data_order] + self.reserved
+        candidates = [slot.unsolved for slot in slots] if self.config.fixed_budget else []
+        unsolved = sorted((c for c in candidates if c is not None), key=lambda candidate: candidate.rounds)
+        self.retry_queue = unsolved[: self._max_retries]
+        self.stream.forget({candidate.position for candidate in self.retry_queue} | {*self.reserved})
+        new = sum(not candidate.rounds for candidate in sampled)
         return self.metrics | {
-            "prompts/frac_new": new / len(asked),
-            "prompts/frac_retried": 1 - new / len(asked),
-            "prompts/retries_dropped": float(len(going_on) - len(self.returning)),
-            "prompts/resampled": float(len(asked) - len(slots)),
-            "prompts/queue": float(len(self.returning) + len(self.chosen) + self.stream.put_back_rows),
+            "prompts/frac_new": new / len(sampled),
+            "prompts/frac_retried": 1 - new / len(sampled),
+            "prompts/retries_dropped": float(len(unsolved) - len(self.retry_queue)),
+            "prompts/resampled": float(len(sampled) - len(slots)),
+            "prompts/queue": float(len(self.retry_queue) + len(self.reserved) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
         }
 
@@ -144,20 +146,20 @@ class PromptQueue:
         return max(1, int(MAX_RETRY_FRACTION * self.config.slots))
 
     def _choose(
-        self, number: int, exclude: set[int], beliefs: Callable[[list[int]], CandidateScores] | None
+        self, number: int, exclude: set[int], score_candidates: Callable[[list[int]], CandidateScores] | None
     ) -> list[QueuedPrompt]:
         """`number` new prompts, those first that were chosen before."""
         factor = self.config.choices_per_prompt
-        if factor == 1 or beliefs is None:
+        if factor == 1 or score_candidates is None:
             return [QueuedPrompt(position) for position in self.stream.take(number, exclude)]
-        taken = [position for position in self.chosen if position not in exclude][:number]
-        self.chosen = [position for position in self.chosen if position not in taken]
+        taken = [position for position in self.reserved if position not in exclude][:number]
+        self.reserved = [position for position in self.reserved if position not in taken]
         chosen = [QueuedPrompt(position, from_data_order=False) for position in taken]
         number -= len(chosen)
         if not number:
             return chosen
         positions = self.stream.take(factor * number, exclude | {candidate.position for candidate in chosen})
-        keys, gains, pass_rate = beliefs(positions)
+        keys, gains, pass_rate = score_candidates(positions)
         self.metrics = {"prompts/pass_rate": pass_rate, "prompts/skipped": 0.0}
         self.metrics["prompts/max_skips"] = float(max(self.skips.values(), default=0))
         if gains is None:
@@ -195,8 +197,8 @@ class PromptQueue:
             )
 
     def _state(self) -> dict[str, Any]:
-        returning = [candidate._asdict() for candidate in self.returning]
-        state = {"stream": self.stream.state_dict(), "returning": returning, "chosen": list(self.chosen)}
+        retries = [candidate._asdict() for candidate in self.retry_queue]
+        state = {"stream": self.stream.state_dict(), "retry_queue": retries, "reserved": list(self.reserved)}
         return state | {"skips": dict(self.skips)}
 
     def state_dict(self, *, steps_back: int = 0) -> dict[str, Any]:
@@ -205,17 +207,19 @@ class PromptQueue:
 
     def rollback(self) -> None:
         """Nothing of what was opened last is asked: its prompts are the next ones again."""
-        self.stream.put_back([candidate.position for candidate in self._new if candidate.from_data_order])
-        self.chosen = [candidate.position for candidate in self._new if not candidate.from_data_order] + self.chosen
-        self._before, self._new = self._before[1:], []
+        self.stream.put_back([candidate.position for candidate in self._new_prompts if candidate.from_data_order])
+        self.reserved = [
+            candidate.position for candidate in self._new_prompts if not candidate.from_data_order
+        ] + self.reserved
+        self._before, self._new_prompts = self._before[1:], []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])
-        returning = [QueuedPrompt(**candidate) for candidate in state["returning"]]
-        self.returning = returning[: self._max_retries]
-        if len(self.returning) < len(returning):
+        retries = [QueuedPrompt(**candidate) for candidate in state["retry_queue"]]
+        self.retry_queue = retries[: self._max_retries]
+        if len(self.retry_queue) < len(retries):
             logger.warning(
-                f"{len(returning)} prompts were to be asked again; a step has room for {len(self.returning)} of them now, since "
+                f"{len(retries)} prompts were to be asked again; a step has room for {len(self.retry_queue)} of them now, since "
                 "its batch is smaller than that of the checkpoint. The others are left out, as where a step has no room."
             )
-        self.chosen, self.skips = list(state["chosen"]), dict(state["skips"])
+        self.reserved, self.skips = list(state["reserved"]), dict(state["skips"])

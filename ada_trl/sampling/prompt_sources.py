@@ -151,7 +151,7 @@ class QueuedPrompts(DataLoaderPrompts):
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         self._predicted = []
-        candidates = self.queue.open(self._score_candidates if self.config.choices_per_prompt > 1 else None)
+        candidates = self.queue.next_slots(self._score_candidates if self.config.choices_per_prompt > 1 else None)
         rank, world_size, slots = self.accelerator.process_index, self.accelerator.num_processes, self.config.slots
         slot_ranks = [slot * world_size // slots for slot in range(slots)]
         ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
@@ -190,19 +190,19 @@ class QueuedPrompts(DataLoaderPrompts):
         before = 0
         found = SampledPrompts()
         for number, slot in enumerate(pools):
-            for i in slot.asked:
+            for i in slot.sampled:
                 candidate = slot.candidates[i]
                 found.pools.append(slot.pools[i])
                 found.indices.append(before + i)
                 found.seeds.append((number, i))
-                found.is_trained.append(i == slot.asked[-1])
+                found.is_trained.append(i == slot.sampled[-1])
                 found.is_on_distribution.append(candidate.from_data_order and not candidate.rounds and not i)
             before += len(slot.candidates)
         return found
 
     def finish_step(self, pools: Sequence[BatchSlot]) -> dict[str, float]:
-        sampled = [(slot, i) for slot in pools for i in slot.asked]
-        metrics = {"prompts/sampled": float(len(sampled))} | self.queue.close(pools)
+        sampled = [(slot, i) for slot in pools for i in slot.sampled]
+        metrics = {"prompts/sampled": float(len(sampled))} | self.queue.finish_step(pools)
         if self.config.fixed_budget:  # with the rollouts of earlier steps
             metrics["frac_exit_condition_met"] = sum(slot.resolved(i) for slot, i in sampled) / len(sampled)
         return metrics

@@ -147,14 +147,14 @@ class RolloutSampler:
         """
         raise NotImplementedError
 
-    def keep(self, completions: Completions, *, first_round: bool, padding: int = 0) -> int:
+    def store(self, completions: Completions, *, is_first_round: bool, padding: int = 0) -> int:
         """
         Store what this process has generated.
 
         Args:
             completions ([`Completions`]):
                 Of one round.
-            first_round (`bool`):
+            is_first_round (`bool`):
                 Whether that was the first one.
             padding (`int`, *optional*, defaults to `0`):
                 How many at their end are nobody's rollouts: they cost tokens, and that is all.
@@ -167,7 +167,7 @@ class RolloutSampler:
         self.stats["tokens/generated"] += sum(row.length for row in rows)
         self.stats["tokens/seen"] += completions.tokens_seen
         self.stats["time/reward"] += completions.reward_seconds
-        if first_round:
+        if is_first_round:
             counted = rows[: len(rows) - padding]
             self.first_round += [(row.length, row.truncated) for row in counted]
             if counted:

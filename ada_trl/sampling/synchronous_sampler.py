@@ -24,9 +24,9 @@ class SynchronousSampler(RolloutSampler):
     Args:
         rows (`Sequence[dict]`):
             The data set rows of this process's prompts, or candidates.
-        owners (`Sequence[int]`):
+        row_ranks (`Sequence[int]`):
             By prompt or candidate of all processes, in order, whose it is.
-        complete (`Callable[[list[dict], bool], Completions]`):
+        generate_and_score (`Callable[[list[dict], bool], Completions]`):
             Generates and scores one completion for each data set row on this process; the flag tells the first round.
     """
 
@@ -34,23 +34,23 @@ class SynchronousSampler(RolloutSampler):
         self,
         *,
         rows: Sequence[dict],
-        owners: Sequence[int],
-        complete: Callable[[list[dict], bool], Completions],
+        row_ranks: Sequence[int],
+        generate_and_score: Callable[[list[dict], bool], Completions],
         **common,
     ):
         slots = common.get("slots")
-        super().__init__(prompts=range(len(owners) if slots is None else len(slots)), **common)
-        self.complete = complete
-        own = [row for row, owner in enumerate(owners) if owner == self.process_index]
+        super().__init__(prompts=range(len(row_ranks) if slots is None else len(slots)), **common)
+        self.generate_and_score = generate_and_score
+        own = [row for row, owner in enumerate(row_ranks) if owner == self.process_index]
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # data set rows, see `dataset_row_index`
-        self._owners = owners
+        self._row_ranks = row_ranks
         self._generated: set[int] = set()  # rows, by any process
-        self._ranks_with_row = [{owner} for owner in owners]  # which processes have a data set row
+        self._ranks_with_row = [{owner} for owner in row_ranks]  # which processes have a data set row
 
     def sample(self, **loop) -> list[Pool]:
-        return eliminate(len(self.prompts), self.draw, pools=self.slots, **loop)
+        return eliminate(len(self.prompts), self.sample_round, pools=self.slots, **loop)
 
-    def draw(self, rows: Sequence[tuple[int, int]]) -> list[Rollout]:
+    def sample_round(self, rows: Sequence[tuple[int, int]]) -> list[Rollout]:
         """One round: a rollout per `(prompt, draw)` row, the same list on every process."""
         started = time.perf_counter()
         share = -(-len(rows) // self.num_processes)
@@ -61,10 +61,10 @@ class SynchronousSampler(RolloutSampler):
 
         def work() -> list[list[float]]:
             nonlocal reward_seconds
-            first_round = rows[0][1] == 0
-            completions = self.generate(padded[start : start + share], first_round)
-            self.keep(completions, first_round=first_round, padding=padding)
-            self._keep_states(rows, start, completions.states)
+            is_first_round = rows[0][1] == 0
+            completions = self.generate(padded[start : start + share], is_first_round)
+            self.store(completions, is_first_round=is_first_round, padding=padding)
+            self._store_states(rows, start, completions.states)
             reward_seconds = completions.reward_seconds
             return completions.rewards.tolist()
 
@@ -75,7 +75,7 @@ class SynchronousSampler(RolloutSampler):
         sources = [(i // share, offset + i % share) for i in range(len(rows))]
         return self.rollouts([draw for _, draw in rows], rewards, sources)
 
-    def _keep_states(self, rows: Sequence[tuple[int, int]], start: int, states: torch.Tensor | None) -> None:
+    def _store_states(self, rows: Sequence[tuple[int, int]], start: int, states: torch.Tensor | None) -> None:
         """Of each prompt on the process that generates its first completion; `rows` are those of all processes."""
         for i, asked in enumerate(rows):
             row = self.dataset_row_index(*asked)
@@ -84,9 +84,9 @@ class SynchronousSampler(RolloutSampler):
                 if states is not None and 0 <= i - start < len(states):
                     self.states[row] = states[i - start]
 
-    def generate(self, rows: Sequence[tuple[int, int]], first_round: bool) -> Completions:
+    def generate(self, rows: Sequence[tuple[int, int]], is_first_round: bool) -> Completions:
         """One completion for each `(prompt, draw)`, on this process."""
-        return self.complete([self._data[self.dataset_row_index(*row)] for row in rows], first_round)
+        return self.generate_and_score([self._data[self.dataset_row_index(*row)] for row in rows], is_first_round)
 
     def _exchange_rows(self, rows: Sequence[tuple[int, int]], share: int) -> None:
         """Send data set rows to the processes that are about to generate for them, and have them not yet."""
@@ -97,7 +97,7 @@ class SynchronousSampler(RolloutSampler):
             if process not in self._ranks_with_row[row]:
                 self._ranks_with_row[row].add(process)
                 somebody_sends = True
-                if self._owners[row] == self.process_index:
+                if self._row_ranks[row] == self.process_index:
                     outgoing[process][row] = self._data[row]
         if somebody_sends:
             for package in exchange(outgoing, self.accelerator).values():

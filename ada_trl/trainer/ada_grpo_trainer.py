@@ -37,7 +37,7 @@ from ..sampling.prompt_sources import DataLoaderPrompts, PromptBatch, QueuedProm
 from ..sampling.rollout_sampler import RolloutSampler, SelectedRollouts
 from ..sampling.synchronous_sampler import SynchronousSampler
 from ..utils.copying import copy_containers
-from ..utils.distributed import exchange_rows, shared
+from ..utils.distributed import exchange_rows, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
@@ -378,7 +378,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
             return  # this is the last generation
         plan = self._plan_step([])
-        with shared():
+        with synchronized_errors():
             prompt_ids = super()._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
         self.vllm.prefetch(prompt_ids, None)
         plan.is_prefetched = True
@@ -451,9 +451,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         }
         if not self.vllm.samples_async:
             generate = self._rounds.generate_and_score
-            return SynchronousSampler(rows=local_rows, owners=plan.prompts.row_ranks, complete=generate, **common)
+            return SynchronousSampler(
+                rows=local_rows, row_ranks=plan.prompts.row_ranks, generate_and_score=generate, **common
+            )
         prompts, prompt_ids, images = [], [], None
-        with shared():
+        with synchronized_errors():
             if local_rows:
                 prompts = self._rounds.prepare(local_rows)
                 prompt_ids, images, _ = self._tokenize_prompts(prompts)

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from ..sampling.rollout_sampler import Completion, Completions
 from ..utils.copying import copy_containers
-from ..utils.distributed import local
+from ..utils.distributed import no_collectives
 from .trl_hooks import (
     LocalSampling,
     PromptPreparation,
@@ -106,7 +106,7 @@ class RoundGenerator:
         if not is_first_round:
             isolated["_pending_metrics"] = defaultdict(list)
         try:
-            with using_hook(trainer, hook), override_attributes(trainer, **isolated), local():
+            with using_hook(trainer, hook), override_attributes(trainer, **isolated), no_collectives():
                 columns = trainer._generate(prompts)
                 _, completion_ids, _, completions, *_ = columns
                 started = time.perf_counter()

@@ -29,7 +29,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..pass_rates.hidden_states import capture_hidden_states
-from ..utils.distributed import describe_error, gather_unless_local, raise_first
+from ..utils.distributed import describe_error, gather_unless_disabled, raise_first
 from ..utils.logging import get_logger
 from ..vllm.generation import AdaVLLMGeneration
 from .rollout_batch import RolloutBatch
@@ -435,7 +435,7 @@ def _choose_vllm_class(original: Any) -> Callable:
 
 
 _patched_vllm = _ModulePatch("VLLMGeneration", _choose_vllm_class)
-_patched_gather = _ModulePatch("gather", gather_unless_local)
+_patched_gather = _ModulePatch("gather", gather_unless_disabled)
 
 
 @contextmanager
@@ -455,11 +455,11 @@ def vllm_generation_class(**options: Any) -> Iterator[None]:
 @contextmanager
 def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
     """
-    While the block runs, TRL's gathers obey [`~utils.distributed.local`]: ranks sample and score different numbers of rows, at
+    While the block runs, TRL's gathers obey [`~utils.distributed.no_collectives`]: ranks sample and score different numbers of rows, at
     different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
     """
     with (
         _patched_gather(),
-        override_attributes(trainer.accelerator, gather=gather_unless_local(trainer.accelerator.gather)),
+        override_attributes(trainer.accelerator, gather=gather_unless_disabled(trainer.accelerator.gather)),
     ):
         yield

@@ -114,7 +114,7 @@ class VLLMSession:
                 yield
                 self._verify_after_generation(prefetched)
             else:
-                with trainer.vllm_generation.awake(self.push_weights):
+                with trainer.vllm_generation.keep_awake(self.push_weights):
                     yield
         finally:
             self._is_generating = False

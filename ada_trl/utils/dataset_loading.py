@@ -1,4 +1,4 @@
-"""Data sets by name: on the hub, in a file, or in a directory; with errors that name the data set and the remedy."""
+"""Data sets by name: on the hub, in a file, or in a directory; with errors that name the data set and the fix."""
 
 import json
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
 
 @contextmanager
 def _read_errors(name: str) -> Iterator[None]:
-    """Replace errors of the loading by one that names the data set, the cause and the remedy."""
+    """Replace errors of the loading by one that names the data set, the cause and the fix."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError
 
@@ -111,13 +111,13 @@ def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str 
     """
     if split not in splits:
         what = f"{option} ({split!r})" if option else repr(split)
-        remedy = (
+        fix = (
             "Put the splits into a directory, as train.jsonl and test.jsonl, or take"
             if Path(name).is_file()
             else "Take"
         )
         raise ValueError(
-            f"{what} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {remedy} another with "
+            f"{what} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {fix} another with "
             f"--{option or 'dataset_split'}."
         )
     rows = splits[split]

@@ -19,40 +19,40 @@ T = TypeVar("T")
 
 class DistributedError(RuntimeError):
     """
-    Something that all processes use has failed, which each of them reports in the same words.
+    Something that all processes use has failed, which each of them reports with the same message.
 
     Args:
         cause (`str`):
             What has happened, without a full stop.
-        remedy (`str`, *optional*, defaults to `""`):
+        fix (`str`, *optional*, defaults to `""`):
             What to do about it, in sentences.
     """
 
-    def __init__(self, cause: str, remedy: str = ""):
-        super().__init__(f"{cause}. {remedy}".rstrip())
-        self.cause, self.remedy = cause, remedy
+    def __init__(self, cause: str, fix: str = ""):
+        super().__init__(f"{cause}. {fix}".rstrip())
+        self.cause, self.fix = cause, fix
 
 
 class ErrorInfo(NamedTuple):
-    """What the other processes are told of an error; cause and remedy are those of a [`DistributedError`]."""
+    """What the other processes are told of an error; cause and fix are those of a [`DistributedError`]."""
 
     text: str
     common: tuple[str, str] | None
 
 
 ErrorFactory = Callable[[int, str, str], DistributedError]
-"""Takes the process that a [`DistributedError`] was first met on, its cause and its remedy; returns what every process raises."""
+"""Takes the process that a [`DistributedError`] was first met on, its cause and its fix; returns what every process raises."""
 
 
 def describe_error(error: Exception | None) -> ErrorInfo | None:
     if error is None:
         return None
-    common = (error.cause, error.remedy) if isinstance(error, DistributedError) else None
+    common = (error.cause, error.fix) if isinstance(error, DistributedError) else None
     return ErrorInfo(f"{type(error).__name__}: {error}", common)
 
 
 def raise_first(
-    reports: Sequence[ErrorInfo | None], error: Exception | None, words: ErrorFactory | None = None
+    reports: Sequence[ErrorInfo | None], error: Exception | None, error_factory: ErrorFactory | None = None
 ) -> None:
     """
     Raise if any process has failed; the first one that did decides.
@@ -62,24 +62,26 @@ def raise_first(
             [`describe_error`] of every process.
         error (`Exception`, *optional*):
             This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
-        words (`ErrorFactory`, *optional*):
+        error_factory (`ErrorFactory`, *optional*):
             What is raised for a [`DistributedError`].
 
     Raises:
-        [`DistributedError`]: in `words`, the same on every process; the whole text of the first one is its cause.
+        [`DistributedError`]: as made by `error_factory`, the same on every process, chained to the first original error.
         `RuntimeError`: on a process without an error of its own, with the first other one's.
     """
     if not any(reports):
         return
-    if error is not None and (words is None or not isinstance(error, DistributedError)):
+    if error is not None and (error_factory is None or not isinstance(error, DistributedError)):
         raise error
     process, first = next((i, told) for i, told in enumerate(reports) if told)
-    if first.common is not None and words is not None:
-        raise words(process, *first.common) from error or RuntimeError(f"Process {process} failed: {first.text}")
+    if first.common is not None and error_factory is not None:
+        raise error_factory(process, *first.common) from error or RuntimeError(
+            f"Process {process} failed: {first.text}"
+        )
     raise RuntimeError(f"Process {process} failed: {first.text}") from error
 
 
-def gather_results(work: Callable[[], T], words: ErrorFactory | None = None) -> list[T]:
+def gather_results(work: Callable[[], T], error_factory: ErrorFactory | None = None) -> list[T]:
     """
     What `work` returns on every process, in order; what it raises on one is raised on all, see [`raise_first`].
     Collective, so `work` must make no unequal collective calls.
@@ -90,19 +92,19 @@ def gather_results(work: Callable[[], T], words: ErrorFactory | None = None) -> 
     except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
         error = caught
     received = gather_object([(describe_error(error), result)])
-    raise_first([told for told, _ in received], error, words)
+    raise_first([told for told, _ in received], error, error_factory)
     return [result for _, result in received]
 
 
 @contextmanager
-def shared(words: ErrorFactory | None = None) -> Iterator[None]:
+def synchronized_errors(error_factory: ErrorFactory | None = None) -> Iterator[None]:
     """[`gather_results`] of a `with` block, which returns nothing."""
     error = None
     try:
         yield
     except Exception as caught:  # as above
         error = caught
-    raise_first(gather_object([describe_error(error)]), error, words)
+    raise_first(gather_object([describe_error(error)]), error, error_factory)
 
 
 # Objects for one process
@@ -140,7 +142,7 @@ def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int,
     operations += [torch.distributed.P2POp(torch.distributed.irecv, *sender) for sender in _by_tensor(arriving)]
     for transfer in torch.distributed.batch_isend_irecv(operations) if operations else ():
         transfer.wait()
-    with shared():
+    with synchronized_errors():
         return {process: pickle.loads(content.cpu().numpy().tobytes()) for process, content in arriving.items()}
 
 
@@ -177,32 +179,32 @@ def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, in
 
 # One process by itself
 
-_local: ContextVar[bool] = ContextVar("local", default=False)
+_collectives_disabled: ContextVar[bool] = ContextVar("collectives_disabled", default=False)
 
 
 @contextmanager
-def local() -> Iterator[None]:
+def no_collectives() -> Iterator[None]:
     """
     While the block runs, collective calls of this thread concern this process only: other processes do other things,
     perhaps at other times, and may fail. Other threads notice nothing.
     """
-    token = _local.set(True)
+    token = _collectives_disabled.set(True)
     try:
         yield
     finally:
-        _local.reset(token)
+        _collectives_disabled.reset(token)
 
 
-def is_local() -> bool:
-    """Whether this thread is inside of [`local`]."""
-    return _local.get()
+def collectives_disabled() -> bool:
+    """Whether this thread is inside of [`no_collectives`]."""
+    return _collectives_disabled.get()
 
 
-def gather_unless_local(gather: Callable[[T], T]) -> Callable[[T], T]:
-    """`gather`, which returns what it is given inside of [`local`]."""
+def gather_unless_disabled(gather: Callable[[T], T]) -> Callable[[T], T]:
+    """`gather`, which returns what it is given inside of [`no_collectives`]."""
 
     @functools.wraps(gather)
     def gather_here(tensor: T) -> T:
-        return tensor if _local.get() else gather(tensor)
+        return tensor if _collectives_disabled.get() else gather(tensor)
 
     return gather_here

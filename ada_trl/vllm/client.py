@@ -77,7 +77,7 @@ class TimeoutVLLMClient(VLLMClient):
     ([`~vllm.response_validation.check_completions`]). After a missed deadline the timeout of all requests but those for
     completions is short until the server responds, so that a stalled server is waited for once.
 
-    Rollouts are coroutines ([`complete`], started in a [`group`]): any number may be in flight, and a request that waits
+    Rollouts are coroutines ([`sample_completions`], started in a [`group`]): any number may be in flight, and a request that waits
     in the server's queue while others are answered does not fail. [`cancel`] ends all requests, so that the server
     stops working on them.
 
@@ -176,7 +176,7 @@ class TimeoutVLLMClient(VLLMClient):
 
     # Rollouts
 
-    async def complete(
+    async def sample_completions(
         self, prompts: list[list[int]], features: dict | None = None, **sampling_params: Any
     ) -> tuple[list[list[int]], list["TokenLogprobs"]]:
         """

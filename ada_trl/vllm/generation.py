@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_generation import VLLMGeneration
 
-from ..utils.distributed import ErrorFactory, gather_results, is_local, shared
+from ..utils.distributed import ErrorFactory, collectives_disabled, gather_results, synchronized_errors
 from ..utils.logging import get_logger
 from .client import TimeoutVLLMClient
 from .transport import CONNECT_SECONDS, VLLMServerError, VLLMServerUnavailable
@@ -53,7 +53,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     Server mode: every process has a client and requests the completions of its own rows, all of them at once; the server
     queues. A failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
-    of a step ([`awake`]).
+    of a step ([`keep_awake`]).
 
     Args:
         weight_sync (`str`):
@@ -97,7 +97,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
         with ExitStack() as on_failure:
-            with shared(self.words("it cannot be used", CHECK_IT)):
+            with synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
                 self._connect(on_failure)
             on_failure.pop_all()
 
@@ -113,13 +113,13 @@ class AdaVLLMGeneration(VLLMGeneration):
         info = self.vllm_client.read_server_info()
         self.weight_sync.check_server(info)
         self._instance = info["vllm_config"].get("instance_id")
-        self._prepare_proof(info["vllm_config"])
+        self._prepare_weight_check(info["vllm_config"])
         if self.accelerator.is_main_process:
             self.weight_sync.remove_leftovers()
         if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
-    def _prepare_proof(self, config: dict) -> None:
+    def _prepare_weight_check(self, config: dict) -> None:
         model, precision = self.accelerator.unwrap_model(self.model), self.accelerator.mixed_precision
         ours = model.config.get_text_config()
         check_model(self.vllm_client, config, ours, self.processing_class)
@@ -132,19 +132,19 @@ class AdaVLLMGeneration(VLLMGeneration):
             )
         self._tolerance = logprob_tolerance(served, trained)
         self._prompt_ids = probe_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
-        self._expected: list[float] | None = None
-        self._unconfirmed = ""  # why the last confirmation was not made
+        self._expected_logprobs: list[float] | None = None
+        self._recheck_failure = ""  # why the last confirmation was not made
         self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
 
     # Failures
 
-    def words(self, what: str, remedy: str = RESUME) -> ErrorFactory:
+    def error_factory(self, what: str, fix: str = RESUME) -> ErrorFactory:
         """In which all processes say that the server has failed, and what has failed with it, in one sentence."""
 
-        def error(process: int, cause: str, its_remedy: str) -> VLLMServerError:
+        def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
             where = f" (process {process})" if process else ""
             start = f"vLLM server at {self.base_url}{where}: {what}: "
-            cause, end = cause.replace(self.base_url, ""), its_remedy or remedy
+            cause, end = cause.replace(self.base_url, ""), its_fix or fix
             room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
             return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
 
@@ -158,8 +158,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         def instance() -> str | None:
             return self._read_instance() if self.accelerator.is_main_process else None
 
-        words = self.words("it was not seen whether it still has the weights")
-        return gather_results(instance, words)[0] == self._instance
+        error_factory = self.error_factory("it was not seen whether it still has the weights")
+        return gather_results(instance, error_factory)[0] == self._instance
 
     def verify_weights(self, model: torch.nn.Module) -> None:
         """
@@ -169,8 +169,8 @@ class AdaVLLMGeneration(VLLMGeneration):
             model (`torch.nn.Module`):
                 That is trained, as prepared for training.
         """
-        self._expected = expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
-        with shared(self.words("it does not have this step's weights")):
+        self._expected_logprobs = expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
+        with synchronized_errors(self.error_factory("it does not have this step's weights")):
             if self.accelerator.is_main_process:
                 self._compare(expected)
 
@@ -187,10 +187,12 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
         try:
-            self._unconfirmed = next(filter(None, gather_results(self._recheck_server, self.words(OTHER_WEIGHTS))), "")
+            self._recheck_failure = next(
+                filter(None, gather_results(self._recheck_server, self.error_factory(OTHER_WEIGHTS))), ""
+            )
         finally:
             self.vllm_client.request_timeout = timeout
-        return not self._unconfirmed
+        return not self._recheck_failure
 
     def _recheck_server(self) -> str:
         """Why it could not be seen whether the server is still the same, if it could not."""
@@ -198,8 +200,8 @@ class AdaVLLMGeneration(VLLMGeneration):
             found = self._read_instance()
             if found != self._instance:
                 raise VLLMServerError(f"it was restarted during the step (instance {self._instance} became {found})")
-            if self.accelerator.is_main_process and self._expected is not None:
-                self._compare(self._expected)
+            if self.accelerator.is_main_process and self._expected_logprobs is not None:
+                self._compare(self._expected_logprobs)
         except VLLMServerUnavailable as error:
             return error.cause
         return ""
@@ -216,7 +218,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         Raises:
             [`VLLMServerError`]: if a row is not shown to come from the weights that are trained.
         """
-        with shared(self.words(OTHER_WEIGHTS)):
+        with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
             if self.sampling_restrictions:
                 # The server's log-probabilities are those of another distribution than the model's, so that they differ
                 # for the right weights too.
@@ -225,7 +227,7 @@ class AdaVLLMGeneration(VLLMGeneration):
                     "log-probabilities cannot be compared with the trainer's"
                 )
             if differences is None:
-                raise VLLMServerError(f"it was asked afterwards and did not answer ({self._unconfirmed})")
+                raise VLLMServerError(f"it was asked afterwards and did not answer ({self._recheck_failure})")
             largest = max(differences, default=0.0)
             if not largest <= self._tolerance:  # nor is NaN
                 raise VLLMServerError(
@@ -234,7 +236,7 @@ class AdaVLLMGeneration(VLLMGeneration):
                 )
         logger.warning(
             "The vLLM server did not answer when it was asked whose weights the last rollouts came from. Their own "
-            f"log-probabilities say that they were the right ones. ({self._unconfirmed})"
+            f"log-probabilities say that they were the right ones. ({self._recheck_failure})"
         )
 
     def _read_instance(self) -> str | None:
@@ -264,14 +266,14 @@ class AdaVLLMGeneration(VLLMGeneration):
             "generation_kwargs": self.generation_kwargs,
         }
 
-    async def _complete(self, prompts: list[list[int]], num_generations: int, images: list | None) -> tuple:
+    async def _sample_completions(self, prompts: list[list[int]], num_generations: int, images: list | None) -> tuple:
         """A request for completions, on the client's event loop. With images there is one prompt."""
         client = self.vllm_client
         try:
             features = None
             if images:
                 features = self._place_features(await client.render(images), prompts[0])
-            return await client.complete(prompts, features, **self.sampling_params(num_generations))
+            return await client.sample_completions(prompts, features, **self.sampling_params(num_generations))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
 
@@ -281,7 +283,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         group = self.vllm_client.group()
 
         def start(prompts: list[list[int]], num_generations: int, images: list | None = None) -> Future:
-            return group.start(self._complete(prompts, num_generations, images))
+            return group.start(self._sample_completions(prompts, num_generations, images))
 
         try:
             yield start
@@ -304,9 +306,13 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
-        # An evaluation and a prefetch alike take part in `shared`, so that a hit on one process and a miss on another
+        # An evaluation and a prefetch alike take part in `synchronized_errors`, so that a hit on one process and a miss on another
         # cannot leave either waiting.
-        collective = nullcontext() if is_local() else shared(self.words("rollouts are missing"))
+        collective = (
+            nullcontext()
+            if collectives_disabled()
+            else synchronized_errors(self.error_factory("rollouts are missing"))
+        )
         with collective, profiler or nullcontext():
             batch = self._take_prefetched(prompts, images)
             if batch is None:
@@ -359,7 +365,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         return _SentBatch(self.requests(), prompts, images)
 
     @contextmanager
-    def awake(self, sync: Callable[[], None]) -> Iterator[None]:
+    def keep_awake(self, sync: Callable[[], None]) -> Iterator[None]:
         """
         Keep a colocated engine awake over several calls of [`generate`]: waking discards the weights, so that going to
         sleep between the rounds of a step would push all of them again.
@@ -388,10 +394,10 @@ class AdaVLLMGeneration(VLLMGeneration):
         if self.mode != "server":
             return super().sync_weights()
         self.wait_for_prefetch()  # no request may be in flight while the weights change
-        words = self.words("the weights could not be sent")
-        with shared(words):
+        error_factory = self.error_factory("the weights could not be sent")
+        with synchronized_errors(error_factory):
             self._reconnect()
-        with shared(words):
+        with synchronized_errors(error_factory):
             {
                 "nccl": super().sync_weights,
                 "lora": self.weight_sync.sync_lora,
@@ -406,7 +412,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             if self.weight_sync.method == "nccl":
                 raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run, too.")
             self.weight_sync.check_server(info)
-            self._prepare_proof(info["vllm_config"])
+            self._prepare_weight_check(info["vllm_config"])
             self._instance = instance
             self.vllm_client.model = self.base_model
 
@@ -420,7 +426,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             self.weight_sync.close()
         self.vllm_client.request_timeout = self.request_timeout
         self.vllm_client.model = self.base_model
-        self._expected = None
+        self._expected_logprobs = None
         self.vllm_client.close()
 
 

@@ -31,14 +31,14 @@ class VLLMServerError(DistributedError):
     The vLLM server did not do what was requested, and a retry would not help.
 
     Args:
-        cause (`str`), remedy (`str`, *optional*):
+        cause (`str`), fix (`str`, *optional*):
             As in [`~utils.distributed.DistributedError`].
         status (`int`, *optional*):
             HTTP status of the server's error response.
     """
 
-    def __init__(self, cause: str, remedy: str = "", *, status: int | None = None):
-        super().__init__(cause, remedy)
+    def __init__(self, cause: str, fix: str = "", *, status: int | None = None):
+        super().__init__(cause, fix)
         self.status = status
 
 

@@ -18,7 +18,7 @@ from .client import NOT_VLLM, TimeoutVLLMClient, VLLMServerError
 from .response_validation import quote
 
 
-TEXT = "PromptBatch: what is 12 + 34? Answer: 12 + 34 = 46, because 2 + 4 = 6 and 10 + 30 = 40."
+TEXT = "Question: what is 12 + 34? Answer: 12 + 34 = 46, because 2 + 4 = 6 and 10 + 30 = 40."
 MAX_PROMPT_TOKENS = 32
 MIN_PROMPT_TOKENS = 8
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")

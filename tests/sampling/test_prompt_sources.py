@@ -119,7 +119,7 @@ def test_a_fixed_budget_is_one_round_of_one_prompt():
     for draw in range(2):
         assert not budget.done
         budget.add(Rollout(draw, 0.0, 0.0))
-    assert budget.done and list(budget.asked) == [0]
+    assert budget.done and list(budget.sampled) == [0]
     assert budget.unsolved == QueuedPrompt(0, rounds=1, negatives=2, from_data_order=False)
 
 
@@ -150,15 +150,15 @@ def test_what_a_step_does_not_need_is_not_lost():
     mixed = iter([1.0, 0.0] * 200)
     asked = []
     for _ in range(10):
-        candidates = queue.open()
+        candidates = queue.next_slots()
         slots = queue.make_slots(candidates, [2] * len(candidates))
         for slot in slots:
             for draw in range(2):  # contrast at once
                 reward = next(mixed)
                 slot.add(Rollout(draw, reward, reward))
             assert slot.done
-        queue.close(slots)
-        asked += [slot.candidates[i].position for slot in slots for i in slot.asked]
+        queue.finish_step(slots)
+        asked += [slot.candidates[i].position for slot in slots for i in slot.sampled]
     assert asked == list(range(40))
 
 
@@ -168,30 +168,30 @@ def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
     for draw, reward in enumerate([1.0, 1.0, 0.0, 1.0]):
         assert not one.done
         one.add(Rollout(draw, reward, reward))
-    assert one.done and list(one.asked) == [0, 1] and not one.pools[1].has_zero_variance
+    assert one.done and list(one.sampled) == [0, 1] and not one.pools[1].has_zero_variance
     shaped = slot(2, **replace)
     for draw, reward in enumerate([0.9, 0.8]):  # a length penalty, say, beside two right answers
         shaped.add(Rollout(draw, reward, 1.0))
     assert not shaped.done and shaped.current == 1
-    silent = slot(2, **replace)
+    zero_variance = slot(2, **replace)
     for draw in range(4):
-        assert not silent.done
-        silent.add(Rollout(draw, 1.0, 1.0))
-    assert silent.done and list(silent.asked) == [0, 1]
+        assert not zero_variance.done
+        zero_variance.add(Rollout(draw, 1.0, 1.0))
+    assert zero_variance.done and list(zero_variance.sampled) == [0, 1]
 
 
 # Steps
 
 
-def simulate(queue, passes, steps, rounds, beliefs=None, seed=0):
+def simulate(queue, passes, steps, rounds, scores=None, seed=0):
     """Slots of each step, all of which draw; `passes` gives a position's pass rate."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        candidates = queue.open(beliefs)
+        candidates = queue.next_slots(scores)
         slots = queue.make_slots(candidates, [1] * len(candidates))
         for slot in slots:
             play(slot, lambda position: float(rng.random() < passes(position)), rounds)
-        yield slots, queue.close(slots)
+        yield slots, queue.finish_step(slots)
 
 
 def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
@@ -202,9 +202,9 @@ def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
     for step, metrics in simulate(queue, lambda position: p, 150, 1):
         assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the share that may return
         for played in step:
-            for i in played.asked:
+            for i in played.sampled:
                 visits[played.candidates[i].position] += len(played.pools[i])
-    under_way = {candidate.position for candidate in queue.returning}
+    under_way = {candidate.position for candidate in queue.retry_queue}
     finished = np.array([count for position, count in visits.items() if position not in under_way])
     assert len(finished) > 2000
     # Those under way at the end are the long ones: at most slots of them, each at most N, out of thousands.
@@ -221,7 +221,7 @@ def test_a_hard_set_cannot_fill_the_batch():
     for played, _ in steps:
         assert sum(not slot.candidates[0].rounds for slot in played) >= 8 - MAX_RETRY_FRACTION * 8
     assert steps[-1][1]["prompts/frac_new"] == 0.25 and steps[-1][1]["prompts/retries_dropped"] == 2
-    assert max(candidate.rounds for candidate in queue.returning) < 50
+    assert max(candidate.rounds for candidate in queue.retry_queue) < 50
 
 
 def random_beliefs(rng, stream):
@@ -233,7 +233,7 @@ def random_beliefs(rng, stream):
 @pytest.mark.parametrize("fixed_budget", [False, True])
 @pytest.mark.parametrize("choices", [1, 2, 4])
 def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget, choices):
-    """Over random pass rates and random beliefs, through several epochs."""
+    """Over random pass rates and random scores, through several epochs."""
     rng = np.random.default_rng(5)
     prompts = stream(40)
     options = {"candidates_per_slot": 2 - fixed_budget, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
@@ -243,7 +243,7 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
     for step, (played, _) in enumerate(
         simulate(queue, lambda position: rates[position], 400, 2, random_beliefs(rng, prompts))
     ):
-        asked = [slot.candidates[i].position for slot in played for i in slot.asked]
+        asked = [slot.candidates[i].position for slot in played for i in slot.sampled]
         assert len(set(asked)) == len(asked)
         for position in asked:
             longest[position] = max(longest[position], step - candidate_at[position])
@@ -258,7 +258,7 @@ def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
     prompts = stream(100, shuffle=False)
     queue = PromptQueue(prompts, schedule(slots=8, choices_per_prompt=3))
     gains = lambda positions: CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)  # noqa: E731
-    slots = queue.open(gains)
+    slots = queue.next_slots(gains)
     exploring = math.ceil(MIN_IN_ORDER_FRACTION * 8)
     assert [slot[0].position for slot in slots] == [*range(exploring), *range(24 - (8 - exploring), 24)]
     assert [slot[0].from_data_order for slot in slots] == [True] * exploring + [False] * (8 - exploring)
@@ -280,11 +280,11 @@ def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
 def test_a_queue_resumes_exactly(options):
     rates, rounds = np.random.default_rng(1).random(30), options.get("candidates_per_slot", 1)
 
-    def beliefs(positions):
+    def scores(positions):
         return CandidateScores([str(p) for p in positions], [rates[p] for p in positions], 0.5)
 
     def steps(queue, number, seed):
-        played = simulate(queue, lambda p: rates[p], number, rounds, beliefs, seed)
+        played = simulate(queue, lambda p: rates[p], number, rounds, scores, seed)
         return [[slot.candidates for slot in slots] for slots, _ in played]
 
     queue = PromptQueue(stream(30), schedule(**options))
@@ -294,15 +294,15 @@ def test_a_queue_resumes_exactly(options):
     resumed.load_state_dict(state)
     assert steps(resumed, 15, 7) == steps(queue, 15, 7)
     # In the middle of a step, that step again.
-    before = [[candidate.position for candidate in slot] for slot in queue.open(beliefs)]
+    before = [[candidate.position for candidate in slot] for slot in queue.next_slots(scores)]
     again = PromptQueue(stream(30), schedule(**options))
     again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
-    assert [[candidate.position for candidate in slot] for slot in again.open(beliefs)] == before
+    assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
 
 
 def test_too_small_a_data_set_is_named():
     with pytest.raises(ValueError, match="asks 4 different prompts, but the training data set has only 3"):
-        PromptQueue(stream(3), schedule()).open()
+        PromptQueue(stream(3), schedule()).next_slots()
 
 
 def test_expected_rounds():

@@ -161,7 +161,7 @@ def test_however_it_ends_nothing_is_left_and_nothing_is_skipped(how, tmp_path):
         assert becomes_idle(server)
     assert our_threads() == [] and trainer._prefetched is None
     assert not (tmp_path / "vllm_weight_sync").exists()
-    waiting = [candidate.position for slot in trainer.prompt_source.queue.open() for candidate in slot]
+    waiting = [candidate.position for slot in trainer.prompt_source.queue.next_slots() for candidate in slot]
     asked = {call.prompt for call in server.completions[:16]}
     assert len(waiting) == 8 and not {SUMS[position] for position in waiting} & asked
     assert {call.prompt for call in server.completions[16:]} <= {SUMS[position] for position in waiting}

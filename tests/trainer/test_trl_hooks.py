@@ -17,7 +17,7 @@ from trl.trainer import grpo_trainer
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.rollout_sampler import Completion, _portable
 from ada_trl.trainer.trl_hooks import vllm_generation_class
-from ada_trl.utils.distributed import gather_unless_local, is_local, local
+from ada_trl.utils.distributed import collectives_disabled, gather_unless_disabled, no_collectives
 from ada_trl.vllm.generation import AdaVLLMGeneration
 
 from ..conversations import Counting, ToolUser
@@ -41,7 +41,7 @@ def test_a_trainer_made_without_init_dispatches_a_rollout():
     """As TRL's own tests make theirs: `object.__new__`, and what the method under test reads."""
     tokenizer = tiny_tokenizer()
     trainer = object.__new__(AdaGRPOTrainer)
-    gather = gather_unless_local(lambda tensor: tensor)
+    gather = gather_unless_disabled(lambda tensor: tensor)
     trainer.accelerator = SimpleNamespace(
         device=torch.device("cpu"), gather=gather, is_main_process=True, num_processes=1
     )
@@ -80,11 +80,21 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
     metrics, gather = trainer._metrics, grpo_trainer.gather
     trainer.train()
-    assert trainer._hook is None and trainer._metrics is metrics and not is_local() and grpo_trainer.gather is gather
+    assert (
+        trainer._hook is None
+        and trainer._metrics is metrics
+        and not collectives_disabled()
+        and grpo_trainer.gather is gather
+    )
     broken.append(True)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert trainer._hook is None and trainer._metrics is metrics and not is_local() and grpo_trainer.gather is gather
+    assert (
+        trainer._hook is None
+        and trainer._metrics is metrics
+        and not collectives_disabled()
+        and grpo_trainer.gather is gather
+    )
 
 
 def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_path):
@@ -106,26 +116,26 @@ def test_only_the_thread_that_asks_for_it_is_local():
     def collective(tensor):
         return "everyone's"
 
-    gather, inside, outside = gather_unless_local(collective), threading.Event(), threading.Event()
+    gather, inside, outside = gather_unless_disabled(collective), threading.Event(), threading.Event()
     seen = []
 
     def other():
         inside.wait(10)
         seen.append(gather("mine"))
-        with local():
+        with no_collectives():
             seen.append(gather("mine"))
             outside.set()
 
     thread = threading.Thread(target=other)
     thread.start()
-    with local():
+    with no_collectives():
         inside.set()
         assert outside.wait(10)
-        with local():
+        with no_collectives():
             assert gather("mine") == "mine"
         assert gather("mine") == "mine"
     thread.join()
-    assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not is_local()
+    assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not collectives_disabled()
 
 
 def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
@@ -152,7 +162,7 @@ class Scripted(AdaGRPOTrainer):
 
     def prepare(self):
         self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()
-        self.accelerator.gather = gather_unless_local(self.counting("accelerator"))
+        self.accelerator.gather = gather_unless_disabled(self.counting("accelerator"))
 
     def counting(self, name):
         def gather(tensor):
@@ -220,7 +230,7 @@ def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_p
         expected_logs, logs = expected.state.log_history[0], found.state.log_history[0]
         for key, value in expected_logs.items():
             assert "time" in key or logs[key] == pytest.approx(value, rel=1e-3, abs=1e-6, nan_ok=True), key
-    assert not is_local()
+    assert not collectives_disabled()
 
 
 # Environments
