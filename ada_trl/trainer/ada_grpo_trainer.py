@@ -366,11 +366,14 @@ class AdaGRPOTrainer(GRPOTrainer):
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
             return  # this is the last generation
         plan = self._plan_step([])
-        with shared():
-            prompt_ids = super()._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
-        self.vllm.prefetch(prompt_ids, None)
         plan.is_prefetched = True
-        self._prefetched = plan
+        self._prefetched = (
+            plan  # first: if a request cannot be sent, `cancel_prefetch` makes its prompts the next ones again
+        )
+        with shared():
+            # As TRL prepares them in the next step, where images join the messages.
+            prompt_ids, images, _ = super()._tokenize_prompts(self._rounds.prepare(plan.rows))
+        self.vllm.prefetch(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:
         """Forget the next step that was planned and requested; its prompts are the next ones again."""
