@@ -166,8 +166,9 @@ class AdaGRPOConfig(GRPOConfig):
             Directory for `"lora"` and `"disk"`, with the same path for trainer and server. If `None`,
             `vllm_weight_sync` in `output_dir`. Old versions are deleted.
         vllm_request_timeout (`float`, *optional*, defaults to `300.0`):
-            Deadline of each request in seconds, retries included. It must be longer than the longest completion takes.
-            After it, every rank raises the same error.
+            Seconds without any response to any rollout request after which the server is taken for stalled and every
+            rank raises the same error. It must be longer than the longest completion takes; time in the server's queue
+            does not count. Of other requests (weights, checks) it is the deadline.
         max_staleness (`int`, *optional*, defaults to `0`):
             0 or 1. With 1, a vLLM server generates the rollouts of the next step while the current step is trained on.
             They come from the weights before the update; TRL's importance-sampling correction accounts for this. Only
@@ -342,7 +343,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     vllm_request_timeout: float = field(
         default=300.0,
-        metadata={"help": "Deadline of each request to a vLLM server in seconds, retries included."},
+        metadata={
+            "help": "Seconds without any response to any rollout request after which a vLLM server is taken for stalled."
+        },
     )
     max_staleness: int = field(
         default=0,

@@ -378,11 +378,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
             return  # this is the last generation
         plan = self._plan_step([])
-        with synchronized_errors():
-            prompt_ids = super()._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
-        self.vllm.prefetch(prompt_ids, None)
         plan.is_prefetched = True
+        # Before the requests: if one cannot be sent, `cancel_prefetch` makes the plan's prompts the next ones again.
         self._prefetched = plan
+        with synchronized_errors():
+            # As TRL prepares them in the next step, where images join the messages.
+            prompt_ids, images, _ = super()._tokenize_prompts(self._rounds.prepare(plan.rows))
+        self.vllm.prefetch(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:
         """Forget the next step that was planned and requested; its prompts are the next ones again."""

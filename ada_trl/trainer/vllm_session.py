@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,7 +111,8 @@ class VLLMSession:
         try:
             if self.uses_server:
                 self.sync_weights_if_needed()
-                yield
+                with trainer.vllm_generation.returning_prefetched() if prefetched else nullcontext():
+                    yield
                 self._verify_after_generation(prefetched)
             else:
                 with trainer.vllm_generation.keep_awake(self.push_weights):

@@ -85,6 +85,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
         self._prefetched: _SentBatch | None = None
+        self._returns_prefetched = False
         super().__init__(*args, **kwargs)
 
     # Start-up
@@ -298,11 +299,12 @@ class AdaVLLMGeneration(VLLMGeneration):
         Generate one completion per row of this process, as TRL's method of the same name. Collective in server mode.
 
         With a server every process sends its own rows; equal neighbouring rows are completions of one prompt, whatever
-        `num_generations` is. Rows that were sent by [`prefetch`] are not sent again: their completions are awaited and
-        returned. Other rows (an evaluation in between, say) leave the prefetch as it is.
+        `num_generations` is. Inside of [`returning_prefetched`] nothing is sent: the completions of [`prefetch`] are
+        awaited and returned. Outside of it a prefetch stays as it is.
 
         Raises:
             [`VLLMServerError`]: on all processes, if rows of any of them received no completion.
+            `RuntimeError`: on all processes, if prefetched completions are requested for other rows.
         """
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
@@ -314,10 +316,8 @@ class AdaVLLMGeneration(VLLMGeneration):
             else synchronized_errors(self.error_factory("rollouts are missing"))
         )
         with collective, profiler or nullcontext():
-            batch = self._take_prefetched(prompts, images)
-            if batch is None:
-                batch = self._send(prompts, images)
-            with batch:
+            send = self._take_prefetched if self._returns_prefetched else self._send
+            with send(prompts, images) as batch:
                 completion_ids, logprobs = batch.results()
         return prompts, completion_ids, logprobs, None
 
@@ -325,8 +325,8 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def prefetch(self, prompt_ids: list[list[int]], images: list | None = None) -> None:
         """
-        Send the requests of a batch now; [`generate`], given the same rows, returns their completions. Server mode only;
-        not collective.
+        Send the requests of a batch now; [`generate`] returns their completions inside of [`returning_prefetched`]. Server
+        mode only; not collective.
 
         The completions come from the weights that the server has at this time: [`sync_weights`] waits for them.
 
@@ -343,6 +343,19 @@ class AdaVLLMGeneration(VLLMGeneration):
             )
         self._prefetched = self._send(prompt_ids, images)
 
+    @contextmanager
+    def returning_prefetched(self) -> Iterator[None]:
+        """
+        While the block runs, [`generate`] is given the rows of [`prefetch`] and returns their completions.
+
+        The rows alone would not tell: an evaluation may have the same ones, and needs completions of the newest weights.
+        """
+        self._returns_prefetched = True
+        try:
+            yield
+        finally:
+            self._returns_prefetched = False
+
     def wait_for_prefetch(self) -> None:
         """Wait until no prefetched request is in flight. Failures are raised by [`generate`]. Not collective."""
         if self._prefetched is not None:
@@ -354,10 +367,10 @@ class AdaVLLMGeneration(VLLMGeneration):
         if batch is not None:
             batch.close()
 
-    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> "_SentBatch | None":
+    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> "_SentBatch":
         batch = self._prefetched
         if batch is None or not batch.has_rows(prompts, images):
-            return None
+            raise RuntimeError("The rows of this step are not those whose completions were requested one step ahead.")
         self._prefetched = None
         return batch
 

@@ -14,6 +14,7 @@ import torch
 from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.trainer.trl_hooks import latest_metric
 
 from ..helpers import QUICK, config, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import fingerprint, reward
@@ -28,9 +29,8 @@ class Witness(AdaGRPOTrainer):
         self.weights.append(fingerprint(p for name, p in self.model.named_parameters() if in_adapter in name))
         output = super()._generate_and_score_completions(inputs)
         first = output["sampling_per_token_logps"][:, 0].tolist()
-        ours = self.weights[
-            -1 - (self._staleness if self.args.max_staleness else 0)
-        ]  # from which they were to be sampled
+        steps_before = int(latest_metric(self, "ada/staleness") or 0)
+        ours = self.weights[-1 - steps_before]  # from which they were to be sampled
         self.rows += [(call_number(logprob), ours) for logprob in first]
         return output
 

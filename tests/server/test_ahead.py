@@ -133,6 +133,46 @@ def test_nothing_is_under_way_while_the_weights_change_for_an_evaluation(tmp_pat
     assert [logs["ada/staleness"] for logs in logs_of(trainer)] == [0, 1, 1]
 
 
+def test_an_evaluation_of_the_prefetched_prompts_samples_them_anew(tmp_path):
+    """The data set is one prompt: evaluation and next step have the same rows, but not the same weights."""
+    requests = []
+
+    class Count(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            requests.append(len(server.completions))
+
+    options = MODES["GRPO"] | {"per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"per_device_eval_batch_size": 4, "num_generations_eval": 4, "max_steps": 3}
+    with FakeServer(half) as server:
+        rows = ROWS.select([0])
+        trainer = build(tmp_path, server, dataset=rows, eval_dataset=rows, **AHEAD | options)
+        trainer.add_callback(Count())
+        trainer.train()
+    # A request for each of the steps 1 and 2, then for an evaluation, for step 3, and for two more evaluations.
+    assert requests == [3, 5, 6]
+    weights = [call.weights for call in server.completions]
+    assert weights[0] == weights[1] and weights[2] == weights[3] and len(set(weights)) == 4
+
+
+def test_prompts_whose_requests_could_not_be_sent_are_the_next_ones_again(tmp_path, monkeypatch):
+    with FakeServer(half) as server:
+        trainer = witness(tmp_path, server, **MODES["posterior"])
+        prefetch = trainer.vllm_generation.prefetch
+
+        def fail_at_the_second_step(*args):
+            if trainer.state.global_step == 1:
+                raise VLLMServerError("no route to host")
+            prefetch(*args)
+
+        monkeypatch.setattr(trainer.vllm_generation, "prefetch", fail_at_the_second_step)
+        with pytest.raises(VLLMServerError, match="no route to host"):
+            trainer.train()
+    waiting = [candidate.position for slot in trainer.prompt_source.queue.next_slots() for candidate in slot]
+    assert trainer._prefetched is None and our_threads() == []
+    assert len(server.completions) == 16 and not {SUMS[p] for p in waiting} & {c.prompt for c in server.completions}
+    assert trainer.prompt_source.queue.state_dict()["stream"]["read"] == 24, "Two steps, and those that wait."
+
+
 class Stop(TrainerCallback):
     def __init__(self, how):
         self.how = how

@@ -13,8 +13,9 @@ MODES = ["est-ema", "est-value"]
 @pytest.mark.parametrize("mode", MODES)
 def test_one_request_per_prompt_of_as_many_completions_as_its_budget(mode, tmp_path):
     with FakeServer(by_prompt) as server:
-        dataset = prompt_dataset(8)
-        trainer = build(tmp_path, server, dataset=dataset, adaptive_sampling=mode, max_steps=8, **ONE_ROUND)
+        # In order: a prompt that were in a step twice would have one request where its copies are neighbours.
+        options = {"adaptive_sampling": mode, "max_steps": 8, "shuffle_dataset": False}
+        trainer = build(tmp_path, server, dataset=prompt_dataset(8), **ONE_ROUND | options)
         trainer.train()
     steps = [server.completions[i : i + 4] for i in range(0, len(server.completions), 4)]
     assert len(steps) == 8

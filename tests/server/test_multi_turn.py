@@ -147,6 +147,24 @@ def build_with_images(tmp_path, server, **options):
     return build(tmp_path, server, lambda completions, **_: [0.0] * len(completions), dataset, **options)
 
 
+def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path):
+    asked = []
+
+    async def half_red(call):
+        asked.append(color_of(call))
+        return answer(call, ["Red.", "No."] * (call.n // 2))
+
+    with FakeServer(half_red, CHAT, VISION) as server:
+        options = {"baseline": "batch", "num_generations": 4, "samples_per_round": None, "max_rounds": 4}
+        options |= {"adaptive_sampling": "uniform", "max_staleness": 1, "max_steps": 3}
+        trainer = build_with_images(tmp_path, server, **options)
+        trainer.train()
+    assert Counter(asked) == dict.fromkeys(asked[:4], 3), "Four pictures in each of three steps, each sent once."
+    logs = [step for step in trainer.state.log_history if "ada/staleness" in step]
+    assert [step["ada/staleness"] for step in logs] == [0, 1, 1]
+    assert our_threads() == []
+
+
 async def says_red(call):
     return answer(call, ["Red."] * call.n)
 

@@ -70,15 +70,20 @@ def test_equal_neighbouring_rows_share_a_request_and_results_keep_the_order_of_t
     assert {top[0] for sequence in logprobs for top in sequence} == {-1.0}
 
 
+def take_prefetched(generation, rows=ROWS):
+    with generation.returning_prefetched():
+        return generation.generate(rows, None, 4)
+
+
 def test_prefetched_rows_are_returned_without_being_sent_again(generation):
     generation.prefetch(ROWS)
     generation.wait_for_prefetch()
     sent = len(generation.server.completions)
-    _, completion_ids, _, _ = generation.generate([list(ids) for ids in ROWS], None, 4)
+    _, completion_ids, _, _ = take_prefetched(generation, [list(ids) for ids in ROWS])
     assert len(generation.server.completions) == sent
     assert [text[:2] for text in texts(completion_ids)] == ["10", "11", "30", "50", "51", "52", "10"]
-    generation.generate(ROWS, None, 4)
-    assert len(generation.server.completions) == 2 * sent, "A prefetched batch is returned once."
+    with pytest.raises(RuntimeError, match="one step ahead"):  # a prefetched batch is returned once
+        take_prefetched(generation)
 
 
 def test_generate_awaits_what_is_still_in_flight(generation):
@@ -86,28 +91,36 @@ def test_generate_awaits_what_is_still_in_flight(generation):
     generation.prefetch(ROWS)
     wait_for_requests(generation.server, 4)
     threading.Timer(0.2, release.set).start()
-    _, completion_ids, _, _ = generation.generate(ROWS, None, 4)
+    _, completion_ids, _, _ = take_prefetched(generation)
     assert len(completion_ids) == len(ROWS) and len(generation.server.completions) == 4
 
 
-def test_other_rows_are_generated_and_leave_the_prefetch(generation):
+@pytest.mark.parametrize("rows", [OTHER_ROWS, ROWS[:1]], ids=["other rows", "a prefetched row"])
+def test_an_evaluation_is_generated_and_leaves_the_prefetch(rows, generation):
     server = generation.server
     release = threading.Event()
 
     async def behave(call):
-        while call.prompt != "7+8=" and not release.is_set():
+        while call.number < 4 and not release.is_set():
             await asyncio.sleep(0.01)
         return await numbered(call)
 
     server.behave = behave
     generation.prefetch(ROWS)
     wait_for_requests(server, 4)
-    _, completion_ids, _, _ = generation.generate(OTHER_ROWS, None, 2)
-    assert texts(completion_ids) == ["700", "710"]
+    _, completion_ids, _, _ = generation.generate(rows, None, 2)
+    assert len(completion_ids) == len(rows)
     assert server.in_flight == 4, "The prefetched requests are in flight as before."
     release.set()
-    generation.generate(ROWS, None, 4)
+    take_prefetched(generation)
     assert len(server.completions) == 5
+
+
+def test_prefetched_completions_are_not_returned_for_other_rows(generation):
+    generation.prefetch(ROWS)
+    with pytest.raises(RuntimeError, match="one step ahead"):
+        take_prefetched(generation, OTHER_ROWS)
+    assert len(take_prefetched(generation)[1]) == len(ROWS)
 
 
 def test_rows_with_other_images_are_other_rows(generation):
@@ -142,7 +155,7 @@ def test_a_prefetch_that_failed_raises_in_generate_only_and_is_discarded(generat
     generation.prefetch(ROWS)
     generation.wait_for_prefetch()
     with fails("rollouts are missing.*400.*too long"):
-        generation.generate(ROWS, None, 4)
+        take_prefetched(generation)
     generation.server.behave = numbered
     assert len(generation.generate(ROWS, None, 4)[1]) == len(ROWS)
 
