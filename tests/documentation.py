@@ -2,7 +2,7 @@
 What the pages say, read by the tests; and the tables that the code writes.
 
 `python -m tests.documentation` writes them: the fields of docs/settings.md from `AdaGRPOConfig`'s docstring, the options of
-docs/commands.md and the help page of `ada-trl train` from the parsers, the metrics of docs/metrics.md from the docstring of `trainer/callbacks.py`.
+docs/commands.md and the help page of `ada-trl train` from the parsers.
 """
 
 import inspect
@@ -16,7 +16,6 @@ from unittest.mock import patch
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.options import HELP_PAGE, help_page
 from ada_trl.commands.parser import CommandParser
-from ada_trl.trainer import callbacks as logs
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
@@ -133,20 +132,7 @@ def option_tables() -> str:
     )
 
 
-def metric_tables() -> str:
-    """docs/metrics.md's tables: a heading, a line on when it applies, and a row per metric."""
-    sections = []
-    for section in inspect.cleandoc(logs.__doc__).split("\n## ")[1:]:
-        heading, _, text = section.partition("\n")
-        intro, _, items = text.partition("\n- ")
-        rows = [" ".join(item.split()).partition(": ")[::2] for item in items.split("\n- ")]
-        table = markdown_table(["Metric", "Read it as"], rows)
-        sections.append("\n\n".join(filter(None, (f"## {heading}", intro.strip(), table))))
-    return "\n\n".join(sections)
-
-
 if __name__ == "__main__":
-    fill("metrics", metric_tables(), DOCS / "metrics.md")
     fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")
     HELP_PAGE.write_text(help_page(), encoding="utf-8")

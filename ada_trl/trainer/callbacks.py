@@ -1,185 +1,56 @@
 """
-What a run says about itself: what it will do, one line per logging step, and the metrics that can vary in its mode.
+Console output: a summary at the start of training, and one line per logging step.
 
-These are all that it logs beside GRPO's. Shares are of prompts, from 0 to 1.
-
-## Zero signal
-
-- `ada/frac_reward_zero_std/first_round`: prompts without gradient, had it been GRPO
-- `ada/frac_zero_advantage_groups`: prompts without gradient that are left
-- `ada/frac_recovered_groups`: prompts that GRPO would have wasted and that teach now
-- `ada/samples_per_prompt/mean`: what that costs, in rollouts
-
-## Signal
-
-- `ada/frac_exit_condition_met`: prompts that met the exit condition
-- `ada/frac_all_correct`: prompts that did not, with positives only: too easy
-- `ada/frac_all_wrong`: prompts that did not, with negatives only: too hard
-- `ada/frac_unscored`: prompts without any reward
-- `ada/frac_missing_positives/round_<k>`, `ada/frac_missing_negatives/round_<k>`: prompts that still lack positives, or
-  negatives, after k rounds
-- `ada/success_reward/mean`, `ada/success_reward/min`, `ada/success_reward/max`: what is compared with `positive_threshold`, in the first round
-
-## Rollouts
-
-- `ada/samples_per_prompt/min`, `ada/samples_per_prompt/max`: fewest and most rollouts of a prompt
-- `ada/rounds/mean`: rounds per prompt
-- `ada/active_prompts/round_<k>`: prompts that were sampled in round k
-- `ada/tokens/generated`: completion tokens drawn
-- `ada/tokens/discarded`: of those, not trained on
-
-## Difficulty, weight and reward
-
-- `ada/pass_rate/mean`, `ada/pass_rate/p10`, `ada/pass_rate/p90`: difficulty of the batch, from the first round: early
-  stopping biases the pool's pass rate
-- `ada/prompt_weight/mean`, `ada/prompt_weight/max`: the weight as applied, 1/√p̂ by default
-- `ada/reward/trained`: mean reward of the groups trained on
-- `ada/reward/macro_mean`: mean reward, every prompt counted once
-- `ada/reward/micro_mean`: mean reward, every rollout counted once
-
-## Time
-
-- `ada/time/generate`, `ada/time/reward`: seconds per generation batch
-- `ada/time/pass_rate_estimation`: seconds spent on estimating pass rates
-
-## Estimates
-
-With Est, `prompt_oversampling`, a weight on `baseline="posterior"`, or `pass_rate_estimator` given with the pool:
-
-- `ada/estimator/brier`: squared error of the estimates made before sampling
-- `ada/estimator/brier_constant`: the same of the best constant, known in hindsight only: an estimator that knows
-  something is below
-- `ada/estimator/brier_ema`, `ada/estimator/brier_value`, `ada/estimator/brier_ema_value`: the same of the estimators that
-  are not in use, where there is a value head or model: counts, head, both
-- `ada/estimator/prior_mean`: what an unseen prompt is expected to pass
-- `ada/allocation/rollouts_at_<p>`: mean rollouts of the prompts that were expected to pass about p, in bins of 0.1; not
-  in uniform mode
-
-## Baseline
-
-With `baseline="posterior"`:
-
-- `ada/baseline/explained_variance`: share of the variance of the rewards that the baseline explains. 0 is one constant
-  for the whole batch; a warning comes when it stays below −0.3
-- `ada/baseline/explained_variance_leave_one_out`: the same of the mean of the prompt's other rollouts, where there are
-  any: what a group would have known
-- `ada/baseline/pseudo_counts`: what the baseline is worth, in rollouts
-- `ada/baseline/value_weight`, `ada/baseline/value_pseudo_counts`, `ada/baseline/discount`: of the posterior: how far the head
-  is believed, what a guess is worth in rollouts, the weight of a prompt's earlier rollouts
-
-## Which prompts
-
-With [rounds across steps, dynamic sampling or selection](prompt_selection.md):
-
-- `ada/prompts/sampled`: prompts that the step asked
-- `ada/prompts/frac_new`, `ada/prompts/frac_retried`: shares of them that were asked for the first time, and that had not passed
-  before
-- `ada/prompts/resampled`: prompts that were replaced for lack of contrast
-- `ada/prompts/retries_dropped`: prompts that had not passed and will not return, for lack of room
-- `ada/prompts/queue`: prompts that wait: those that return, and those taken but not needed
-- `ada/prompts/epoch`: how often the data set has been gone through
-- `ada/prompts/pass_rate`: what all candidates were expected to pass, with `prompt_oversampling`
-- `ada/prompts/skipped`, `ada/prompts/max_skips`: candidates not asked in this step, and how often the longest
-  waiting prompt was passed over
-
-## vLLM server
-
-- `ada/time/reward_overlapped`: seconds of reward functions while requests were under way
-- `ada/time/idle`: seconds without any request under way
-- `ada/vllm/retries`: requests that were repeated
-- `ada/vllm/timeouts`: deadlines that were missed
-- `ada/vllm/truncated_prompts`: prompts whose later round failed, and that kept what they had
-- `ada/vllm/weight_check_logprob_diff`: of the server's log-probabilities of a known prompt from the trainer's, in nats per
-  token: rounding, if all is well
-- `ada/staleness`: with `max_staleness`: optimizer steps between the weights that sampled the rollouts and those that
-  train on them
-- `ada/ess_ratio`: with `max_staleness`: of how many rollouts of the new weights the batch is worth, as a
-  share: (Σw)²/(NΣw²), w being the ratio of a rollout's probabilities
-- `ada/vllm/wasted_rounds`: rounds asked for ahead of time and not needed
+The line replaces the dictionary of all metrics that transformers prints. The environment variable `ADA_TRL_CONSOLE=trl` brings
+that back, for scripts that parse it, and callbacks passed to the trainer in `callbacks` are never replaced. Trackers and
+`trainer.state.log_history` get all metrics either way, except for those that cannot vary in the mode of the run
+([`constant_metrics`]).
 """
 
 import logging
 import math
+import os
 from typing import Any
 
+from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from ..sampling.strategies import pluralize
 from .ada_grpo_config import AdaGRPOConfig
+from .run_summary import summary, warn_at_start
 
 
-GRPO_REFERENCE_N = 4  # rollouts per prompt of the GRPO that a run is set beside
+CONSOLE_VARIABLE = "ADA_TRL_CONSOLE"
+LARGEST_LINE = 120  # characters
 
-
-def summary(args: AdaGRPOConfig) -> str:
-    """
-    Which prompts a step asks, how many rollouts each gets, what these are compared with, how much the prompt counts, and
-    how many prompts GRPO with 4 rollouts would ask with as many rows.
-    """
-    rows = args.generation_batch_size
-    prompts = rows // args.num_generations
-    step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
-    text = f"Each {step}: {pluralize(prompts, 'prompt')}{_order(args)}; {args.sampling_strategy.describe()}; {_baseline(args)}; {_weight(args)}. "
-    text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
-    if prompts != rows // GRPO_REFERENCE_N:
-        text += (
-            f" GRPO with {GRPO_REFERENCE_N} rollouts has {pluralize(rows // GRPO_REFERENCE_N, 'prompt')} in as many."
-        )
-    return text
-
-
-def _order(args: AdaGRPOConfig) -> str:
-    if args.prompt_oversampling > 1:
-        return f", one of {args.prompt_oversampling} candidates each"
-    return ", another for one without contrast" if args.zero_variance_groups == "resample" else ""
-
-
-def _baseline(args: AdaGRPOConfig) -> str:
-    return {
-        "pool": "compared with the mean of the prompt's rollouts",
-        "posterior": "compared with what was expected of the prompt",
-        "batch": "compared with the mean of all other rollouts",
-    }[args.baseline]
-
-
-def _weight(args: AdaGRPOConfig) -> str:
-    names = {
-        "none": "all prompts count the same",
-        "inverse_sqrt": "a prompt counts 1/√p",
-        "inverse": "a prompt counts 1/p",
-    }
-    return names.get(args.prompt_weighting, f"prompt_weighting={args.prompt_weighting!r}")
-
-
-LARGEST_LINE = 100  # characters
-# By what is known of a mode. Without these, metrics of different modes can be laid over each other: the mean number of
-# rollouts and the share of prompts that teach nothing are logged by all.
-_ALL_ALIKE = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
+# Metrics that cannot vary in some modes. `ada/samples_per_prompt/mean` and `ada/frac_zero_advantage_groups` are logged in all
+# modes, so that runs of different modes can be compared.
+_ROLLOUT_NUMBERS = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
     "ada/rounds/mean",
     "ada/active_prompts/round_1",
 ]
-_ONE_MEAN = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
-_ALONE = [
+_POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
+_GROUP_SHARES = [
     "frac_reward_zero_std",
     "ada/frac_exit_condition_met",
     "ada/frac_reward_zero_std/first_round",
     "ada/frac_recovered_groups",
 ]
-_ALONE += ["ada/frac_missing_positives/round_1", "ada/frac_missing_negatives/round_1"]
-_ALONE += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pass_rate/p10", "pass_rate/p90")]
+_GROUP_SHARES += ["ada/frac_missing_positives/round_1", "ada/frac_missing_negatives/round_1"]
+_GROUP_SHARES += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pass_rate/p10", "pass_rate/p90")]
 
 
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
-    """Names of metrics that never vary where `args` run, or are another one's in every step."""
+    """Return the names of the metrics that are constant, or equal to another metric in every step, in the mode of `args`."""
     names = []
     if (
         not args.sampling_strategy.is_sequential
         and not args.sampling_strategy.uses_estimated_budgets
         and not args.resamples_prompts
     ):
-        names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
+        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS, "ada/tokens/discarded"]
         if args.num_generations == 1:
-            names += _ALONE
+            names += _GROUP_SHARES
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     if args.baseline == "batch":  # functions of the number of rollouts
@@ -190,32 +61,54 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     return set(names)
 
 
+# Labels in the order in which they are left out of a line that is too long. The means of the reward functions follow, from
+# the last one on, and then the rest of these.
+_LEAST_IMPORTANT = ("seconds", "entropy", "length", "tokens in+out")
+_MORE_IMPORTANT = ("rollouts", "explained variance", "KL")
+
+
 def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
-    """At most 100 characters of what matters in the mode that runs."""
+    """Format the most important `logs` of a step in at most 120 characters. Metrics that were not logged are left out."""
     if "train_runtime" in logs:
         return f"{step} steps in {_duration(logs['train_runtime'])}"
-    evaluated = any(name.startswith("eval_") for name in logs)
-    shown = {"reward": ("reward", ".3f"), "length": ("completions/mean_length", "length")}
-    if not evaluated:
-        signal = {
-            "pool": {"zero signal": ("ada/frac_zero_advantage_groups", ".2f")},
-            "posterior": {"explained": ("ada/baseline/explained_variance", ".2f")},
-            "batch": {},
-        }[args.baseline]
+    is_evaluation = any(name.startswith("eval_") for name in logs)
+    if is_evaluation:
+        logs = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+    reward_functions = _reward_functions(logs)
+    columns = {"reward": ("reward", ".3f")}
+    columns |= {name: (f"rewards/{name}/mean", ".3f") for name in reward_functions}
+    columns |= {"KL": ("kl", ".3g"), "loss": ("loss", ".3g")}
+    if not is_evaluation:
+        columns["zero advantage"] = ("ada/frac_zero_advantage_groups", ".2f")
+        if args.baseline == "posterior":
+            columns["explained variance"] = ("ada/baseline/explained_variance", ".2f")
         if args.sampling_strategy.is_sequential or args.resamples_prompts:
-            signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
-        shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
-        shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}
+            columns["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
+        columns["entropy"] = ("entropy", ".2f")
+    columns["length"] = ("completions/mean_length", "length")
+    if not is_evaluation:
+        columns |= {"tokens in+out": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}
+
     parts = {}
-    for label, (name, form) in shown.items():
-        value = logs.get(f"eval_{name}" if evaluated else name)
+    for label, (name, form) in columns.items():
+        value = logs.get(name)
         if value is not None and not math.isnan(value):
             parts[label] = f"{label} {_formatted(value, form)}"
-    start = f"step {step}{', evaluation' if evaluated else ''}: "
-    for least in ("entropy", "seconds", "length"):
+    start = f"step {step}{', evaluation' if is_evaluation else ''}: "
+    for label in (*_LEAST_IMPORTANT, *reversed(reward_functions), *_MORE_IMPORTANT):
         if len(start + ", ".join(parts.values())) > LARGEST_LINE:
-            parts.pop(least, None)
+            parts.pop(label, None)
     return start + ", ".join(parts.values())
+
+
+def _reward_functions(logs: dict[str, Any]) -> list[str]:
+    """Return the names of the reward functions if there are several: the mean of a single one is close to the reward."""
+    names = [
+        name[len("rewards/") : -len("/mean")]
+        for name in logs
+        if name.startswith("rewards/") and name.endswith("/mean")
+    ]
+    return names if len(names) > 1 else []
 
 
 def _formatted(value: float, form: str) -> str:
@@ -240,7 +133,7 @@ def _duration(seconds: float) -> str:
 
 
 class CompactProgressCallback(ProgressCallback):
-    """The progress bar, with a line per logging step instead of all metrics."""
+    """Progress bar with one line per logging step instead of the dictionary of all metrics."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None:
@@ -248,7 +141,7 @@ class CompactProgressCallback(ProgressCallback):
 
 
 class CompactPrinterCallback(PrinterCallback):
-    """The same without a bar, for `disable_tqdm=True`."""
+    """The same line without a progress bar, for `disable_tqdm=True`."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_local_process_zero:
@@ -256,16 +149,42 @@ class CompactPrinterCallback(PrinterCallback):
 
 
 class RunSummaryCallback(TrainerCallback):
-    """Says at the start of a training what will run."""
+    """
+    Print what differs from GRPO when training starts, and warn of options that have another effect.
+
+    Args:
+        num_prompts (`int`, *optional*):
+            Length of the training data set; `None` if it is unknown.
+    """
+
+    def __init__(self, num_prompts: int | None):
+        self.num_prompts = num_prompts
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and args.get_process_log_level() <= logging.WARNING:
-            print(summary(args), flush=True)
+            print(summary(args, self.num_prompts), flush=True)
+        warn_at_start(args, self.num_prompts)
 
 
 def show_one_line(trainer) -> None:
-    """Put these callbacks in the place of transformers' own, where they are used: a notebook's table stays."""
-    for theirs, ours in ((ProgressCallback, CompactProgressCallback), (PrinterCallback, CompactPrinterCallback)):
-        callbacks = trainer.callback_handler.callbacks
-        callbacks[:] = [ours() if type(callback) is theirs else callback for callback in callbacks]
-    trainer.callback_handler.callbacks.insert(0, RunSummaryCallback())
+    """
+    Add these callbacks to a trainer. The callback that transformers adds by itself is replaced, unless it is a notebook's table
+    or `ADA_TRL_CONSOLE` is "trl".
+
+    Raises:
+        `ValueError`: if `ADA_TRL_CONSOLE` has another value.
+    """
+    console = os.environ.get(CONSOLE_VARIABLE, "compact")
+    if console not in ("compact", "trl"):
+        raise ValueError(
+            f"The environment variable {CONSOLE_VARIABLE} ({console!r}) must be 'compact' or 'trl'. Unset it for one line per "
+            "logging step, or set it to 'trl' for all metrics."
+        )
+    callbacks = trainer.callback_handler.callbacks
+    theirs = PrinterCallback if trainer.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK
+    ours = {PrinterCallback: CompactPrinterCallback, ProgressCallback: CompactProgressCallback}.get(theirs)
+    indices = [index for index, callback in enumerate(callbacks) if type(callback) is theirs]
+    if console == "compact" and ours is not None and indices:
+        callbacks[indices[-1]] = ours()  # transformers adds its own after those that were passed to the trainer
+    dataset = trainer.train_dataset
+    callbacks.insert(0, RunSummaryCallback(len(dataset) if isinstance(dataset, Dataset) else None))

@@ -31,7 +31,6 @@ from ..documentation import (
     expand,
     field_tables,
     generic,
-    metric_tables,
     option_tables,
     table_rows,
 )
@@ -143,12 +142,6 @@ def logged(tmp_path_factory):
         trainer.train()
         names |= generic(name for logs in trainer.state.log_history for name in logs)
     return names
-
-
-def test_the_metrics_of_the_metrics_page_are_those_of_the_docstring():
-    assert f"<!-- metrics -->\n{metric_tables()}\n<!-- end -->" in (DOCS / "metrics.md").read_text(), (
-        "`python -m tests.documentation` writes them."
-    )
 
 
 def test_every_metric_is_on_the_metrics_page_and_no_other(logged):
