@@ -25,6 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
+from .. import __version__
 from ..core import Pool, Rollout, completion_metrics, pass_at_k_metrics, prompt_weight
 from ..pass_rates.hidden_states import HiddenStateExtractor
 from ..pass_rates.predictions import PassRatePredictions
@@ -137,7 +138,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _warned_mid_generation_checkpoint = False
     _train_sampler = None  # of a data set that can be indexed
 
-    _tag_names = ["trl", "grpo", "reinforce-ada"]
+    _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
     _name = "Reinforce-Ada"
     _paper = {
         "title": "Reinforce-Ada: An Adaptive Sampling Framework under Non-linear RL Objectives",
@@ -178,6 +179,8 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
         check_arguments(args, train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
+        # Before `GRPOTrainer.__init__`, which adds the tags to the model.
+        self._name, self._paper, self._tag_names = self._describe_method(args)
         with trl_hooks.vllm_generation_class(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
@@ -223,10 +226,17 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._diagnostics = TrainingDiagnostics(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
-        if args.adaptive_sampling == "uniform":  # for the model card
-            self._name, self._paper = GRPOTrainer._name, GRPOTrainer._paper
-            if args.baseline != "pool":
-                self._name, self._paper = f"GRPO with a {args.baseline} baseline", {}
+
+    @classmethod
+    def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
+        """Return name, paper and tags for the model card."""
+        details = f"ada_trl {__version__}"
+        if args.baseline != "pool":
+            details = f"baseline={args.baseline!r}, {details}"
+        if args.adaptive_sampling != "uniform" or cls._name != AdaGRPOTrainer._name:  # a subclass may have other names
+            return f"{cls._name} ({details})", cls._paper, cls._tag_names
+        tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]
+        return f"{GRPOTrainer._name} ({details})", GRPOTrainer._paper, tags
 
     def _build_tracker(self) -> PassRateTracker:
         reader = HiddenStateExtractor(
@@ -534,12 +544,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         once = self.strategy.uses_estimated_budgets
         first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
         trl_hooks.replace_latest_metrics(self, first_round)
-        self._log_ada(batch.metrics)
+        self._log_ada(batch)
 
     def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
         """GRPO itself: its advantages stay, only `zero_variance_groups="mask"` and the `ada/` metrics are added."""
         batch.metrics["tokens/discarded"] = 0.0
-        self._log_ada(batch.metrics)
+        self._log_ada(batch)
         if self.args.zero_variance_groups == "mask":
             groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
             # By equality with each other: rounding may leave a mean that differs from equal rewards.
@@ -547,9 +557,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             masked = zero_variance.repeat_interleave(self.num_generations).tolist()
             mask_rows(output, masked, self.loss_type, self.accelerator)
 
-    def _log_ada(self, metrics: dict[str, float]) -> None:
-        self._diagnostics.observe(metrics, self.state.global_step + 1)
-        trl_hooks.append_metrics(self, {f"ada/{name}": value for name, value in metrics.items()})
+    def _log_ada(self, batch: RolloutBatch) -> None:
+        rewards = [reward for pool in batch.pools for reward in pool.rewards]
+        self._diagnostics.observe(batch.metrics, rewards, self.state.global_step + 1)
+        trl_hooks.append_metrics(self, {f"ada/{name}": value for name, value in batch.metrics.items()})
 
     def _average_seconds(self, seconds: dict[str, float]) -> dict[str, float]:
         """Over ranks. Collective."""

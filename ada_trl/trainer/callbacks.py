@@ -1,87 +1,56 @@
-"""Callbacks that describe a run: a line at the start, one line per logging step. docs/metrics.md documents all metrics."""
+"""
+Console output: a summary at the start of training, and one line per logging step.
+
+The line replaces the dictionary of all metrics that transformers prints. The environment variable `ADA_TRL_CONSOLE=trl` brings
+that back, for scripts that parse it, and callbacks passed to the trainer in `callbacks` are never replaced. Trackers and
+`trainer.state.log_history` get all metrics either way, except for those that cannot vary in the mode of the run
+([`constant_metrics`]).
+"""
 
 import logging
 import math
+import os
 from typing import Any
 
+from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from ..sampling.strategies import pluralize
 from .ada_grpo_config import AdaGRPOConfig
+from .run_summary import summary, warn_at_start
 
 
-GRPO_REFERENCE_N = 4  # rollouts per prompt of the GRPO that a run is set beside
+CONSOLE_VARIABLE = "ADA_TRL_CONSOLE"
+LARGEST_LINE = 120  # characters
 
-
-def summary(args: AdaGRPOConfig) -> str:
-    """
-    Which prompts a step asks, how many rollouts each gets, what these are compared with, how much the prompt counts, and
-    how many prompts GRPO with 4 rollouts would ask with as many rows.
-    """
-    rows = args.generation_batch_size
-    prompts = rows // args.num_generations
-    step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
-    text = f"Each {step}: {pluralize(prompts, 'prompt')}{_order(args)}; {args.sampling_strategy.describe()}; {_baseline(args)}; {_weight(args)}. "
-    text += f"{rows} rows are trained on{', while the server generates the next' * args.max_staleness}."
-    if prompts != rows // GRPO_REFERENCE_N:
-        text += (
-            f" GRPO with {GRPO_REFERENCE_N} rollouts has {pluralize(rows // GRPO_REFERENCE_N, 'prompt')} in as many."
-        )
-    return text
-
-
-def _order(args: AdaGRPOConfig) -> str:
-    if args.prompt_oversampling > 1:
-        return f", one of {args.prompt_oversampling} candidates each"
-    return ", another for one without contrast" if args.zero_variance_groups == "resample" else ""
-
-
-def _baseline(args: AdaGRPOConfig) -> str:
-    return {
-        "pool": "compared with the mean of the prompt's rollouts",
-        "posterior": "compared with what was expected of the prompt",
-        "batch": "compared with the mean of all other rollouts",
-    }[args.baseline]
-
-
-def _weight(args: AdaGRPOConfig) -> str:
-    names = {
-        "none": "all prompts count the same",
-        "inverse_sqrt": "a prompt counts 1/√p",
-        "inverse": "a prompt counts 1/p",
-    }
-    return names.get(args.prompt_weighting, f"prompt_weighting={args.prompt_weighting!r}")
-
-
-LARGEST_LINE = 100  # characters
-# By what is known of a mode. Without these, metrics of different modes can be laid over each other: the mean number of
-# rollouts and the share of prompts that teach nothing are logged by all.
-_ALL_ALIKE = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
+# Metrics that cannot vary in some modes. `ada/samples_per_prompt/mean` and `ada/frac_zero_advantage_groups` are logged in all
+# modes, so that runs of different modes can be compared.
+_ROLLOUT_NUMBERS = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
     "ada/rounds/mean",
     "ada/active_prompts/round_1",
 ]
-_ONE_MEAN = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
-_ALONE = [
+_POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
+_GROUP_SHARES = [
     "frac_reward_zero_std",
     "ada/frac_exit_condition_met",
     "ada/frac_reward_zero_std/first_round",
     "ada/frac_recovered_groups",
 ]
-_ALONE += ["ada/frac_missing_positives/round_1", "ada/frac_missing_negatives/round_1"]
-_ALONE += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pass_rate/p10", "pass_rate/p90")]
+_GROUP_SHARES += ["ada/frac_missing_positives/round_1", "ada/frac_missing_negatives/round_1"]
+_GROUP_SHARES += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pass_rate/p10", "pass_rate/p90")]
 
 
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
-    """Names of metrics that never vary where `args` run, or are another one's in every step."""
+    """Return the names of the metrics that are constant, or equal to another metric in every step, in the mode of `args`."""
     names = []
     if (
         not args.sampling_strategy.is_sequential
         and not args.sampling_strategy.uses_estimated_budgets
         and not args.resamples_prompts
     ):
-        names += [*_ALL_ALIKE, *_ONE_MEAN, "ada/tokens/discarded"]
+        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS, "ada/tokens/discarded"]
         if args.num_generations == 1:
-            names += _ALONE
+            names += _GROUP_SHARES
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     if args.baseline == "batch":  # functions of the number of rollouts
@@ -92,32 +61,54 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     return set(names)
 
 
+# Labels in the order in which they are left out of a line that is too long. The means of the reward functions follow, from
+# the last one on, and then the rest of these.
+_LEAST_IMPORTANT = ("seconds", "entropy", "length", "tokens in+out")
+_MORE_IMPORTANT = ("rollouts", "explained variance", "KL")
+
+
 def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
-    """At most 100 characters of what matters in the mode that runs."""
+    """Format the most important `logs` of a step in at most 120 characters. Metrics that were not logged are left out."""
     if "train_runtime" in logs:
         return f"{step} steps in {_duration(logs['train_runtime'])}"
-    evaluated = any(name.startswith("eval_") for name in logs)
-    shown = {"reward": ("reward", ".3f"), "length": ("completions/mean_length", "length")}
-    if not evaluated:
-        signal = {
-            "pool": {"zero signal": ("ada/frac_zero_advantage_groups", ".2f")},
-            "posterior": {"explained": ("ada/baseline/explained_variance", ".2f")},
-            "batch": {},
-        }[args.baseline]
+    is_evaluation = any(name.startswith("eval_") for name in logs)
+    if is_evaluation:
+        logs = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+    reward_functions = _reward_functions(logs)
+    columns = {"reward": ("reward", ".3f")}
+    columns |= {name: (f"rewards/{name}/mean", ".3f") for name in reward_functions}
+    columns |= {"KL": ("kl", ".3g"), "loss": ("loss", ".3g")}
+    if not is_evaluation:
+        columns["zero advantage"] = ("ada/frac_zero_advantage_groups", ".2f")
+        if args.baseline == "posterior":
+            columns["explained variance"] = ("ada/baseline/explained_variance", ".2f")
         if args.sampling_strategy.is_sequential or args.resamples_prompts:
-            signal["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
-        shown = {"reward": shown["reward"], **signal, "entropy": ("entropy", ".2f"), "length": shown["length"]}
-        shown |= {"tokens": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}
+            columns["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
+        columns["entropy"] = ("entropy", ".2f")
+    columns["length"] = ("completions/mean_length", "length")
+    if not is_evaluation:
+        columns |= {"tokens in+out": ("num_tokens", "large"), "seconds": ("step_time", ".3g")}
+
     parts = {}
-    for label, (name, form) in shown.items():
-        value = logs.get(f"eval_{name}" if evaluated else name)
+    for label, (name, form) in columns.items():
+        value = logs.get(name)
         if value is not None and not math.isnan(value):
             parts[label] = f"{label} {_formatted(value, form)}"
-    start = f"step {step}{', evaluation' if evaluated else ''}: "
-    for least in ("entropy", "seconds", "length"):
+    start = f"step {step}{', evaluation' if is_evaluation else ''}: "
+    for label in (*_LEAST_IMPORTANT, *reversed(reward_functions), *_MORE_IMPORTANT):
         if len(start + ", ".join(parts.values())) > LARGEST_LINE:
-            parts.pop(least, None)
+            parts.pop(label, None)
     return start + ", ".join(parts.values())
+
+
+def _reward_functions(logs: dict[str, Any]) -> list[str]:
+    """Return the names of the reward functions if there are several: the mean of a single one is close to the reward."""
+    names = [
+        name[len("rewards/") : -len("/mean")]
+        for name in logs
+        if name.startswith("rewards/") and name.endswith("/mean")
+    ]
+    return names if len(names) > 1 else []
 
 
 def _formatted(value: float, form: str) -> str:
@@ -142,7 +133,7 @@ def _duration(seconds: float) -> str:
 
 
 class CompactProgressCallback(ProgressCallback):
-    """The progress bar, with a line per logging step instead of all metrics."""
+    """Progress bar with one line per logging step instead of the dictionary of all metrics."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None:
@@ -150,7 +141,7 @@ class CompactProgressCallback(ProgressCallback):
 
 
 class CompactPrinterCallback(PrinterCallback):
-    """The same without a bar, for `disable_tqdm=True`."""
+    """The same line without a progress bar, for `disable_tqdm=True`."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_local_process_zero:
@@ -158,16 +149,42 @@ class CompactPrinterCallback(PrinterCallback):
 
 
 class RunSummaryCallback(TrainerCallback):
-    """Says at the start of a training what will run."""
+    """
+    Print what differs from GRPO when training starts, and warn of options that have another effect.
+
+    Args:
+        num_prompts (`int`, *optional*):
+            Length of the training data set; `None` if it is unknown.
+    """
+
+    def __init__(self, num_prompts: int | None):
+        self.num_prompts = num_prompts
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and args.get_process_log_level() <= logging.WARNING:
-            print(summary(args), flush=True)
+            print(summary(args, self.num_prompts), flush=True)
+        warn_at_start(args, self.num_prompts)
 
 
 def show_one_line(trainer) -> None:
-    """Put these callbacks in the place of transformers' own, where they are used: a notebook's table stays."""
-    for theirs, ours in ((ProgressCallback, CompactProgressCallback), (PrinterCallback, CompactPrinterCallback)):
-        callbacks = trainer.callback_handler.callbacks
-        callbacks[:] = [ours() if type(callback) is theirs else callback for callback in callbacks]
-    trainer.callback_handler.callbacks.insert(0, RunSummaryCallback())
+    """
+    Add these callbacks to a trainer. The callback that transformers adds by itself is replaced, unless it is a notebook's table
+    or `ADA_TRL_CONSOLE` is "trl".
+
+    Raises:
+        `ValueError`: if `ADA_TRL_CONSOLE` has another value.
+    """
+    console = os.environ.get(CONSOLE_VARIABLE, "compact")
+    if console not in ("compact", "trl"):
+        raise ValueError(
+            f"The environment variable {CONSOLE_VARIABLE} ({console!r}) must be 'compact' or 'trl'. Unset it for one line per "
+            "logging step, or set it to 'trl' for all metrics."
+        )
+    callbacks = trainer.callback_handler.callbacks
+    theirs = PrinterCallback if trainer.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK
+    ours = {PrinterCallback: CompactPrinterCallback, ProgressCallback: CompactProgressCallback}.get(theirs)
+    indices = [index for index, callback in enumerate(callbacks) if type(callback) is theirs]
+    if console == "compact" and ours is not None and indices:
+        callbacks[indices[-1]] = ours()  # transformers adds its own after those that were passed to the trainer
+    dataset = trainer.train_dataset
+    callbacks.insert(0, RunSummaryCallback(len(dataset) if isinstance(dataset, Dataset) else None))

@@ -1,4 +1,4 @@
-"""Warnings, with cause and remedy, when the signal cannot tell good rollouts from bad ones."""
+"""Warnings, each with a cause and a fix, when rewards, threshold or baseline give nothing to learn from."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,45 +10,34 @@ from .ada_grpo_config import AdaGRPOConfig
 
 logger = get_logger(__name__)
 
-FOUND = {
-    "all_correct": "only positive rollouts",
-    "all_wrong": "only negative rollouts",
-    "unscored": "no rollout that any reward function scored",
-}
-REMEDIES = {
-    "all_correct": (
-        "The prompts are too easy for the model, or the reward function accepts everything. Train on harder prompts, or "
-        "look at the completions (log_completions=True)."
-    ),
-    "all_wrong": (
-        "The prompts are too hard for the model, completions are cut off (completions/clipped_ratio), or the reward "
-        "function is broken. Look at the completions (log_completions=True); train on easier prompts or raise max_rounds "
-        "or max_completion_length."
-    ),
-    "unscored": (
-        "The reward functions return None or NaN: check that they understand the completions and the data set's columns."
-    ),
-}
+WORST_EXPLAINED_VARIANCE = -0.3  # of a baseline; one constant for the whole batch has 0
 
-
-WORSE_THAN_NOTHING = -0.3  # explained variance of a baseline
+TOO_EASY = "the prompts are too easy for the model, or the reward function accepts everything"
+TOO_HARD = (
+    "the prompts are too hard for the model, completions are truncated (completions/clipped_ratio), or the reward "
+    "function is broken"
+)
+OBSERVATIONS = {
+    "all_correct": "only successful rollouts",
+    "all_wrong": "only failed rollouts",
+    "unscored": "no rollout with a reward",
+}
 
 
 class TrainingDiagnostics:
     """
-    Looks at every generation's metrics and warns, once each:
+    Checks the metrics of every generation, and logs each of these warnings at most once:
 
-    - at construction, if there are several reward functions and none is named as `success_reward`;
-    - after two generations, if no rollout or every rollout counts as positive although rewards differ;
-    - when more than `share` of the prompts have been unresolved for the same reason in all generations of `steps` steps;
-    - when a baseline that is no pool has been worse than the rewards' own mean in all generations of `steps` steps.
-
-    The first is left out where nothing but metrics depends on the signal.
+    - several reward functions without `success_reward` (at construction), or a `positive_threshold` outside the range of the
+      rewards (after two generations), if sampling, prompt weights or a record of pass rates depend on them;
+    - for `steps` steps, more than `share` of the prompts with successes only, with failures only or without rewards;
+    - for `steps` steps, equal rewards in the whole batch, with a baseline that does not need a group;
+    - for `steps` steps, a baseline that predicts the rewards worse than their own mean.
 
     Args:
         args ([`AdaGRPOConfig`]):
-            What the signal is compared with.
-        names (`Sequence[str]`):
+            Configuration of the run.
+        reward_names (`Sequence[str]`):
             Names of the reward functions.
         share (`float`, *optional*, defaults to `0.5`):
             Share of the prompts, between 0 and 1.
@@ -56,109 +45,152 @@ class TrainingDiagnostics:
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, names: Sequence[str], share: float = 0.5, steps: int = 20):
+    def __init__(self, args: AdaGRPOConfig, reward_names: Sequence[str], share: float = 0.5, steps: int = 20):
         self.threshold, self.share, self.steps = args.positive_threshold, share, steps
-        self._choice = list(dict.fromkeys(names)) if args.success_reward is None and len(names) > 1 else []
-        self._signal = "the reward" if args.success_reward is None else f"the reward of {args.success_reward}"
-        if self._choice:
-            self._signal = f"the weighted total of {' and '.join(self._choice)}"
+        self._candidates = list(dict.fromkeys(reward_names))  # for `success_reward`
+        if args.success_reward is not None or len(reward_names) == 1:
+            self._candidates = []
+        self._reward = "the reward" if args.success_reward is None else f"the reward of {args.success_reward}"
+        if self._candidates:
+            self._reward = f"the weighted sum of {' and '.join(self._candidates)}"
+        self._needs_groups = args.baseline == "pool"
+        self._more_rollouts = "max_rounds or " if args.sampling_strategy.is_sequential else ""
         rows = max(args.generation_batch_size, 2)
-        self._of_others = (rows / (rows - 1)) ** 2
-        # Every rollout teaches where it is not compared with its own pool, whatever its neighbours earned.
-        self._causes = list(FOUND) if args.baseline == "pool" else ["unscored"]
-        self._matters = args.sampling_strategy.is_sequential or args.depends_on_pass_rates
-        self._early = 2  # generations still to be looked at
+        self._leave_one_out_factor = (rows / (rows - 1)) ** 2
+        self._is_recorded = args.tracks_pass_rates and args.estimator_is_explicit
+        self._is_trained_on = (
+            args.sampling_strategy.is_sequential
+            or args.depends_on_pass_rates
+            or args.prompt_weighting not in ("none", 1.0)
+        )
+        self._early_generations = 2  # in which the threshold is still to be compared with the rewards
         self._range = (math.inf, -math.inf)
-        self._last_good: dict[str, int] = {}  # the last step at which it was not so
+        self._last_absent: dict[str, int] = {}  # by problem, the last step without it
         self._warned: set[str] = set()
-        if self._choice and self._matters:
+        if self._candidates and self._is_trained_on:
             logger.warning(
-                f"There are {len(names)} reward functions and no success_reward, so a rollout counts as positive when "
-                f"{self._signal} exceeds positive_threshold ({self.threshold:g}). {self._success_reward_remedy()}"
+                f"There are {len(reward_names)} reward functions and no success_reward, so a rollout is a success if "
+                f"{self._reward} exceeds positive_threshold ({self.threshold:g}). {self._success_reward_fix()}"
             )
 
-    def observe(self, metrics: Mapping[str, float], step: int) -> None:
+    def observe(self, metrics: Mapping[str, float], rewards: Sequence[float], step: int) -> None:
         """
+        Check one generation.
+
         Args:
             metrics (`Mapping[str, float]`):
-                What [`~core.sampling_metrics`] returned of this generation.
+                Metrics of [`~core.sampling_metrics`].
+            rewards (`Sequence[float]`):
+                Rewards of all rollouts that have one.
             step (`int`):
                 Training step, from 1.
         """
+        if self._is_trained_on or self._is_recorded:
+            self._check_threshold(metrics)
+        self._check_baseline(metrics.get("baseline/explained_variance", math.nan), step)
+        self._check_prompts(metrics, step)
+        if not self._needs_groups:
+            self._check_constant_batch(rewards, step)
+
+    def _steps_to_report(self, problem: str, is_present: bool, step: int) -> int:
+        """Record whether `problem` is present. Return for how many steps it has been, if a warning is due, and 0 otherwise."""
+        if not is_present:
+            self._last_absent[problem] = step
+        steps = step - self._last_absent.setdefault(problem, step - 1)
+        if steps < self.steps or problem in self._warned:
+            return 0
+        self._warned.add(problem)
+        return steps
+
+    def _check_prompts(self, metrics: Mapping[str, float], step: int) -> None:
         low, high = metrics["success_reward/min"], metrics["success_reward/max"]
-        if self._early and not math.isnan(low):
-            self._range = min(self._range[0], low), max(self._range[1], high)
-            self._early -= 1
-            if not self._early:
-                self._warn_of_threshold(*self._range, metrics)
-        self._look_at_baseline(metrics.get("baseline/explained_variance", math.nan), step)
-        for cause in self._causes:
-            share = metrics[f"frac_{cause}"]
-            if share <= self.share:
-                self._last_good[cause] = step
-            since = step - self._last_good.setdefault(cause, step - 1)
-            if since >= self.steps and cause not in self._warned:
-                self._warned.add(cause)
-                remedy = REMEDIES[cause]
-                if self._one_sided(low, high):
-                    remedy = self._threshold_remedy(low, high, metrics["success_reward/mean"])
+        no_gradient = metrics["frac_zero_advantage_groups"]
+        for problem, observation in OBSERVATIONS.items():
+            share = metrics[f"frac_{problem}"]
+            is_present = share > self.share
+            if problem != "unscored":
+                # With other baselines a prompt has a gradient even if its own rewards are equal, and where nothing depends
+                # on the threshold, rewards on one side of it may still differ.
+                is_present &= self._needs_groups and (self._is_trained_on or no_gradient > self.share)
+            if steps := self._steps_to_report(problem, is_present, step):
                 logger.warning(
-                    f"For {since} steps, more than {self.share:.0%} of the prompts have found {FOUND[cause]} "
-                    f"(ada/frac_{cause} is {share:.0%} now); {metrics['frac_zero_advantage_groups']:.0%} of the prompts have no "
-                    f"gradient. {remedy}"
+                    f"For {steps} steps, more than {self.share:.0%} of the prompts have had {observation} "
+                    f"(ada/frac_{problem} is {share:.0%} now); {no_gradient:.0%} of the prompts have no gradient. "
+                    f"{self._fix(problem, low, high, metrics['success_reward/mean'])}"
                 )
 
-    def _look_at_baseline(self, explained: float, step: int) -> None:
-        # Against the mean of all *other* rollouts, which explains less than their own mean does.
-        if not 1 - (1 - explained) / self._of_others < WORSE_THAN_NOTHING:  # nor is NaN
-            self._last_good["baseline"] = step
-        since = step - self._last_good.setdefault("baseline", step - 1)
-        if since >= self.steps and "baseline" not in self._warned:
-            self._warned.add("baseline")
+    def _check_constant_batch(self, rewards: Sequence[float], step: int) -> None:
+        if not rewards:  # see "unscored"
+            return
+        if steps := self._steps_to_report("constant_batch", min(rewards) == max(rewards), step):
             logger.warning(
-                f"For {since} steps, the baseline has been a worse guess at the rewards than their own mean "
-                f"(ada/baseline/explained_variance is {explained:.2f} now), so that it adds noise. Use more rows per step, or "
-                "baseline='batch', which compares with the other rollouts of the step alone."
+                f"For {steps} steps, all rollouts of the batch have had the same reward ({rewards[0]:.3g} now), so that "
+                f"no rollout is better than another. If {rewards[0]:.3g} is the best reward, {TOO_EASY}: train on harder prompts. "
+                f"Otherwise {TOO_HARD}: train on easier prompts or raise {self._more_rollouts}max_completion_length. Check the "
+                "completions with log_completions=True."
             )
 
-    def _one_sided(self, low: float, high: float) -> bool:
-        """Whether rewards differ and the threshold does not."""
+    def _check_baseline(self, explained_variance: float, step: int) -> None:
+        # Compared with the mean of all *other* rollouts, which explains less than the mean of all.
+        relative = 1 - (1 - explained_variance) / self._leave_one_out_factor
+        if steps := self._steps_to_report("baseline", relative < WORST_EXPLAINED_VARIANCE, step):  # False for NaN
+            logger.warning(
+                f"For {steps} steps, the baseline has been further from the rewards than their own mean "
+                f"(ada/baseline/explained_variance is {explained_variance:.2f} now), so that it adds noise. Use more rollouts "
+                "per step, or baseline='batch', the mean reward of the other rollouts in the batch."
+            )
+
+    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
+        low, high = metrics["success_reward/min"], metrics["success_reward/max"]
+        if not self._early_generations or math.isnan(low):
+            return
+        self._early_generations -= 1
+        low, high = self._range = min(self._range[0], low), max(self._range[1], high)
+        if self._early_generations:
+            return
+        mean, pass_rate = metrics["success_reward/mean"], metrics["pass_rate/mean"]
+        is_one_sided = self._is_one_sided(low, high)
+        if is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate):
+            rollouts = "every rollout" if pass_rate > 0.5 else "no rollout"
+            rollouts = rollouts.capitalize() if is_one_sided else f"Nearly {rollouts}"
+            logger.warning(
+                f"{rollouts} of the first two generations is a success. {self._threshold_fix(low, high, mean)}"
+            )
+
+    def _is_one_sided(self, low: float, high: float) -> bool:
+        """Whether rewards differ, but all of them are above the threshold or none is."""
         return low < high and not low <= self.threshold < high
 
-    def _warn_of_threshold(self, low: float, high: float, metrics: Mapping[str, float]) -> None:
-        mean, pass_rate = metrics["success_reward/mean"], metrics["pass_rate/mean"]
-        if self._one_sided(low, high) or threshold_outside_reward_range(low, high, mean, pass_rate):
-            nearly = "" if self._one_sided(low, high) else "Nearly "
-            which = "every" if pass_rate > 0.5 else "no"
-            words = f"{nearly}{which} rollout of the first two generations is positive. "
-            logger.warning(f"{words[0].upper()}{words[1:]}{self._threshold_remedy(low, high, mean)}")
-
-    def _threshold_remedy(self, low: float, high: float, mean: float) -> str:
-        words = (
-            f"{self._signal[0].upper()}{self._signal[1:]} ranges from {low:.3g} to {high:.3g} and positive_threshold is "
-            f"{self.threshold:g}. "
+    def _fix(self, problem: str, low: float, high: float, mean: float) -> str:
+        if problem == "unscored":
+            return "The reward functions return None or NaN: check that they can read the completions and the columns."
+        if self._is_trained_on and self._is_one_sided(low, high):
+            return self._threshold_fix(low, high, mean)
+        cause, fix = (
+            (TOO_EASY, "Train on harder prompts.")
+            if problem == "all_correct"
+            else (TOO_HARD, f"Train on easier prompts or raise {self._more_rollouts}max_completion_length.")
         )
-        if self._choice:
-            words += f"{self._success_reward_remedy()} Otherwise set "
+        return f"{cause[0].upper()}{cause[1:]}. {fix} Check the completions with log_completions=True."
+
+    def _threshold_fix(self, low: float, high: float, mean: float) -> str:
+        start = f"{self._reward} ranges from {low:.3g} to {high:.3g} and positive_threshold is {self.threshold:g}. "
+        if self._candidates:
+            choice = f"{self._success_reward_fix()} Otherwise set "
         elif high <= self.threshold:
-            words += (
-                f"If a good answer earns more than {self.threshold:g}, the prompts are hard so far; otherwise set "
-            )
+            choice = f"If a good completion gets more than {self.threshold:g}, the prompts are hard; otherwise set "
         else:
-            words += "Set "
-        until_then = (
-            "sampling and weights treat all prompts alike"
-            if self._matters
-            else "pass rates in metrics and records say nothing; training does not depend on them"
+            choice = "Set "
+        effect = (
+            "until then, sampling and prompt weights are the same for all prompts"
+            if self._is_trained_on
+            else "until then, the recorded pass rates carry no information; training does not depend on them"
         )
-        return words + (
-            f"positive_threshold to what separates good from bad, between {low:.3g} and {high:.3g} (the mean is "
-            f"{mean:.3g}): until then {until_then}."
+        return (
+            f"{start[0].upper()}{start[1:]}{choice}positive_threshold to a value that separates good from bad completions, between {low:.3g} and "
+            f"{high:.3g} (the mean is {mean:.3g}): {effect}."
         )
 
-    def _success_reward_remedy(self) -> str:
-        return (
-            "If one of them alone says whether an answer is right, name it: success_reward="
-            + " or success_reward=".join(map(repr, self._choice))
-            + "."
-        )
+    def _success_reward_fix(self) -> str:
+        options = " or ".join(f"success_reward={name!r}" for name in self._candidates)
+        return f"If one of them alone says whether a completion is correct, set {options}."

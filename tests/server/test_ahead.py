@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.pass_rates.store import PASS_RATES_FILE
-from ada_trl.trainer.callbacks import summary
+from ada_trl.trainer.run_summary import summary
 from ada_trl.vllm.client import VLLMServerError
 
 from ..helpers import logs_of

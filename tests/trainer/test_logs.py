@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from transformers import PrinterCallback, ProgressCallback
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.trainer.callbacks import LARGEST_LINE, console_line, constant_metrics, summary
+from ada_trl.trainer.callbacks import LARGEST_LINE, console_line, constant_metrics
+from ada_trl.trainer.run_summary import summary, training_steps
 
-from ..helpers import build, logs_of, run_module
+from ..helpers import build, even_reward, length_reward, logs_of, run_module, saved_tiny_model
 from .log_worker import MODES
 
 
@@ -39,21 +40,58 @@ def test_what_was_resolved_can_be_given_again():
         assert summary(again) == summary(args)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    {
-        "posterior": "Each step: 32 prompts; 1 rollout each; compared with what was expected of the prompt; all prompts count "
-        "the same. 32 rows are trained on. GRPO with 4 rollouts has 8 prompts in as many.",
-        "batch": "Each step: 32 prompts; 1 rollout each; compared with the mean of all other rollouts; all prompts count the "
-        "same. 32 rows are trained on. GRPO with 4 rollouts has 8 prompts in as many.",
-        "seq-balance": "Each step: 8 prompts; rounds of 8 rollouts until 2 right and 2 wrong, at most 32, of which 4 are "
-        "trained on; compared with the mean of the prompt's rollouts; a prompt counts 1/√p. 32 rows are trained on.",
-        "uniform": "Each step: 8 prompts; 4 rollouts each; compared with the mean of the prompt's rollouts; all prompts count "
-        "the same. 32 rows are trained on.",
-    }.items(),
+STEPS = {
+    "posterior": "32 prompts × 1 rollout; baseline: predicted mean reward of the prompt; prompt weight: none.",
+    "batch": "32 prompts × 1 rollout; baseline: mean reward of the other rollouts in the batch; prompt weight: none.",
+    "seq-balance": "8 prompts, rounds of 8 rollouts until 2 right and 2 wrong, at most 32, of which 4 are trained on; "
+    "baseline: mean reward of the prompt's rollouts; prompt weight: 1/√(pass rate).",
+    "uniform": "8 prompts × 4 rollouts; baseline: mean reward of the prompt's rollouts; prompt weight: none.",
+}
+ONE_ROLLOUT = (
+    "GRPOTrainer with num_generations=8 (its default): 32 prompts per step instead of 4; 1 rollout per prompt instead "
+    "of 8; 31 steps per epoch instead of 250 (option: num_generations); another baseline (option: baseline)."
 )
-def test_what_will_run_is_said_in_words(mode, expected):
-    assert summary(config(**MODES[mode])) == expected
+DIFFERENCES = {
+    "posterior": ONE_ROLLOUT,
+    "batch": ONE_ROLLOUT,
+    "seq-balance": "GRPOTrainer with num_generations=4: up to 32 rollouts per prompt instead of 4 (option: "
+    "adaptive_sampling); weighted prompts (option: prompt_weighting).",
+    "uniform": "GRPOTrainer with num_generations=4: none.",
+}
+
+
+@pytest.mark.parametrize("mode", STEPS)
+def test_the_summary_says_what_a_step_samples_and_what_differs_from_grpo(mode):
+    step, differences, defaults = summary(config(**MODES[mode]), num_prompts=1000).split("\n")
+    assert step == f"Each step: {STEPS[mode]} 32 rollouts are trained on."
+    assert differences == f"Differences from {DIFFERENCES[mode]}"
+    group = "" if mode in ("posterior", "batch") else "num_generations=4 (8), "
+    assert defaults.endswith(f"in parentheses: {group}scale_rewards='none' ('group'), epsilon_high=0.28 (None).")
+
+
+def test_the_summary_lists_no_defaults_that_are_not_in_use_and_no_impossible_grpo():
+    as_grpo = {"num_generations": 8, "scale_rewards": "group", "epsilon_high": None}
+    lines = summary(config(adaptive_sampling="uniform", **as_grpo), num_prompts=1000).split("\n")
+    assert len(lines) == 2 and lines[1].endswith("(its default): none.")
+    of_two = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=2, baseline="batch")
+    assert "GRPOTrainer with num_generations=2: 2 prompts per step instead of 1;" in summary(of_two, 1000)
+    of_13 = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=13, baseline="batch")
+    assert "GRPOTrainer" not in summary(of_13)  # no group of at most 8 rollouts divides 13
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2}, {"num_iterations": 2}, {"baseline": "pool"}]
+)
+def test_the_steps_per_epoch_are_those_of_the_trainer(options, tmp_path):
+    options = {"baseline": "batch", "max_steps": -1, "num_train_epochs": 2} | options
+    if options["baseline"] == "pool":
+        options |= {"adaptive_sampling": "uniform", "num_generations": 2}
+    data = build(tmp_path / "data").train_dataset
+    data = data.select([i % len(data) for i in range(50)])
+    trainer = build(tmp_path, dataset=data, per_device_train_batch_size=4, max_completion_length=1, **options)
+    trainer.train()
+    args = trainer.args
+    assert trainer.state.global_step == training_steps(args, len(data), args.num_generations, epochs=2) > 10
 
 
 VARYING = {"reward", "entropy", "ada/samples_per_prompt/mean", "ada/frac_zero_advantage_groups", "ada/pass_rate/mean"}
@@ -78,6 +116,74 @@ def test_a_line_is_short(mode, step, reward, others, tokens, prefix):
     assert "nan" not in line and not line.endswith((", ", ","))
 
 
+LOGS = {
+    "reward": 0.5,
+    "rewards/accuracy/mean": 0.3,
+    "rewards/format/mean": 0.2,
+    "loss": -0.00123,
+    "kl": 0.0456,
+    "ada/frac_zero_advantage_groups": 0.25,
+    "ada/samples_per_prompt/mean": 9.0,
+    "entropy": 0.39,
+    "completions/mean_length": 43.21,
+    "num_tokens": 2230.0,
+    "step_time": 1.5,
+}
+
+
+@pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
+def test_a_line_has_loss_kl_and_the_rewards_of_each_function(baseline):
+    args = config(adaptive_sampling="uniform", baseline=baseline, beta=0.1)
+    line = console_line(LOGS, args, 20)
+    start = "step 20: reward 0.500, accuracy 0.300, format 0.200, KL 0.0456, loss -0.00123, zero advantage 0.25, "
+    assert line.startswith(start)
+    only = {name: LOGS[name] for name in LOGS if name not in ("kl", "rewards/format/mean")}
+    expected = "step 20: reward 0.500, loss -0.00123, zero advantage 0.25, entropy 0.39, length 43.2, tokens in+out 2.23k, seconds 1.5"
+    assert console_line(only, args, 20) == expected and len(expected) <= LARGEST_LINE
+    evaluation = console_line({f"eval_{name}": value for name, value in LOGS.items()}, args, 20)
+    assert evaluation.startswith("step 20, evaluation: reward 0.500, accuracy 0.300, format 0.200, KL 0.0456, loss")
+
+
+def test_a_line_that_is_too_long_loses_the_last_rewards_and_keeps_kl_and_loss():
+    names = {f"rewards/a_reward_function_with_a_long_name_{i}/mean": 0.1 for i in range(4)}
+    line = console_line(LOGS | names, config(adaptive_sampling="uniform", beta=0.1), 20)
+    assert len(line) <= LARGEST_LINE and "accuracy 0.300" in line and "name_3" not in line
+    assert "KL 0.0456, loss -0.00123, zero advantage 0.25" in line
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_an_environment_variable_brings_the_line_of_trl_back(disable_tqdm, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ADA_TRL_CONSOLE", "trl")
+    trainer = build(tmp_path, disable_tqdm=disable_tqdm)
+    trainer.train()
+    output = capsys.readouterr().out
+    assert output.count("'grad_norm':") == 2 and "step 1: " not in output
+    monkeypatch.setenv("ADA_TRL_CONSOLE", "off")
+    with pytest.raises(ValueError, match=r"ADA_TRL_CONSOLE \('off'\) must be 'compact' or 'trl'"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_callbacks_that_are_passed_are_not_replaced(disable_tqdm, tmp_path, capsys):
+    trainer = build(tmp_path, callbacks=[PrinterCallback()], disable_tqdm=disable_tqdm)
+    trainer.train()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("'grad_norm':" in line for line in lines) == 2
+    assert sum(line.startswith("step ") for line in lines) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"baseline": "batch"}])
+def test_the_console_of_a_run_with_kl_and_two_rewards_has_them(options, tmp_path, capsys):
+    model = saved_tiny_model(tmp_path / "model")  # TRL loads the reference model from there
+    build(tmp_path, [even_reward, length_reward], model=model, beta=0.1, **options).train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert len(lines) == 2
+    for line in lines:
+        assert re.search(
+            r"reward [\d.]+, even_reward [\d.]+, length_reward [\d.]+, KL \S+, loss \S+, zero advantage ", line
+        )
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode, tmp_path, capsys):
     def reward(completions, **kwargs):
@@ -87,8 +193,10 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
     constants, trainer._constant_metrics = trainer._constant_metrics, set()
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
-    start = lines.index(summary(trainer.args))  # deepspeed writes a line of its own, once
-    lines = lines[start + 1 :]
+    said = summary(trainer.args, len(trainer.train_dataset)).splitlines()
+    start = lines.index(said[0])  # deepspeed writes a separate line, once
+    assert lines[start : start + len(said)] == said
+    lines = lines[start + len(said) :]
     assert [line.partition(":")[0] for line in lines[:4]] == [f"step {i}" for i in (1, 2, 3, 4)]
     assert len(lines) == 5 and re.fullmatch(r"4 steps in \d+ s", lines[4])
     assert all(len(line) <= LARGEST_LINE for line in lines)
@@ -141,7 +249,7 @@ def test_the_bar_has_the_same_lines_and_other_callbacks_stay(tmp_path, capsys):
     trainer.remove_callback(Mine)
     trainer.train()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert len(lines) == 2 and all("explained" in line for line in lines)
+    assert len(lines) == 2 and all("explained variance" in line for line in lines)
 
 
 def test_evaluation_and_the_log_level(tmp_path, capsys):
