@@ -48,6 +48,7 @@ from .diagnostics import TrainingDiagnostics
 from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows
 from .round_generator import RoundGenerator
 from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
+from .user_code import TrainingState
 from .validation import check_arguments, check_success_reward, check_support
 from .vllm_session import VLLMSession, ess_ratio
 
@@ -279,7 +280,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
         tracker = self.pass_rates
-        prompts = self.prompt_source.next_prompts(inputs)
+        with TrainingState(self.model).preserved():  # the data set may have a transform
+            prompts = self.prompt_source.next_prompts(inputs)
         if tracker is not None and not prompts.is_predicted:
             tracker.start_step(prompts.local_rows)
         if tracker is not None and self.strategy.uses_estimated_budgets:
@@ -367,7 +369,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             return  # this is the last generation
         plan = self._plan_step([])
         with shared():
-            prompt_ids = super()._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
+            prompt_ids = self._tokenize_prompts([row["prompt"] for row in plan.rows])[0]
         self.vllm.prefetch(prompt_ids, None)
         plan.is_prefetched = True
         self._prefetched = plan
