@@ -7,6 +7,8 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from trl.trainer.utils import RepeatSampler
 
+from ..utils.copying import copy_containers
+
 
 class PromptStream:
     """
@@ -85,7 +87,8 @@ class PromptStream:
 
     def row(self, position: int) -> dict[str, Any]:
         """The data set row at a position that was taken."""
-        return self._dataset[position] if self.indexed else dict(self._cache[position])
+        # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given.
+        return self._dataset[position] if self.indexed else copy_containers(self._cache[position])
 
     def forget(self, keep: Collection[int]) -> None:
         """Rows other than those put back and these are not asked for again."""

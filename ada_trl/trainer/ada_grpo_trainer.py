@@ -49,6 +49,7 @@ from .diagnostics import TrainingDiagnostics
 from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
 from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
+from .user_code import TrainingState
 from .validation import check_arguments, check_success_reward, check_support
 from .vllm_session import VLLMSession, ess_ratio
 
@@ -301,7 +302,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
         tracker = self.pass_rates
-        prompts = self.prompt_source.next_prompts(inputs)
+        with TrainingState(self.model).preserved():  # the data set may have a transform
+            prompts = self.prompt_source.next_prompts(inputs)
         if tracker is not None and not prompts.is_predicted:
             tracker.start_step(prompts.local_rows)
         if tracker is not None and self.strategy.uses_estimated_budgets:
@@ -393,7 +395,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._prefetched = plan
         with synchronized_errors():
             # As TRL prepares them in the next step, where images join the messages.
-            prompt_ids, images, _ = super()._tokenize_prompts(self._rounds.prepare(plan.rows))
+            prompt_ids, images, _ = self._tokenize_prompts(self._rounds.prepare(plan.rows))
         self.vllm.prefetch(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:

@@ -29,11 +29,12 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..pass_rates.hidden_states import capture_hidden_states
+from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import describe_error, gather_unless_disabled, raise_first
 from ..utils.logging import get_logger
 from ..vllm.generation import AdaVLLMGeneration
 from .rollout_batch import RolloutBatch
-from .user_code import preserved_state
+from .user_code import TrainingState
 
 
 if TYPE_CHECKING:
@@ -51,25 +52,42 @@ _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 
 
 class Hook:
-    """Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`]."""
+    """
+    Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`].
+
+    TRL resets environments before it calls `_generate`, and runs tools between the turns. What they have changed is restored at
+    the next call that arrives here.
+    """
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
+        self.training_state = TrainingState(trainer.model)
+
+    def outer_methods(self) -> dict[str, Callable]:
+        """
+        Methods that take the place of the trainer's while the hook is in use, those of the user's subclasses included.
+
+        Everything else in a hook is called by [`AdaGRPOTrainer`], within an override of a subclass.
+        """
+        return {}
 
     def generate(self, call: Callable, prompts: list) -> tuple:
+        self.training_state.restore()
         return call(prompts)
 
     def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
         return call(prompts)
 
     def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
+        self.training_state.restore()
         return call(prompt_ids, *args, **kwargs)
 
     def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
         return call(model, ids, mask, keep, *args, **kwargs)
 
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        return call(*args, **kwargs)
+        with self.training_state.preserved():
+            return call(*args, **kwargs)
 
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
         return call(inputs, prompts, completions, ids)
@@ -88,6 +106,7 @@ class HiddenStateHook(Hook):
         return self.trainer.captures_hidden_states and self.hidden_states is None
 
     def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
+        self.training_state.restore()
         # A turn after the first one (tools) has other prompts.
         if not self._wants_states or self.trainer.use_vllm:
             return call(prompt_ids, *args, **kwargs)
@@ -139,26 +158,40 @@ class StepCapture(HiddenStateHook):
         self.rows, self.on_rewards, self.score_early, self.prefetched = rows, on_rewards, score_early, prefetched
         self.rewards: torch.Tensor | None = None
         self.seconds: dict[str, float] = {}
+        # Bound methods of the user's subclass, whose results are those that are trained on.
+        self._generate, self._calculate_rewards = trainer._generate, trainer._calculate_rewards
 
-    def generate(self, call: Callable, prompts: list) -> tuple:
-        started = time.perf_counter()
-        with self.trainer.vllm.generation(self.prefetched):
-            columns = call(prompts)
-        self.seconds["time/generate"] = time.perf_counter() - started
+    def outer_methods(self) -> dict[str, Callable]:
+        return {"_generate": self.capture_generation, "_calculate_rewards": self.capture_rewards}
+
+    def capture_generation(self, prompts: list) -> tuple:
+        columns = self._generate(prompts)
         if self.score_early:
             _, completion_ids, _, completions, *_ = columns
-            self.trainer._calculate_rewards(self.rows, prompts, completions, completion_ids)
+            self.capture_rewards(self.rows, prompts, completions, completion_ids)
         return columns
 
-    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+    def capture_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
         if self.rewards is None:
             started = time.perf_counter()
-            rewards = score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
+            rewards = self._calculate_rewards(inputs, prompts, completions, ids)
             # GRPO's own statistics are left as they are where nothing but logging differs from it.
             self.rewards = rewards if self.trainer.args.is_vanilla_grpo else without_infinities(rewards)
             self.seconds["time/reward"] = time.perf_counter() - started
             self.on_rewards(self.rewards)
         return self.rewards
+
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        started = time.perf_counter()
+        with self.trainer.vllm.generation(self.prefetched):
+            columns = super().generate(call, prompts)
+        self.seconds["time/generate"] = time.perf_counter() - started
+        return columns
+
+    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+        if not self.trainer.args.is_vanilla_grpo:
+            prompts, completions, ids = copy_containers([prompts, completions, ids])
+        return score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
 
 
 class PromptsPrepared(Exception):
@@ -172,7 +205,11 @@ class PromptsPrepared(Exception):
 class PromptPreparation(Hook):
     """TRL turns data set rows into prompts: images join their messages, tools are bound, environments are reset."""
 
-    def generate(self, call: Callable, prompts: list) -> tuple:
+    def outer_methods(self) -> dict[str, Callable]:
+        return {"_generate": self.leave}
+
+    def leave(self, prompts: list) -> tuple:
+        self.training_state.restore()
         # TRL has no method for the part before the generation, and everything after it would be wasted.
         raise PromptsPrepared(prompts)
 
@@ -194,6 +231,9 @@ class LocalSampling(HiddenStateHook):
         self.completions = completions
         self.tool_calls = (0, 0)  # calls, and how many of them failed
 
+    def generate(self, call: Callable, prompts: list) -> tuple:
+        return super().generate(call, SharedLeaves(prompts))
+
     def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
         if self.completions is None:
             return call(prompts)
@@ -205,13 +245,15 @@ class LocalSampling(HiddenStateHook):
         return self.completions.completion_ids, self.completions.logprobs
 
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        results = call(*args, **kwargs)
+        results = super().run_tools(call, *args, **kwargs)
         *_, calls, failures, _ = results
         self.tool_calls = (calls, failures)
         return results
 
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        with preserved_state(self.trainer.model):  # errors are shared between ranks by the sampler
+        # Completions stay in their pools until they are trained on, and reward functions may modify what they are given.
+        prompts, completions, ids = copy_containers([prompts, completions, ids])
+        with self.training_state.preserved():  # errors are shared between ranks by the sampler
             return call(inputs, prompts, completions, ids)
 
 
@@ -222,16 +264,20 @@ class InjectedBatch(HiddenStateHook):
         super().__init__(trainer)
         self.batch = batch
 
-    def generate(self, call: Callable, prompts: list) -> tuple:
+    def outer_methods(self) -> dict[str, Callable]:
+        # An override of a subclass has seen these completions when they were sampled.
+        return {"_generate": self.selected_columns, "_calculate_rewards": self.selected_rewards}
+
+    def selected_columns(self, prompts: list) -> tuple:
         return _rows_to_columns([row.columns for row in self.batch.rows])
 
-    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
+    def selected_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor | None:
         return self.batch.rewards
 
 
 @contextmanager
 def using_hook(trainer: "AdaGRPOTrainer", hook: Hook) -> Iterator[None]:
-    with override_attributes(trainer, _hook=hook):
+    with override_attributes(trainer, _hook=hook, **hook.outer_methods()):
         yield
 
 
@@ -269,7 +315,7 @@ def score_on_all_ranks(
     """
     error = None
     try:
-        with preserved_state(trainer.model):
+        with TrainingState(trainer.model).preserved():
             rewards = call(inputs, prompts, completions, completion_ids)
     except Exception as caught:  # whatever it is, the other ranks have to learn of it
         if trainer.accelerator.num_processes == 1:

@@ -17,3 +17,10 @@ def copy_containers(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(copy_containers(item) for item in value)
     return value
+
+
+class SharedLeaves(list):
+    """A list of which `copy.deepcopy` copies the containers only, as [`copy_containers`] does."""
+
+    def __deepcopy__(self, memo: dict) -> list:
+        return [copy_containers(item) for item in self]

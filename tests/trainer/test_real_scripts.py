@@ -1,0 +1,251 @@
+"""What scripts that work with GRPOTrainer do to a trainer: code that changes global state, live objects in rows, overrides."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from transformers import set_seed
+
+from ada_trl.trainer.user_code import TrainingState
+
+from ..conversations import Counting
+from ..helpers import (
+    PROMPTS,
+    Recorder,
+    build,
+    chat_tokenizer,
+    even_reward,
+    prompt_dataset,
+    tiny_chat_model,
+    tiny_model,
+    tiny_vision_language_model,
+    train_with_and_without_resume,
+)
+
+
+QUEUE = {"adaptive_sampling": "uniform", "zero_variance_groups": "resample", "num_generations": 4}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
+MODES = {
+    "uniform": {"adaptive_sampling": "uniform", "num_generations": 4},
+    "batch": {"baseline": "batch"},
+    "est": {"adaptive_sampling": "est-ema", "num_generations": 4},
+    "seq-balance": {"num_generations": 4},
+    "dynamic sampling": QUEUE,
+    "oversampling": {"adaptive_sampling": "uniform", "prompt_oversampling": 2, "num_generations": 4},
+    "retries": RETRIES,
+}
+all_modes = pytest.mark.parametrize("mode", MODES)
+
+
+# Code of the user that changes global state
+
+CHANGES = {
+    "evaluation mode": lambda trainer: trainer.model.eval(),
+    "one module in evaluation mode": lambda trainer: trainer.model.get_submodule("lm_head").eval(),
+    "no gradients": lambda trainer: torch.set_grad_enabled(False),
+    "default dtype": lambda trainer: torch.set_default_dtype(torch.float64),
+    "default device": lambda trainer: torch.set_default_device("meta"),
+    "inference mode": lambda trainer: trainer.__dict__.setdefault("guards", []).append(inference_mode()),
+}
+
+
+def inference_mode():
+    guard = torch.inference_mode()
+    guard.__enter__()
+    return guard
+
+
+@pytest.fixture(autouse=True)
+def defaults():
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+
+
+class Changing:
+    """A reward function that changes something and does not restore it."""
+
+    __name__ = "changing"
+
+    def __init__(self, change):
+        self.change, self.trainer = change, None
+
+    def __call__(self, completions, **kwargs):
+        if self.trainer is not None:
+            self.change(self.trainer)
+        return even_reward(completions)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance", "dynamic sampling"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_reward_function_changes_is_restored(change, mode, tmp_path):
+    runs = []
+    for active in (False, True):
+        reward = Changing(CHANGES[change])
+        trainer = build(tmp_path, reward, **MODES[mode])
+        reward.trainer = trainer if active else None
+        trainer.train()
+        runs.append(trainer)
+    assert runs[1].model.training and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    expected, actual = ([batch["advantages"].tolist() for batch in run.batches] for run in runs)
+    assert expected == actual
+    for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_training_state_is_restored_after_an_error(change):
+    class Trainer:
+        model = tiny_model().train()
+
+    trainer = Trainer()
+    with pytest.raises(ZeroDivisionError), TrainingState(trainer.model).preserved():
+        CHANGES[change](trainer)
+        1 / 0  # noqa: B018
+    assert all(module.training for module in trainer.model.modules())
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert torch.get_default_dtype() is torch.float32 and torch.get_default_device().type == "cpu"
+
+
+class Disturbing(Counting):
+    """An environment whose reset and tool leave everything in another state."""
+
+    model = None
+
+    def reset(self, **row):
+        disturb(self.model)
+        return super().reset(target=1, **row)
+
+
+def disturb(model):
+    if model is not None:
+        model.eval()
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+def test_what_an_environment_changes_is_restored(mode, tmp_path, monkeypatch):
+    tokenizer, seen = chat_tokenizer(), []
+    trainer = build_conversation(tmp_path, tokenizer, environment_factory=Disturbing, **MODES[mode])
+    monkeypatch.setattr(Disturbing, "model", trainer.model)
+    compute_loss = trainer.compute_loss
+
+    def remember(*args, **kwargs):
+        seen.append((torch.get_default_dtype(), torch.is_grad_enabled()))
+        return compute_loss(*args, **kwargs)
+
+    trainer.compute_loss = remember
+    trainer.train()
+    assert set(seen) == {(torch.float32, True)}
+    assert any("reward" in logs for logs in trainer.state.log_history), "Nothing was logged as an evaluation."
+
+
+def build_conversation(tmp_path, tokenizer, **options):
+    names = {"tools", "environment_factory"}
+    given = {name: options.pop(name) for name in names & options.keys()}
+
+    class Trainer(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs | given)
+
+    return build(
+        tmp_path,
+        lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]}),
+        tiny_chat_model(tokenizer),
+        tokenizer=tokenizer,
+        trainer_class=Trainer,
+        **options,
+    )
+
+
+@all_modes
+def test_a_reward_function_may_modify_what_it_is_given(mode, tmp_path):
+    runs = []
+    for modifies in (False, True):
+
+        def reward(prompts, completions, completion_ids, tags, modifies=modifies, **kwargs):
+            values = even_reward(completions)
+            if modifies:
+                for ids, tag in zip(completion_ids, tags, strict=True):
+                    assert tag == {"names": ["a"]}
+                    ids.clear()
+                    tag["names"].append("b")
+                for column in (prompts, completions, completion_ids):
+                    column[:] = [None] * len(column)
+            return values
+
+        rows = [{"prompt": prompt, "tags": {"names": ["a"]}} for prompt in PROMPTS * 4]
+        trainer = build(tmp_path, [reward], Dataset.from_list(rows).to_iterable_dataset(), **MODES[mode])
+        trainer.train()
+        runs.append(trainer)
+    for expected, actual in zip(*(run.batches for run in runs), strict=True):
+        assert torch.equal(expected["completion_ids"], actual["completion_ids"])
+        assert torch.equal(expected["advantages"], actual["advantages"])
+
+
+def seeding_reward(completions, **kwargs):
+    set_seed(7)
+    return even_reward(completions)
+
+
+@pytest.mark.parametrize("mode", ["batch", "seq-balance", "oversampling"])
+def test_a_reward_function_may_seed(mode, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, **MODES[mode]}
+    train_with_and_without_resume(build, tmp_path, seeding_reward, prompt_dataset(), at=2, **options)
+
+
+# Live objects in rows
+
+
+def with_locks(rows):
+    return rows | {"lock": [LOCK] * len(rows["prompt"]), "nested": [{"locks": [LOCK]}] * len(rows["prompt"])}
+
+
+LOCK = threading.Lock()
+
+
+@all_modes
+def test_objects_that_cannot_be_copied_reach_the_reward_function(mode, tmp_path):
+    def reward(completions, lock, nested, **kwargs):
+        assert all(one is LOCK for one in lock) and all(one["locks"][0] is LOCK for one in nested)
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_locks), **MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "dynamic sampling"])
+def test_decoded_images_are_shared_between_rollouts(mode, tmp_path):
+    tokenizer = chat_tokenizer()
+    model, processor = tiny_vision_language_model(tokenizer)
+    images = [Image.new("RGB", (28, 28), color) for color in ("red", "green", "blue", "white")]
+    rows = [
+        {"prompt": [{"role": "user", "content": prompt}], "image": image}
+        for prompt, image in zip(PROMPTS, images, strict=True)
+    ]
+    held = []
+
+    def reward(completions, **kwargs):
+        gc.collect()
+        held.append(sum(isinstance(one, Image.Image) for one in gc.get_objects()) - before)
+        return [0.0] * len(completions)
+
+    trainer = build(
+        tmp_path,
+        reward,
+        Dataset.from_list(rows),
+        model,
+        tokenizer=processor,
+        **{"pass_rate_estimator": None, "max_rounds": 4, "max_steps": 1} | MODES[mode],
+    )
+    gc.collect()
+    before = sum(isinstance(one, Image.Image) for one in gc.get_objects())
+    trainer.train()
+    assert len(held) > 1 and max(held) <= held[0] <= 16, f"Images by round: {held}"
