@@ -1,1 +1,1 @@
-"""Which prompts are asked, and how often: the stream and its queue, rounds on every process, slots through a server."""
+"""Sampling: selection of prompts (stream, queue), strategies, and generation of rollouts in rounds or through a vLLM server."""

@@ -1,4 +1,4 @@
-"""A slot asks one prompt after another, at its own pace."""
+"""Batch slots: each samples one prompt, or several candidates one after another (dynamic sampling)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,15 +8,16 @@ from ..core import ExitCondition, Pool, Rollout
 
 class QueuedPrompt(NamedTuple):
     """
-    A prompt that a slot may ask, with what earlier steps have drawn of it.
+    A candidate for a slot, with its results in earlier steps.
 
     Args:
         position (`int`):
-            Of its row, in the stream.
+            Position of its row in the [`~sampling.prompt_stream.PromptStream`].
         rounds (`int`, *optional*, defaults to `0`), positives (`int`, *optional*, defaults to `0`), negatives (`int`, *optional*, defaults to `0`):
-            Drawn before.
+            Rounds, positive and negative rollouts in earlier steps.
         from_data_order (`bool`, *optional*, defaults to `True`):
-            Whether it is asked because its turn has come in the data's order, so that it stands for the data set.
+            Whether it was taken in data set order, so that it is an unbiased sample of the data set. `False` for retries and for
+            prompts selected by their score.
     """
 
     position: int
@@ -28,27 +29,30 @@ class QueuedPrompt(NamedTuple):
 
 class BatchSlot(Pool):
     """
-    Everything that one slot of the batch draws in a step, of one prompt after another. Slots know nothing of each other:
-    what one draws depends on its own past only, so a step gives the same rollouts whether its slots wait for each other
-    (rounds) or not (a server), on however many processes.
+    All rollouts that are sampled for one slot of the batch in a step, possibly of several prompts.
 
-    A slot with a fixed budget is one round of one prompt, which can go on in the next step. In any other, a prompt leaves after
-    the round that meets its exit condition, or after its last round; the next candidate follows if all signals of the one
-    that leaves are equal: it is replaced, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
+    Slots are independent: the next rollout of a slot depends on the earlier ones of the same slot only. A step therefore
+    gives the same rollouts whether slots wait for each other (synchronous rounds) or not (a vLLM server), and on any number of
+    ranks.
+
+    A slot with a fixed budget samples one round of one prompt, which may be retried in the next step. In any other slot, a
+    prompt is finished after the round that meets its exit condition, or after its last round. If the success rewards of all its
+    rollouts are equal, the next candidate is sampled in its place, as in the dynamic sampling of
+    [DAPO](https://huggingface.co/papers/2503.14476).
 
     Args:
         positive_threshold (`float`):
             See [`~core.Pool`].
         candidates (`Sequence[QueuedPrompt]`):
-            At least one; with a fixed budget one.
+            At least one; exactly one with a fixed budget.
         exit_condition ([`~core.ExitCondition`]):
-            When a prompt has drawn enough, over all steps.
+            When a prompt has enough rollouts, counted over all steps.
         samples_per_round (`int`):
-            Rollouts of a round.
+            Rollouts per round.
         max_rounds (`int`):
-            Of a prompt, over all steps.
+            Maximum number of rounds of a prompt, counted over all steps.
         fixed_budget (`bool`):
-            See above.
+            Whether the slot is one round of one prompt.
     """
 
     def __init__(
@@ -63,24 +67,24 @@ class BatchSlot(Pool):
     ):
         super().__init__(positive_threshold)
         self.candidates = candidates
-        self.pools = [Pool(positive_threshold) for _ in candidates]  # of this step
-        self.current = 0  # which candidate is asked
+        self.pools = [Pool(positive_threshold) for _ in candidates]  # rollouts of this step, by candidate
+        self.current = 0  # index of the candidate that is being sampled
         self.done = False
-        self._candidate_of_round: list[int] = [0]  # by round of the slot, which candidate
+        self._candidate_of_round: list[int] = [0]  # index of the candidate sampled in each round of the slot
         self._exit_condition, self._max_rounds = exit_condition, max_rounds
         self._samples_per_round, self._fixed_budget = samples_per_round, fixed_budget
 
     def candidate_at(self, draw: int) -> int:
-        """Which of the candidates draw `draw` of the slot belongs to; known once the round before is over."""
+        """Index of the candidate that rollout `draw` of the slot belongs to; known once the previous round is complete."""
         return self._candidate_of_round[draw // self._samples_per_round]
 
     @property
     def sampled(self) -> range:
-        """The candidates that have drawn something in this step."""
+        """Indices of the candidates that have rollouts in this step."""
         return range(sum(1 for pool in self.pools if len(pool)))
 
     def history(self, index: int) -> QueuedPrompt:
-        """A candidate with what it has drawn until now."""
+        """The candidate with its rollouts of this step added to those of earlier steps."""
         candidate, pool = self.candidates[index], self.pools[index]
         return candidate._replace(
             rounds=candidate.rounds + len(pool) // self._samples_per_round,
@@ -89,34 +93,43 @@ class BatchSlot(Pool):
         )
 
     def resolved(self, index: int) -> bool:
-        """Whether a candidate has met its exit condition, over all steps."""
+        """Whether a candidate has met its exit condition, counted over all steps."""
         known, needed = self.history(index), self._exit_condition
         return known.positives >= needed.min_positives and known.negatives >= needed.min_negatives
 
     def prompt_has_zero_variance(self, index: int) -> bool:
-        """Whether all signals of a candidate are equal, so that shaping terms beside them cannot fake a contrast."""
+        """
+        Whether the success rewards of a candidate's rollouts are all equal.
+
+        Total rewards are not compared: a shaping term (length, say) makes them differ even if all answers are wrong.
+        """
         pool = self.pools[index]
         return len({rollout.success_reward for rollout in pool.rollouts if pool.is_scored(rollout)}) <= 1
 
     @property
     def unsolved(self) -> QueuedPrompt | None:
-        """The prompt that was asked last, if it has to go on."""
+        """The prompt sampled last, if it has neither met its exit condition nor used all its rounds."""
         last = self.sampled[-1]
         over = self.resolved(last) or self.history(last).rounds >= self._max_rounds
+        # A retry is not an unbiased sample of the data set: only prompts without a success are retried.
         return None if over else self.history(last)._replace(from_data_order=False)
 
     def add(self, rollout: Rollout) -> None:
         super().add(rollout)
         pool = self.pools[self.current]
+        # Counted within the candidate, whose seeds and rounds must not depend on the candidates sampled before it.
         pool.add(rollout._replace(draw_index=len(pool)))
         if not len(self) % self._samples_per_round:
             self._end_round()
 
     def _end_round(self) -> None:
         if self._fixed_budget:
+            # One round per step. The queue decides whether the prompt is retried in the next one, see `unsolved`.
             self.done = True
             return
         if self.unsolved is None:
+            # The prompt is finished. Another one takes its place only if this one has no gradient and a candidate is
+            # left; otherwise the last prompt stays in the batch, if need be with zero advantage.
             if not self.prompt_has_zero_variance(self.current) or self.current + 1 == len(self.candidates):
                 self.done = True
                 return
@@ -125,5 +138,5 @@ class BatchSlot(Pool):
 
 
 def slot_done(slot: BatchSlot) -> bool:
-    """The exit condition of a loop over slots."""
+    """Exit condition of a sampling loop over slots."""
     return slot.done

@@ -1,16 +1,16 @@
-"""Signs of life during a long step."""
+"""Progress bar of the sampling within one step."""
 
 from tqdm.auto import tqdm
 
 
 class StepProgress:
     """
-    A bar of the prompts that are done with sampling in this step, with the rollouts drawn and the time elapsed. It
-    appears after two seconds, so quick steps show nothing, and disappears with the step.
+    A bar of the prompts whose sampling is finished in this step, with the number of rollouts and the elapsed time. It appears
+    after two seconds, so that quick steps show nothing, and disappears at the end of the step.
 
     Args:
         total (`int`):
-            Prompts to sample: this process's own for a vLLM server, all of them otherwise.
+            Number of prompts to sample: those of this rank with a vLLM server, of all ranks otherwise.
         step (`int`):
             Training step, for the label.
         disable (`bool`):
@@ -34,7 +34,7 @@ class StepProgress:
         self._bar.update(self._bar.total - active - self._bar.n)
 
     def tick(self) -> None:
-        """Nothing has happened, but time has passed."""
+        """Refresh the elapsed time while nothing else has changed."""
         self._bar.update(0)
 
     def __enter__(self) -> "StepProgress":

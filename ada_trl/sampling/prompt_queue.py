@@ -1,4 +1,4 @@
-"""What each slot of a step asks: prompts that go on, and new ones of the stream, in its order or chosen by expected gain."""
+"""The prompt queue: assigns retries and new prompts to the slots of a step, in data set order or by predicted gain."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,22 +13,26 @@ from .prompt_stream import PromptStream
 
 logger = get_logger(__name__)
 
-MAX_RETRY_FRACTION = 0.75  # of the slots, or one, for prompts that go on: a hard set cannot fill the batch
-MIN_IN_ORDER_FRACTION = 0.25  # of the new prompts, at least, in the data's order
-MAX_SKIPS = 8  # times, then a prompt comes first
+MAX_RETRY_FRACTION = (
+    0.75  # of the slots (at least one slot): on a hard data set retries would otherwise fill the batch
+)
+MIN_IN_ORDER_FRACTION = (
+    0.25  # of the new prompts are taken in data set order, so that no prompt depends on its estimate alone
+)
+MAX_SKIPS = 8  # a prompt that was skipped this often is taken next
 
 
 class CandidateScores(NamedTuple):
     """
-    What is expected of candidates.
+    Predictions for the candidates of a step.
 
     Args:
         keys (`list[str]`):
-            What tells each prompt from others, across epochs.
+            Identifier of each prompt, the same in every epoch.
         gains (`list[float]`, *optional*):
-            Expected gain of asking each; `None` while that is not known better than by a guess.
+            Predicted gain of sampling each prompt; `None` while the estimates are not better than the batch mean.
         pass_rate (`float`):
-            Mean over the candidates.
+            Mean predicted pass rate of the candidates.
     """
 
     keys: list[str]
@@ -39,17 +43,17 @@ class CandidateScores(NamedTuple):
 @dataclass(frozen=True)
 class SlotConfig:
     """
-    How the slots of a step work.
+    Configuration of the slots of a step.
 
     Args:
         slots (`int`):
-            How many there are.
+            Number of slots.
         candidates_per_slot (`int`):
-            Prompts that a slot may ask one after another.
+            Maximum number of prompts that are sampled one after another in a slot.
         exit_condition ([`~core.ExitCondition`]), max_rounds (`int`), fixed_budget (`bool`), positive_threshold (`float`):
             See [`BatchSlot`].
         choices_per_prompt (`int`):
-            Of how many new prompts one is chosen; 1 takes all, in the data's order.
+            Number of new prompts out of which one is selected; 1 takes all of them, in data set order.
     """
 
     slots: int
@@ -63,29 +67,43 @@ class SlotConfig:
 
 class PromptQueue:
     """
-    Hands out the prompts of each step, `open`, and takes back what goes on or was not needed, `close`. All processes do
-    both with the same arguments, so they agree.
+    Provides the candidates of each step ([`next_slots`]) and takes back unsolved and unused prompts ([`finish_step`]).
+
+    Every rank holds the same queue and calls both methods with the same arguments, so that no communication is needed.
+
+    Attributes:
+        retry_queue (`list[QueuedPrompt]`):
+            Unsolved prompts, which are sampled again in the next step.
+        reserved (`list[int]`):
+            Positions of prompts that were selected by their score, but not needed. They are taken first in the next step.
+        skips (`dict[str, int]`):
+            Number of times that a prompt was not selected since it was sampled last, by key.
     """
 
     def __init__(self, stream: PromptStream, config: SlotConfig):
         self.stream, self.config = stream, config
         self.retry_queue: list[QueuedPrompt] = []
-        self.reserved: list[int] = []  # positions that were chosen, and not needed yet
-        self.skips: dict[str, int] = {}  # by key, how often since it was last asked
-        self.metrics: dict[str, float] = {}  # of the step under way
-        self._before: list[dict[str, Any]] = []  # the states before the last two steps were opened, the last one first
+        self.reserved: list[int] = []
+        self.skips: dict[str, int] = {}
+        self.metrics: dict[str, float] = {}  # of the current step
+        # States before the last two calls of `next_slots`, the latest first. A checkpoint may be written while the rollouts of
+        # these steps are not trained on yet; a resumed run has to sample their prompts again.
+        self._before: list[dict[str, Any]] = []
         self._steps_without_scores = 0  # steps without informative estimates
-        self._new_prompts: list[QueuedPrompt] = []  # that this step may ask
+        self._new_prompts: list[QueuedPrompt] = []  # candidates of the current step that are not retries
 
     def next_slots(
         self, score_candidates: Callable[[list[int]], CandidateScores] | None = None
     ) -> list[list[QueuedPrompt]]:
         """
-        The candidates of each slot: first the prompts that go on, one per slot, then new ones, round by round.
+        Return the candidates of each slot: one retry per slot, as far as there are retries, then new prompts.
+
+        New prompts are dealt out evenly: every slot gets a first candidate before any slot gets a second one.
 
         Args:
             score_candidates (`Callable[[list[int]], CandidateScores]`, *optional*):
-                Of positions in the stream. Called once if there is a choice.
+                Returns the scores of the rows at given stream positions. Called at most once, and only if
+                `choices_per_prompt` is above 1.
         """
         self._before, self.metrics = [self._state(), *self._before[:1]], {}
         config, retries = self.config, self.retry_queue
@@ -100,13 +118,13 @@ class PromptQueue:
                     slot.append(candidate)
         if any(not slot for slot in slots):
             raise ValueError(
-                f"A step asks {config.slots} different prompts, but the training data set has only "
+                f"Each step needs {config.slots} distinct prompts, but the training data set has only "
                 f"{len(new) + len(retries)}. Use a smaller batch or a larger data set."
             )
         return slots
 
     def make_slots(self, candidates: Sequence[Sequence[QueuedPrompt]], sizes: Sequence[int]) -> list[BatchSlot]:
-        """One slot per entry, which draws `sizes` rollouts per round."""
+        """Create the slots of a step, with `sizes` rollouts per round."""
         s = self.config
         return [
             BatchSlot(
@@ -121,10 +139,12 @@ class PromptQueue:
         ]
 
     def finish_step(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
-        """What goes on, what was not needed, and what is logged of it."""
+        """Queue unsolved prompts for a retry, put unused ones back, and return metrics."""
         sampled = [slot.candidates[i] for slot in slots for i in slot.sampled]
         used = {candidate.position for candidate in sampled}
         unused = [candidate for candidate in self._new_prompts if candidate.position not in used]
+        # Unused prompts in data set order stay unbiased samples, so they return to the stream. Selected ones do not: they wait in
+        # a separate list, so that they are never mistaken for samples in data set order.
         self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
         self.reserved = [candidate.position for candidate in unused if not candidate.from_data_order] + self.reserved
         candidates = [slot.unsolved for slot in slots] if self.config.fixed_budget else []
@@ -148,7 +168,7 @@ class PromptQueue:
     def _choose(
         self, number: int, exclude: set[int], score_candidates: Callable[[list[int]], CandidateScores] | None
     ) -> list[QueuedPrompt]:
-        """`number` new prompts, those first that were chosen before."""
+        """Select `number` new prompts; those reserved in an earlier step come first."""
         factor = self.config.choices_per_prompt
         if factor == 1 or score_candidates is None:
             return [QueuedPrompt(position) for position in self.stream.take(number, exclude)]
@@ -163,13 +183,18 @@ class PromptQueue:
         self.metrics = {"prompts/pass_rate": pass_rate, "prompts/skipped": 0.0}
         self.metrics["prompts/max_skips"] = float(max(self.skips.values(), default=0))
         if gains is None:
+            # Selecting by uninformative estimates would only bias the sample. The other candidates are put back.
             self._warn_estimator_uninformative()
             self.stream.put_back(positions[number:])
             return chosen + [QueuedPrompt(position) for position in positions[:number]]
         return chosen + self._best(positions, keys, gains, number)
 
     def _best(self, positions: list[int], keys: list[str], gains: list[float], number: int) -> list[QueuedPrompt]:
-        """A share in the data's order, what has been passed over too often, and then what is expected to teach most."""
+        """
+        Select `number` of the candidates: those skipped too often, a minimum share in data set order, then the largest gains.
+
+        Returned in stream order, so that the assignment to slots does not depend on the gains.
+        """
         every = range(len(positions))
         due = [i for i in every if self.skips.get(keys[i], 0) >= MAX_SKIPS]
         exploring = [i for i in every if i not in due][: math.ceil(MIN_IN_ORDER_FRACTION * number)]
@@ -191,9 +216,8 @@ class PromptQueue:
         self._steps_without_scores += 1
         if self._steps_without_scores == 20:
             logger.warning(
-                f"prompt_oversampling={self.config.choices_per_prompt} has asked prompts in the data's order for 20 steps: "
-                "the estimated pass rates tell the prompts of a batch no better apart than its mean does. It chooses as soon "
-                "as they do."
+                f"prompt_oversampling={self.config.choices_per_prompt} has had no effect for 20 steps, because the pass-rate "
+                "estimates are not yet better than the batch mean. Selection starts once they are."
             )
 
     def _state(self) -> dict[str, Any]:
@@ -202,11 +226,15 @@ class PromptQueue:
         return state | {"skips": dict(self.skips)}
 
     def state_dict(self, *, steps_back: int = 0) -> dict[str, Any]:
-        """For `load_state_dict`; of the time before the last `open`, or the last two, whose rollouts are not trained on yet."""
+        """The current state, or the state before the last `steps_back` (1 or 2) calls of [`next_slots`]."""
         return self._before[steps_back - 1] if steps_back else self._state()
 
     def rollback(self) -> None:
-        """Nothing of what was opened last is asked: its prompts are the next ones again."""
+        """
+        Undo the last [`next_slots`], whose prompts will not be sampled: they are the next ones again.
+
+        Retries need no undoing: `next_slots` leaves them in the queue until `finish_step` replaces it.
+        """
         self.stream.put_back([candidate.position for candidate in self._new_prompts if candidate.from_data_order])
         self.reserved = [
             candidate.position for candidate in self._new_prompts if not candidate.from_data_order
@@ -219,7 +247,7 @@ class PromptQueue:
         self.retry_queue = retries[: self._max_retries]
         if len(self.retry_queue) < len(retries):
             logger.warning(
-                f"{len(retries)} prompts were to be asked again; a step has room for {len(self.retry_queue)} of them now, since "
-                "its batch is smaller than that of the checkpoint. The others are left out, as where a step has no room."
+                f"The checkpoint has {len(retries)} queued retries, but the batch now has room for {len(self.retry_queue)}; the "
+                "others are dropped. Resume with the batch size of the checkpoint to keep them."
             )
         self.reserved, self.skips = list(state["reserved"]), dict(state["skips"])

@@ -124,7 +124,7 @@ class QueuedPrompts(DataLoaderPrompts):
         accelerator (`Accelerator`):
             This rank and the others.
         tracker ([`PassRateTracker`], *optional*):
-            Predicts the pass rates of the prompts among which is chosen.
+            Predicts the pass rates of the candidates.
         learnability (`Callable[[float], float]`):
             Predicted pass rate to the expected gradient magnitude of the prompt.
     """
@@ -141,9 +141,9 @@ class QueuedPrompts(DataLoaderPrompts):
         seed: int,
     ):
         self.dataset, self.config, self.accelerator = dataset, config, accelerator
-        self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # there is one where prompts are chosen
+        self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # always given if prompts are selected by score
         self.learnability, self.shuffle, self.seed = learnability, shuffle, seed
-        self._predicted: list[int] = []  # positions of the prompts whose pass rates were predicted in order to choose
+        self._predicted: list[int] = []  # positions that were predicted for the selection in this step
         self._reset_queue()
 
     def _reset_queue(self) -> None:
@@ -171,16 +171,17 @@ class QueuedPrompts(DataLoaderPrompts):
             tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates)
         )
 
-    def _reuse_predictions(self, chosen: list[int]) -> bool:
+    def _reuse_predictions(self, selected: list[int]) -> bool:
         """
-        Restrict the tracker to the chosen prompts, if all of them were predicted when they were chosen.
+        Restrict the tracker to the selected prompts and return True, if all of them were predicted for the selection.
 
-        Prompts chosen in an earlier step are not among them; then all prompts of the step have to be predicted again.
+        Retries and prompts reserved in an earlier step were not; then the whole step has to be predicted again, because the
+        tracker holds the predictions of one call.
         """
         index = {position: i for i, position in enumerate(self._predicted)}
-        if not index.keys() >= set(chosen):
+        if not index.keys() >= set(selected):
             return False
-        self.tracker.restrict_to([index[position] for position in chosen])
+        self.tracker.restrict_to([index[position] for position in selected])
         return True
 
     def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot]:
@@ -203,7 +204,8 @@ class QueuedPrompts(DataLoaderPrompts):
     def finish_step(self, pools: Sequence[BatchSlot]) -> dict[str, float]:
         sampled = [(slot, i) for slot in pools for i in slot.sampled]
         metrics = {"prompts/sampled": float(len(sampled))} | self.queue.finish_step(pools)
-        if self.config.fixed_budget:  # with the rollouts of earlier steps
+        if self.config.fixed_budget:
+            # The exit condition counts the rollouts of earlier steps too, which the pools of this step do not contain.
             metrics["frac_exit_condition_met"] = sum(slot.resolved(i) for slot, i in sampled) / len(sampled)
         return metrics
 

@@ -1,4 +1,4 @@
-"""The data set as a stream: a step takes what it uses and no more."""
+"""The prompt stream: rows of the data set in training order, taken and put back by each step."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -12,27 +12,27 @@ from ..utils.copying import copy_containers
 
 class PromptStream:
     """
-    The rows of a data set, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] would ask them. Every process
-    has the same stream, and reads only the rows that it needs (of a data set that cannot be indexed, all of them).
+    The rows of a data set, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has the same
+    stream and reads only the rows that it needs (all rows of an `IterableDataset`, which has no index).
 
-    A row is known by its *position*: its index in the data set, or, where there is no index, how many rows the run has read
-    before it.
+    A row is identified by its *position*: its index in the data set or, for an `IterableDataset`, the number of rows that the
+    run has read before it.
 
     Args:
         dataset (`Dataset` or `IterableDataset`):
-            Shuffled anew in every epoch with `shuffle`, by permutation or (`IterableDataset`) with its buffer.
+            With `shuffle`, shuffled again in every epoch: by permutation, or with the buffer of an `IterableDataset`.
         shuffle (`bool`), seed (`int`):
             As in [`~trl.GRPOConfig`].
 
     Raises:
-        `ValueError`: when rows are taken from a data set that has none.
+        `ValueError`: if rows are taken from an empty data set.
     """
 
     def __init__(self, dataset: Dataset | IterableDataset, *, shuffle: bool, seed: int):
         self.indexed = isinstance(dataset, Dataset)
         self._dataset = dataset
-        self._epoch = -1  # the one under way
-        self._read = 0  # positions of it that were taken from the data set
+        self._epoch = -1  # the current one; -1 before the first row
+        self._read = 0  # rows that were read in the current epoch
         self._front: deque[int] = deque()  # positions that were put back
         if self.indexed:
             self._sampler = RepeatSampler(dataset, mini_repeat_count=1, shuffle=shuffle, seed=seed)
@@ -40,12 +40,12 @@ class PromptStream:
         else:
             self._dataset = dataset.shuffle(seed=seed) if shuffle else dataset
             self._rows: Iterator[dict] = iter(())
-            self._starts: list[int] = []  # by epoch, its first position
-            self._cache: dict[int, dict] = {}  # rows that may be asked for
+            self._starts: list[int] = []  # position of the first row of each epoch
+            self._cache: dict[int, dict] = {}  # rows by position, until `forget`: they cannot be read again
 
     @property
     def epoch(self) -> float:
-        """How often the data set has been gone through; in whole numbers where its length is not known."""
+        """Number of passes over the data set so far; a whole number if its length is unknown."""
         epochs = max(self._epoch, 0)
         return epochs + self._read / len(self._dataset) if self.indexed else float(epochs)
 
@@ -55,17 +55,19 @@ class PromptStream:
 
     def take(self, number: int, exclude: Collection[int] = ()) -> list[int]:
         """
-        The next positions, each once.
+        Take the next positions, each at most once.
 
         Args:
             number (`int`):
-                How many. There are fewer if the whole data set has not as many that are not excluded.
+                Number of positions. Fewer are returned if the data set has fewer that are not excluded.
             exclude (`Collection[int]`, *optional*):
-                Positions that are asked already. Where one of them is next, it stays for later.
+                Positions that the step samples already. They are put back to the front of the stream.
         """
         taken: dict[int, None] = {}
         later, epochs = [], 0
-        while len(taken) < number and epochs < 3:  # two epochs and the rest of one have every row
+        # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a data set that is
+        # too small ends the loop instead of repeating forever.
+        while len(taken) < number and epochs < 3:
             if self._front:
                 position = self._front.popleft()
             else:
@@ -82,26 +84,28 @@ class PromptStream:
         return list(taken)
 
     def put_back(self, positions: Iterable[int]) -> None:
-        """Let these be the next ones, in their order."""
+        """Put positions back to the front of the stream, in this order."""
         self._front.extendleft(reversed(list(positions)))
 
     def row(self, position: int) -> dict[str, Any]:
-        """The data set row at a position that was taken."""
+        """Return the data set row at a position that was taken."""
         # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given.
         return self._dataset[position] if self.indexed else copy_containers(self._cache[position])
 
     def forget(self, keep: Collection[int]) -> None:
-        """Rows other than those put back and these are not asked for again."""
+        """Drop the cached rows, except those at the positions `keep` and those that were put back."""
         if not self.indexed:
             kept = {*keep, *self._front}
             self._cache = {position: row for position, row in self._cache.items() if position in kept}
 
     def _next(self) -> int | None:
-        """The next position of this epoch; `None` where another one begins."""
+        """Read the next position of the epoch; at its end start the next epoch and return `None`."""
         position = next(self._order, None) if self.indexed else self._next_of_iterable()
         if position is None:
             if self._epoch >= 0 and not self._read:
-                raise ValueError("The training data set has no rows. Give one with at least as many as a step asks.")
+                raise ValueError(
+                    "The training data set has no rows. Use one with at least as many rows as a step samples."
+                )
             self._start_epoch()
             return None
         self._read += 1
@@ -121,16 +125,21 @@ class PromptStream:
             self._dataset.set_epoch(len(self._starts) - 1)
             self._rows = iter(self._dataset)
         else:
-            self._order = iter(list(self._sampler))  # drawn now, so that each epoch has an order of its own
+            # Read at once: the sampler's generator is shared between epochs, so a lazy iterator would mix their permutations.
+            self._order = iter(list(self._sampler))
         self._epoch, self._read = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was taken and what was put back; plain numbers and lists."""
+        """Return the state as plain numbers and lists."""
         state = {"epoch": self._epoch, "read": self._read, "front": list(self._front)}
         return state if self.indexed else state | {"starts": self._starts, "cached": sorted(self._cache)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` on the same data set, which is gone through again as far as it was read."""
+        """
+        Continue from `state_dict()` on the same data set.
+
+        Permutations and shuffle buffers are not stored, so the epochs are replayed up to the stored position.
+        """
         needed = set(state.get("cached", ()))
         while self._epoch < state["epoch"]:
             if self._epoch >= 0 and not self.indexed:

@@ -209,7 +209,7 @@ def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplo
         resumed = build(tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4})
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
-        assert f"6 prompts were to be asked again; a step has room for {room} of them now" in caplog.text
+        assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
 
 
 def test_one_of_two_slots_is_for_retries(tmp_path):

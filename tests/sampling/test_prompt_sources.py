@@ -270,7 +270,7 @@ def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
     unknown = lambda positions: CandidateScores([str(p) for p in positions], None, 0.5)  # noqa: E731
     asked = [slots[i].candidates[0].position for slots, _ in simulate(queue, lambda p: 1.0, 25, 1, unknown) for i in range(4)]  # fmt: skip
     assert asked == list(range(100))
-    assert sum("prompt_oversampling=3 has asked prompts in the data's order" in text for text in caplog.messages) == 1
+    assert sum("prompt_oversampling=3 has had no effect for 20 steps" in text for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_queue_resumes_exactly(options):
 
 
 def test_too_small_a_data_set_is_named():
-    with pytest.raises(ValueError, match="asks 4 different prompts, but the training data set has only 3"):
+    with pytest.raises(ValueError, match="needs 4 distinct prompts, but the training data set has only 3"):
         PromptQueue(stream(3), schedule()).next_slots()
 
 

@@ -457,13 +457,13 @@ def test_resume_continues_as_if_never_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("options", "name", "paper"),
     [
-        ({}, "trained with Reinforce-Ada,", "2510.04996"),
-        ({"adaptive_sampling": "est"}, "trained with Reinforce-Ada,", "xiong2025reinforceada"),
-        ({"adaptive_sampling": "uniform"}, "trained with GRPO,", "2402.03300"),
+        ({}, "trained with Reinforce-Ada (ada_trl ", "2510.04996"),
+        ({"adaptive_sampling": "est"}, "trained with Reinforce-Ada (ada_trl ", "xiong2025reinforceada"),
+        ({"adaptive_sampling": "uniform"}, "trained with GRPO (ada_trl ", "2402.03300"),
         (
             {"adaptive_sampling": "uniform", "baseline": "posterior"},
-            "trained with GRPO with a posterior baseline.",
-            "",
+            "trained with GRPO (baseline='posterior', ada_trl ",
+            "2402.03300",
         ),
     ],
     ids=["default", "est", "uniform", "posterior"],
