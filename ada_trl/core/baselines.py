@@ -15,6 +15,7 @@ from .pool import Pool
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
 LEVEL_SHIFT = 5.0  # standard errors of a mean residual that show a change of the common mean
+ROUNDING = 1e-12  # relative error of a sum of the rewards of a batch
 LARGEST_DEVIATION = 1.5  # scaled residuals (r − b) / σ are clipped to ± this
 
 
@@ -229,7 +230,9 @@ def posterior_advantages(
     weight = estimate.weight(weighting)
     advantages = []
     for rollout, baseline in zip(pool.rollouts, posterior_baselines(pool, estimate), strict=True):
-        residual = 0.0 if math.isnan(baseline) else rollout.reward - baseline
+        # Where all rewards are equal, a baseline from their sum may differ by rounding; the advantage is 0 nevertheless.
+        is_equal = math.isclose(rollout.reward, baseline, rel_tol=ROUNDING)
+        residual = 0.0 if is_equal or math.isnan(baseline) else rollout.reward - baseline
         if std is not None:
             scaled = residual / std if std > 0 else 0.0
             residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))

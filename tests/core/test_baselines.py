@@ -153,6 +153,16 @@ def test_all_equal_rewards_carry_an_advantage():
     assert min(posterior_advantages(pool, BaselineEstimate(0.5, 4, 0.5))) > 0.2
 
 
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e-9])
+def test_equal_rewards_of_a_batch_have_no_advantage(reward):
+    """The mean of the others is a sum of rounded numbers, which differs from the reward in most sizes of a batch."""
+    for size in range(2, 129):
+        pools = [Pool(0.7, [Rollout(0, reward, reward)]) for _ in range(size)]
+        estimates = module.batch_leave_one_out_baseline(pools, [0.5] * size)
+        for pool, estimate in zip(pools, estimates, strict=True):
+            assert posterior_advantages(pool, estimate) == [0.0], size
+
+
 def test_the_oracle_prior_has_the_variance_of_the_oracle_baseline():
     """Var of one rollout's term with b = p is p(1−p)(1−2p)² + …: compared with the direct computation, exactly."""
     p, n = 0.3, 3
