@@ -18,6 +18,24 @@ from .prompt_stream import PromptStream
 logger = get_logger(__name__)
 
 
+class PlaceholderRow(dict):
+    """Row of the data loader where prompts come from the queue. It has no values: code that reads one is told why."""
+
+    def __getitem__(self, column: Any) -> Any:
+        raise RuntimeError(
+            f"This row has no column {column!r}: with zero_variance_groups='resample', prompt_oversampling > 1, max_staleness=1 or "
+            "retries, the rows of the data loader are placeholders, and prompts come from the prompt queue. Read the output of "
+            "_generate_and_score_completions instead, or use a mode without the queue."
+        )
+
+    def get(self, column: Any, default: Any = None) -> Any:
+        return self[column]
+
+
+def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
+    return [PlaceholderRow() for _ in rows]
+
+
 class PromptBatch(NamedTuple):
     """
     The prompts of one generation batch, before they are sampled. A slot has one prompt, or several candidates of which the next
@@ -82,7 +100,16 @@ class DataLoaderPrompts:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader."""
         rows, n = len(inputs), self.num_generations
         start = self.accelerator.process_index * rows
-        local_rows = [row for i, row in enumerate(inputs) if (start + i) % n == 0]
+        local_rows = []
+        for i, row in enumerate(inputs):
+            if (start + i) % n == 0:
+                local_rows.append(row)
+            elif i and row.get("prompt") != inputs[i - 1].get("prompt"):
+                raise ValueError(
+                    f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
+                    f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
+                    "`_get_train_sampler`, or repeat each row in your data loader."
+                )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
         return PromptBatch(local_rows, ranks, ranks)
 

@@ -34,7 +34,13 @@ from ..sampling.async_vllm_sampler import AsyncVLLMSampler
 from ..sampling.batch_slots import BatchSlot, slot_done
 from ..sampling.progress import StepProgress
 from ..sampling.prompt_queue import SlotConfig
-from ..sampling.prompt_sources import DataLoaderPrompts, PromptBatch, QueuedPrompts, SampledPrompts
+from ..sampling.prompt_sources import (
+    DataLoaderPrompts,
+    PromptBatch,
+    QueuedPrompts,
+    SampledPrompts,
+    collate_placeholders,
+)
 from ..sampling.rollout_sampler import RolloutSampler, SelectedRollouts
 from ..sampling.synchronous_sampler import SynchronousSampler
 from ..utils.copying import copy_containers
@@ -42,6 +48,15 @@ from ..utils.distributed import exchange_rows, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
+from .argument_validation import (
+    check_arguments,
+    check_chat_template,
+    check_overrides,
+    check_success_reward,
+    check_support,
+    check_trainable,
+    report_no_step,
+)
 from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
@@ -50,7 +65,6 @@ from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_ze
 from .round_generator import RoundGenerator
 from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
 from .user_code import TrainingState
-from .validation import check_arguments, check_success_reward, check_support
 from .vllm_session import VLLMSession, ess_ratio
 
 
@@ -179,6 +193,7 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
+        check_overrides(self, AdaGRPOTrainer, args)
         check_arguments(args, train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
@@ -206,6 +221,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         # Again, with what GRPOTrainer has loaded.
         check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
+        check_trainable(self.model)
+        check_chat_template(self)
         self.vllm = VLLMSession(self)
         if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
@@ -243,7 +260,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         reader = HiddenStateExtractor(
             lambda: self.model,
             self.accelerator,
-            lambda prompts: super(AdaGRPOTrainer, self)._tokenize_prompts(prompts)[0],
+            lambda prompts: self._tokenize_prompts(prompts)[0],
             pad_token_id=self._tokenizer.pad_token_id,
             batch_size=self.args.per_device_train_batch_size,
         )
@@ -262,8 +279,11 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
+        dataset = self.train_dataset
+        if isinstance(dataset, Dataset):
+            dataset = self._remove_unused_columns(dataset, description="Training")
         return QueuedPrompts(
-            self.train_dataset,
+            dataset,
             config,
             self.accelerator,
             self.pass_rates,
@@ -544,6 +564,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         discarded = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
         batch.metrics["tokens/discarded"] = discarded
         once = self.strategy.uses_estimated_budgets
+        self._count_masked_prompts(batch, output)
         first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
         trl_hooks.replace_latest_metrics(self, first_round)
         self._log_ada(batch)
@@ -551,6 +572,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
         """GRPO itself: its advantages stay, only `zero_variance_groups="mask"` and the `ada/` metrics are added."""
         batch.metrics["tokens/discarded"] = 0.0
+        self._count_masked_prompts(batch, output)
         self._log_ada(batch)
         if self.args.zero_variance_groups == "mask":
             groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
@@ -558,6 +580,12 @@ class AdaGRPOTrainer(GRPOTrainer):
             zero_variance = (groups == groups[:, :1]).all(dim=1)
             masked = zero_variance.repeat_interleave(self.num_generations).tolist()
             mask_rows(output, masked, self.loss_type, self.accelerator)
+
+    def _count_masked_prompts(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
+        """Count prompts of which every row with an advantage is masked (`mask_truncated_completions`) as without a gradient."""
+        if self.args.mask_truncated_completions:
+            is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
+            batch.count_masked_rows(is_masked.tolist())
 
     def _log_ada(self, batch: RolloutBatch) -> None:
         rewards = [reward for pool in batch.pools for reward in pool.rewards]
@@ -636,10 +664,15 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Training, logging, checkpoints
 
     def train(self, *args, **kwargs):
+        check_overrides(self, AdaGRPOTrainer, self.args)  # again: attributes may have been set since the construction
         if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
+        steps_before = self.state.global_step
         with self.vllm.running():
-            return super().train(*args, **kwargs)
+            result = super().train(*args, **kwargs)
+        if isinstance(self.train_dataset, IterableDataset) and self.state.global_step == steps_before == 0:
+            report_no_step(self.args)
+        return result
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -668,7 +701,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             micro_steps = args.max_steps * args.gradient_accumulation_steps
             generations = -(-micro_steps // trl_hooks.micro_steps_per_generation(self))
             rows = generations * args.prompts_per_step
-        with trl_hooks.override_attributes(self, train_dataset=Dataset.from_dict({"prompt": [""] * rows})):
+        placeholders = Dataset.from_dict({"prompt": [""] * rows})
+        with trl_hooks.override_attributes(self, train_dataset=placeholders, data_collator=collate_placeholders):
             return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset=None):

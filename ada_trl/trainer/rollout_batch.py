@@ -100,9 +100,20 @@ class RolloutBatch:
                 found[prompt] = states[i]
         return found
 
-    def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, float]:
+    def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
+        """Update `frac_zero_advantage_groups`, where some rows of the batch are left out of the loss."""
+        rows = iter(zip(self.flat_advantages or [1.0] * len(is_masked), is_masked, strict=True))
+        without_gradient = []
+        for group in self.groups:
+            if group:
+                of_group = [next(rows) for _ in group]
+                without_gradient.append(all(masked or not advantage for advantage, masked in of_group))
+        self.metrics["frac_zero_advantage_groups"] = sum(without_gradient) / len(without_gradient)
+
+    def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, list[float]]:
         """
-        GRPO's reward metrics, of the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`.
+        GRPO's reward metrics, of the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`. A name has one
+        value for each reward function that is called so.
 
         Args:
             names (`Sequence[str]`):
@@ -116,11 +127,12 @@ class RolloutBatch:
             return mean_and_std(values, each_prompt_once=each_prompt_once)
 
         mean, std = statistics(attrgetter("reward"))
-        metrics = {"reward": mean, "reward_std": std}
+        metrics = {"reward": [mean], "reward_std": [std]}
         for i, name in enumerate(names):
             mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])  # type: ignore[misc] # its default is an int
-            metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
-        return metrics | {"frac_reward_zero_std": self.metrics["frac_reward_zero_std/first_round"]}
+            metrics.setdefault(f"rewards/{name}/mean", []).append(mean)
+            metrics.setdefault(f"rewards/{name}/std", []).append(std)
+        return metrics | {"frac_reward_zero_std": [self.metrics["frac_reward_zero_std/first_round"]]}
 
     def compute_advantages(
         self,

@@ -34,7 +34,7 @@ from ..utils.distributed import describe_error, gather_unless_disabled, raise_fi
 from ..utils.logging import get_logger
 from ..vllm.generation import AdaVLLMGeneration
 from .rollout_batch import RolloutBatch
-from .user_code import TrainingState
+from .user_code import TrainingState, check_rewards_of
 
 
 if TYPE_CHECKING:
@@ -253,7 +253,10 @@ class LocalSampling(HiddenStateHook):
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
         # Completions stay in their pools until they are trained on, and reward functions may modify what they are given.
         prompts, completions, ids = copy_containers([prompts, completions, ids])
-        with self.training_state.preserved():  # errors are shared between ranks by the sampler
+        with (
+            self.training_state.preserved(),
+            checked_rewards(self.trainer),
+        ):  # errors are shared between ranks by the sampler
             return call(inputs, prompts, completions, ids)
 
 
@@ -297,6 +300,14 @@ def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
 # Rewards
 
 
+@contextmanager
+def checked_rewards(trainer: GRPOTrainer) -> Iterator[None]:
+    """While the block runs, reward functions that return something other than one reward per completion are named in the error."""
+    named = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    with override_attributes(trainer, reward_funcs=[check_rewards_of(function, name) for function, name in named]):
+        yield
+
+
 def without_infinities(rewards: torch.Tensor) -> torch.Tensor:
     """The rewards with NaN (unscored) in place of infinities, which would turn every baseline into NaN."""
     if rewards.isinf().any():
@@ -315,7 +326,7 @@ def score_on_all_ranks(
     """
     error = None
     try:
-        with TrainingState(trainer.model).preserved():
+        with TrainingState(trainer.model).preserved(), checked_rewards(trainer):
             rewards = call(inputs, prompts, completions, completion_ids)
     except Exception as caught:  # whatever it is, the other ranks have to learn of it
         if trainer.accelerator.num_processes == 1:
@@ -369,10 +380,10 @@ def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], mode: str = 
         trainer._metrics[mode][name].append(value)
 
 
-def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, float]) -> None:
-    """Overwrite what TRL has logged of this batch."""
-    for name, value in metrics.items():
-        trainer._metrics["train"][name][-1] = value
+def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]) -> None:
+    """Overwrite what TRL has logged of this batch: one value, or one for each reward function of the same name."""
+    for name, values in metrics.items():
+        trainer._metrics["train"][name][-len(values) :] = values
 
 
 def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:

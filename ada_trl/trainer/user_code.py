@@ -1,9 +1,11 @@
 """Protection of the training state from code of the user that runs within a step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from trl.trainer.grpo_trainer import is_async_callable
 
 
 class TrainingState:
@@ -48,3 +50,48 @@ class TrainingState:
                 yield
         finally:
             self.restore()
+
+
+def check_rewards_of(function: Any, name: str) -> Any:
+    """The reward function, of which [`check_rewards`] checks what it returns. Reward models are returned as they are."""
+    if isinstance(function, torch.nn.Module):
+        return function
+    wrapped: Callable
+    if is_async_callable(function):
+
+        async def wrapped(*args: Any, **kwargs: Any) -> list:
+            return check_rewards(await function(*args, **kwargs), name)
+    else:
+
+        def wrapped(*args: Any, **kwargs: Any) -> list:
+            return check_rewards(function(*args, **kwargs), name)
+
+    return wrapped
+
+
+def check_rewards(rewards: Any, name: str) -> list:
+    """
+    The rewards as a list.
+
+    Args:
+        rewards (`Any`):
+            What a reward function has returned.
+        name (`str`):
+            Name of the function.
+
+    Raises:
+        `ValueError`: If it is not an iterable with a number or `None` for each completion.
+    """
+    is_scalar = not hasattr(rewards, "__iter__") or getattr(rewards, "ndim", 1) == 0
+    values = [] if is_scalar or isinstance(rewards, str | bytes | Mapping | set) else list(rewards)
+    if values and not any(isinstance(value, str | bytes | Mapping | Sequence) for value in values):
+        return values
+    raise ValueError(
+        f"The reward function {name!r} returned {_shorten(rewards)}, but it must return one number or None per completion. "
+        "Return a list, such as [1.0, 0.0, None]."
+    )
+
+
+def _shorten(value: Any, length: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"

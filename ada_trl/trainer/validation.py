@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
 
-from datasets import Dataset, IterableDataset
-from torch import nn
-from transformers import ProcessorMixin
 from trl import GRPOConfig
-from trl.trainer.utils import get_callable_name, get_config_model_id
 
 from ..core.advantages import POWERS
 from ..core.allocation import check_rule
@@ -126,6 +122,7 @@ def check_config(args: GRPOConfig) -> None:
     strategy = strategy_class(args.adaptive_sampling, args.baseline)
     if strategy.uses_estimated_budgets:
         args.allocation_rule = check_rule(args.allocation_rule)
+    _check_generation(args)
     _check_vllm(args)
     _check_estimates(args)
     _check_stream(args)
@@ -278,6 +275,23 @@ def _check_vllm(args: GRPOConfig) -> None:
             )
 
 
+def _check_generation(args: GRPOConfig) -> None:
+    """Check options in `generation_kwargs` that [`~trl.GRPOTrainer`] accepts and then fails with, or ignores."""
+    options = args.generation_kwargs or {}
+    for name in ("num_return_sequences", "n"):
+        if options.get(name, 1) != 1:
+            raise ValueError(
+                f"generation_kwargs={{{name!r}: {options[name]}}} is not supported, because each row of the batch is one "
+                "completion. Set num_generations instead."
+            )
+    if options.get("stop_strings") and not args.use_vllm:
+        raise ValueError(
+            f"generation_kwargs={{'stop_strings': {options['stop_strings']!r}}} is not supported with use_vllm=False, because "
+            "GRPOTrainer does not pass the tokenizer to `generate`. Use a stop token ('eos_token_id'), or use_vllm=True and "
+            "generation_kwargs={'stop': [...]}."
+        )
+
+
 def _check_staleness(args: GRPOConfig) -> None:
     """Check the options that `max_staleness=1` depends on."""
     if args.max_staleness not in (0, 1):
@@ -302,140 +316,3 @@ def _check_staleness(args: GRPOConfig) -> None:
             f"{args.adaptive_sampling!r}, baseline={args.baseline!r} and zero_variance_groups={args.zero_variance_groups!r} "
             "have several. Set max_staleness=0, or baseline='batch' or 'posterior'."
         )
-
-
-def check_size(args: GRPOConfig, dataset: Any) -> None:
-    """
-    Check that the training dataset has enough rows for one step.
-
-    Raises:
-        `ValueError`: If it has fewer rows than a step has prompts, so that no step would be run. In the mode that equals
-            GRPO it is a warning, because [`~trl.GRPOTrainer`] accepts such a dataset.
-    """
-    prompts = args.prompts_per_step
-    if not isinstance(dataset, Dataset) or len(dataset) >= prompts:
-        return
-    words = (
-        f"Each step needs {prompts} distinct prompts (generation_batch_size {args.generation_batch_size} / num_generations "
-        f"{args.num_generations}), but the training dataset has only {len(dataset)}. Use a smaller batch, more rollouts "
-        "per prompt or a larger dataset."
-    )
-    if not args.is_vanilla_grpo:
-        raise ValueError(words)
-    logger.warning(f"{words} No training step would be run.")
-
-
-def check_prompt_column(dataset: Any) -> None:
-    """
-    Check that the training dataset has a column `prompt`, as far as that is known without streaming it.
-
-    Raises:
-        `ValueError`: If it has no such column.
-    """
-    columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
-    if not columns or "prompt" in columns:
-        return
-    if isinstance(dataset, Dataset) and len(dataset) and "prompt" in dataset[0]:  # added by `with_transform`
-        return
-    raise ValueError(
-        f"The training dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
-        "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
-    )
-
-
-# Arguments of the trainer
-
-
-def check_arguments(
-    args: GRPOConfig,
-    train_dataset: Any,
-    reward_funcs: Any,
-    processing_class: Any,
-    rollout_func: Any,
-    environment_factory: Any,
-) -> None:
-    """
-    Check arguments of [`AdaGRPOTrainer`] before a model is loaded or a server is contacted.
-
-    Raises:
-        `ValueError`: for what the mode of sampling does not support, a data set without prompts, or an unknown
-            `success_reward`.
-    """
-    check_support(args, rollout_func, environment_factory, processing_class)
-    if environment_factory is None:  # which may bring the prompts and a reward
-        check_prompt_column(train_dataset)
-        check_size(args, train_dataset)
-        names = _reward_names(reward_funcs)
-        if names is not None:
-            check_success_reward(args, names)
-
-
-def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
-    """
-    Check the arguments of [`~trl.GRPOTrainer`] that only some modes support.
-
-    Raises:
-        `ValueError`: If an argument is not supported in the chosen mode.
-    """
-    if rollout_func is not None and not args.is_vanilla_grpo:
-        remedy = "adaptive_sampling='uniform' and baseline='pool'"
-        _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", remedy)
-    if environment_factory is not None:
-        _check_estimator(args, "environment_factory", "the environment adds to the prompt")
-    if isinstance(processing_class, ProcessorMixin):
-        _check_estimator(args, "a vision-language model", "the images are part of the prompt")
-
-
-def _check_estimator(args: GRPOConfig, name: str, reason: str) -> None:
-    """
-    Reject a value network that reads only the text of the prompt, if there is more to the prompt than text. If the user did
-    not request it explicitly, fall back to success counts.
-    """
-    if not args.uses_value_network or (args.value_model is None and args.reuses_hidden_states):
-        return
-    if args.estimator_is_explicit or args.value_model is not None:
-        _reject_argument(
-            args,
-            name,
-            f"the value network reads only the text of the prompt, but {reason}",
-            "pass_rate_estimator='ema'",
-        )
-    logger.info(
-        f"pass_rate_estimator is set to 'ema': the value network reads only the text of the prompt, but with {name} {reason}."
-    )
-    args.pass_rate_estimator = "ema"
-
-
-def check_success_reward(args: GRPOConfig, reward_names: Sequence[str]) -> None:
-    """
-    Check that `success_reward` is a known reward function.
-
-    Raises:
-        `ValueError`: If it is not the name of exactly one reward function.
-    """
-    name = args.success_reward
-    if name is not None and reward_names.count(name) != 1:
-        raise ValueError(
-            f"success_reward ({name!r}) must name exactly one reward function; this trainer has "
-            f"{', '.join(map(repr, reward_names)) or 'none'}. Use one of these names, or leave success_reward unset."
-        )
-
-
-def _reward_names(reward_funcs: Any) -> list[str] | None:
-    """Return the names that TRL gives to the reward functions, or `None` if there are none or a model is not loaded yet."""
-    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-    if any(function is None or isinstance(function, str) for function in functions):
-        return None
-    return [
-        get_config_model_id(function.config).split("/")[-1]
-        if isinstance(function, nn.Module)
-        else get_callable_name(function)
-        for function in functions
-    ]
-
-
-def _reject_argument(args: GRPOConfig, name: str, reason: str, remedy: str) -> None:
-    raise ValueError(
-        f"{name} is not supported with adaptive_sampling={args.adaptive_sampling!r}, baseline={args.baseline!r} and "
-        f"pass_rate_estimator={args.pass_rate_estimator!r}: {reason}. Use {remedy}, or trl.GRPOTrainer."
-    )

@@ -270,7 +270,10 @@ def test_a_streaming_set_that_ends_starts_again(tmp_path):
 
 def test_the_loader_reads_no_data(tmp_path):
     trainer = build(tmp_path, even_reward, prompts(), **REFILL)
-    assert {row["prompt"] for batch in trainer.get_train_dataloader() for row in batch} == {""}
+    rows = [row for batch in trainer.get_train_dataloader() for row in batch]
+    assert rows and not any(dict(row) for row in rows)
+    with pytest.raises(RuntimeError, match="no column 'prompt'.*placeholders, and prompts come from the prompt queue"):
+        rows[0]["prompt"]
     assert len(trainer.train_dataset) == 32 and trainer.train_dataset[0]["prompt"] == ALL_PROMPTS[0]
 
 

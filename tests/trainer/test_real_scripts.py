@@ -1,11 +1,14 @@
 """What scripts that work with GRPOTrainer do to a trainer: code that changes global state, live objects in rows, overrides."""
 
 import gc
+import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from transformers import set_seed
 
@@ -249,3 +252,122 @@ def test_decoded_images_are_shared_between_rollouts(mode, tmp_path):
     before = sum(isinstance(one, Image.Image) for one in gc.get_objects())
     trainer.train()
     assert len(held) > 1 and max(held) <= held[0] <= 16, f"Images by round: {held}"
+
+
+# What TRL accepts and then fails with, or ignores
+
+
+def stream(number):
+    return Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(number)]}).to_iterable_dataset()
+
+
+@pytest.mark.parametrize("mode", [name for name in MODES if name != "uniform"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stream_shorter_than_a_step_is_an_error(number, mode, tmp_path):
+    trainer = build(tmp_path, even_reward, stream(number), **MODES[mode])
+    with pytest.raises(ValueError, match=r"(Use a smaller batch|Give one with at least as many)"):
+        trainer.train()
+
+
+def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(tmp_path, caplog):
+    trainer = build(tmp_path, even_reward, stream(1), **MODES["uniform"])
+    trainer.train()
+    assert trainer.state.global_step == 0 and "No training step was run" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_return_sequences": 2}, r"generation_kwargs=\{'num_return_sequences': 2\}.*Set num_generations"),
+        ({"n": 4}, r"generation_kwargs=\{'n': 4\} is not supported.*Set num_generations"),
+        ({"stop_strings": ["1"]}, r"'stop_strings': \['1'\]\} is not supported with use_vllm=False.*Use a stop token"),
+    ],
+)
+def test_generation_options_that_fail_later_are_rejected(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, generation_kwargs=options)
+
+
+def test_an_adapter_that_is_not_trainable_is_rejected(tmp_path):
+    get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    model = PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter")
+    with pytest.raises(ValueError, match="0 trainable parameters.*is_trainable=True"):
+        build(tmp_path, model=model)
+
+
+def test_conversations_without_a_chat_template_are_rejected(tmp_path):
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]})
+    with pytest.raises(ValueError, match="has no chat template .*Set tokenizer.chat_template"):
+        build(tmp_path, dataset=dataset)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+@pytest.mark.parametrize(
+    "value", [1.0, "good", None, {"reward": 1.0}, torch.tensor(1.0), ["1", "0"], [[1.0]]], ids=repr
+)
+@pytest.mark.parametrize("kind", ["function", "async"])
+def test_rewards_of_the_wrong_kind_name_the_function(value, mode, kind, tmp_path):
+    def wrong(completions, **kwargs):
+        return value
+
+    async def wrong_async(completions, **kwargs):
+        return value
+
+    function = wrong if kind == "function" else wrong_async
+    trainer = build(tmp_path, [even_reward, function], **MODES[mode])
+    message = f"The reward function '{function.__name__}' returned .*must return one number or None per completion"
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert trainer.reward_funcs[1] is function
+
+
+def test_rewards_may_be_any_iterable(tmp_path):
+    def generator(completions, **kwargs):
+        yield from even_reward(completions)
+
+    def array(completions, **kwargs):
+        return np.array(even_reward(completions))
+
+    def tensors(completions, **kwargs):
+        return tuple(torch.tensor(reward) for reward in even_reward(completions))
+
+    trainer = build(tmp_path, [generator, array, tensors], **MODES["batch"])
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["rewards/generator/mean"] == logs["rewards/array/mean"] == logs["rewards/tensors/mean"] > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rewards_of_weight_zero_alone_do_not_score_a_row(mode, tmp_path):
+    def unscored(prompts, **kwargs):
+        return [None] * len(prompts)
+
+    trainer = build(tmp_path, [even_reward, unscored], reward_weights=[0.0, 1.0], max_steps=1, **MODES[mode])
+    assert all(map(math.isnan, trainer.split_rewards(torch.tensor([[1.0, math.nan]]))[0]))
+    trainer.train()
+    assert not trainer.batches[0]["advantages"].any()
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+def test_prompts_whose_rows_are_all_masked_have_no_gradient(mode, tmp_path):
+    trainer = build(
+        tmp_path,
+        mask_truncated_completions=True,
+        max_steps=1,
+        generation_kwargs={"suppress_tokens": [tiny_model().config.eos_token_id]},
+        **MODES[mode],
+    )
+    trainer.train()
+    assert not trainer.batches[0]["completion_mask"].any()
+    assert trainer.state.log_history[0]["ada/frac_zero_advantage_groups"] == 1
+
+
+@pytest.mark.parametrize("mode", ["batch", "seq-balance"])
+def test_reward_functions_of_the_same_name_share_a_metric_as_in_grpo(mode, tmp_path):
+    rewards = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: [0.0] * len(completions)]
+    logs = []
+    for functions in (rewards, rewards[::-1]):
+        trainer = build(tmp_path, functions, max_steps=1, **MODES[mode])
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    assert [log["rewards/<lambda>/mean"] for log in logs] == [0.5, 0.5]

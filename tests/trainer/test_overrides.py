@@ -1,0 +1,212 @@
+"""Overrides of a subclass: each is called as GRPOTrainer calls it, or rejected by name where the mode does not call it."""
+
+import inspect
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from ada_trl import AdaGRPOTrainer
+from ada_trl.trainer.argument_validation import DATA_LOADING
+
+from ..helpers import (
+    PROMPTS,
+    QUICK,
+    Recorder,
+    build,
+    even_reward,
+    prompt_dataset,
+    prompts_of,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+
+LOADER_MODES = {
+    "uniform": {"adaptive_sampling": "uniform", "num_generations": 4},
+    "batch": {"baseline": "batch", "num_generations": 4},
+    "est": {"adaptive_sampling": "est-ema", "num_generations": 4},
+    "seq-balance": {"num_generations": 4},
+}
+QUEUE_MODES = {
+    "dynamic sampling": {"zero_variance_groups": "resample", "num_generations": 4},
+    "oversampling": {"adaptive_sampling": "uniform", "prompt_oversampling": 2, "num_generations": 4},
+    "retries": {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1},
+}
+
+
+class Curriculum:
+    """Mixin: the data set backwards, epoch after epoch."""
+
+    def _get_train_sampler(self, dataset=None):
+        batch = self.args.generation_batch_size // self.num_generations
+        repeats = self.num_iterations * self.args.steps_per_generation
+        dataset = self.train_dataset if dataset is None else dataset
+        return RepeatSampler(range(len(dataset))[::-1], self.num_generations, batch, repeats, shuffle=False)
+
+
+class Loader:
+    """Mixin: a data loader that always gives one prompt."""
+
+    def get_train_dataloader(self):
+        rows = [{"prompt": "7+8="}] * 64
+        return self.accelerator.prepare(DataLoader(rows, batch_size=8, collate_fn=list))
+
+
+class Collator:
+    """Mixin: a collator that changes prompts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.data_collator = self.collate
+
+    def collate(self, rows):
+        return [row | {"prompt": "1" + row["prompt"]} for row in rows]
+
+
+def trained_prompts(tmp_path, mixin, mode):
+    seen = []
+
+    def reward(prompts, completions, **kwargs):
+        seen.append(sorted(set(prompts)))
+        return even_reward(completions)
+
+    if mode is None:
+        trainer_class = type("Stock", (mixin, GRPOTrainer), {})
+        args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4})
+        trainer_class(tiny_model(), reward, args, prompt_dataset(), processing_class=tiny_tokenizer()).train()
+    else:
+        build(tmp_path, reward, trainer_class=type("Own", (mixin, Recorder), {}), **LOADER_MODES[mode]).train()
+    return [prompts for i, prompts in enumerate(seen) if not i or prompts != seen[i - 1]]
+
+
+@pytest.mark.parametrize("mode", LOADER_MODES)
+@pytest.mark.parametrize("mixin", [Curriculum, Loader, Collator])
+def test_data_of_a_subclass_is_trained_on_as_in_grpo(mixin, mode, tmp_path):
+    assert trained_prompts(tmp_path / "own", mixin, mode) == trained_prompts(tmp_path / "stock", mixin, None)
+
+
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+@pytest.mark.parametrize("name", DATA_LOADING)
+def test_overrides_of_the_data_loading_are_rejected_where_prompts_come_from_the_queue(name, mode, tmp_path):
+    def override(self, *args, **kwargs):
+        return getattr(super(own, self), name)(*args, **kwargs)
+
+    own = type("Own", (AdaGRPOTrainer,), {name: override})
+    with pytest.raises(
+        ValueError, match=rf"Own\.{name} would have no effect.*prompt queue.*Remove the override, or set"
+    ):
+        build(tmp_path, trainer_class=own, **QUEUE_MODES[mode])
+
+
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+def test_a_data_collator_is_rejected_where_prompts_come_from_the_queue(mode, tmp_path):
+    trainer = build(tmp_path, trainer_class=type("Own", (Collator, AdaGRPOTrainer), {}), **QUEUE_MODES[mode])
+    with pytest.raises(ValueError, match=r"Own\.data_collator would have no effect"):
+        trainer.train()
+
+
+def test_a_sampler_that_does_not_repeat_rows_is_an_error(tmp_path):
+    class Sequential(Recorder):
+        def _get_train_sampler(self, dataset=None):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    with pytest.raises(ValueError, match=r"different prompts, but num_generations \(4\) requires 4 consecutive rows"):
+        build(tmp_path, trainer_class=Sequential, num_generations=4).train()
+
+
+def test_unused_columns_are_removed_in_every_mode(tmp_path):
+    dataset = prompt_dataset().add_column("answer", ["1"] * 16)
+    for name, options in (LOADER_MODES | QUEUE_MODES).items():
+        columns = set()
+
+        def reward(completions, columns=columns, **kwargs):
+            columns.update(kwargs)
+            return even_reward(completions)
+
+        build(tmp_path, reward, dataset, remove_unused_columns=True, **options).train()
+        assert columns and "answer" not in columns, name
+
+
+# Every method that a training step calls
+
+
+def counted_methods(base, excluded=()):
+    """A subclass of `base` that counts the calls of every method of GRPOTrainer and Trainer."""
+    calls = {}
+
+    def counting(name):
+        def method(self, *args, **kwargs):
+            calls[name] = calls.get(name, 0) + 1
+            return getattr(super(own, self), name)(*args, **kwargs)
+
+        return method
+
+    methods = {}
+    for owner in (Trainer, GRPOTrainer):
+        for name, function in vars(owner).items():
+            if inspect.isfunction(function) and not name.startswith("__") and name not in excluded:
+                methods[name] = counting(name)
+    own = type("Counted", (base,), methods)
+    return own, calls
+
+
+def called_by_grpo(tmp_path):
+    own, calls = counted_methods(GRPOTrainer)
+    args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4})
+    trainer = own(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    calls.clear()
+    trainer.train()
+    return dict(calls)
+
+
+@pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
+def test_every_method_that_grpo_calls_is_called_or_rejected(mode, tmp_path):
+    expected = called_by_grpo(tmp_path / "stock")
+    assert {"_calculate_rewards", "_generate", "training_step", *DATA_LOADING[:3]} <= expected.keys()
+    rejected = DATA_LOADING if mode in QUEUE_MODES else ()
+    own, calls = counted_methods(AdaGRPOTrainer, rejected)
+    trainer = build(tmp_path / "own", trainer_class=own, **(LOADER_MODES | QUEUE_MODES)[mode])
+    calls.clear()
+    trainer.train()
+    assert expected.keys() - {*rejected} <= calls.keys()
+    single = not trainer.args.is_multi_round
+    for name in ("_generate", "_calculate_rewards", "_generate_single_turn", "_generate_and_score_completions"):
+        if single:
+            assert calls[name] == expected[name], f"{name} is called once per generation."
+
+
+@pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
+def test_rewards_that_a_subclass_changes_are_trained_on(mode, tmp_path):
+    class Doubling(Recorder):
+        def _calculate_rewards(self, *args):
+            return 2 * super()._calculate_rewards(*args) + 1
+
+    plain, doubled = (
+        build(tmp_path, trainer_class=one, max_steps=1, **(LOADER_MODES | QUEUE_MODES)[mode])
+        for one in (Recorder, Doubling)
+    )
+    for trainer in (plain, doubled):
+        trainer.args.positive_threshold = 0.7 if trainer is plain else 1.7
+        trainer.train()
+    rewards = [trainer.state.log_history[0]["reward"] for trainer in (plain, doubled)]
+    assert rewards[1] == pytest.approx(2 * rewards[0] + 1)
+
+
+@pytest.mark.parametrize("mode", ["seq-balance", "dynamic sampling"])
+def test_completions_that_a_subclass_changes_are_changed_once(mode, tmp_path):
+    class Shortening(Recorder):
+        def _generate(self, prompts):
+            prompt_ids, completion_ids, *others = super()._generate(prompts)
+            return prompt_ids, [[*ids[:2], *ids[:1]] for ids in completion_ids], *others
+
+    trainer = build(tmp_path, trainer_class=Shortening, max_steps=1, **(LOADER_MODES | QUEUE_MODES)[mode])
+    trainer.train()
+    (batch,) = trainer.batches
+    assert batch["completion_mask"].sum(dim=1).max() <= 3
+    assert len(prompts_of(batch)) == 8 and set(prompts_of(batch)) <= set(PROMPTS)
+    ids = batch["completion_ids"]
+    assert torch.equal(ids[:, 2], ids[:, 0]), "The third token is the first one, appended once."
