@@ -102,6 +102,8 @@ TRAINER_STATE = [
 CARD = ["_name", "_paper", "_tag_names"]
 # Each has a test of its own below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
+# Overrides of these are rejected by name where prompts come from the queue.
+DATA_LOADING = ["_get_collator_with_removed_columns", "_get_dataloader", "_remove_unused_columns"]
 ENGINE_STATE = ["_dist", "_last_loaded_step", "_llm_weights_sleeping"]
 
 
@@ -125,7 +127,7 @@ def test_no_private_name_is_relied_on_that_is_not_listed_here():
     for module in (grpo_trainer, base_trainer, vllm_generation, vllm_client, transformers.trainer):
         theirs |= set(re.findall(r"\b_[a-z]\w*", Path(module.__file__).read_text()))
     listed = {name for names in METHODS.values() for name in names if name.startswith("_")}
-    assert used & theirs == listed.union(TRAINER_STATE, CARD, ENVIRONMENT_STATE, ENGINE_STATE)
+    assert used & theirs == listed.union(TRAINER_STATE, CARD, ENVIRONMENT_STATE, ENGINE_STATE, DATA_LOADING)
 
 
 @pytest.fixture(scope="module")
