@@ -278,6 +278,10 @@ def _check_vllm(args: GRPOConfig) -> None:
 def _check_generation(args: GRPOConfig) -> None:
     """Check options in `generation_kwargs` that [`~trl.GRPOTrainer`] accepts and then fails with, or ignores."""
     options = args.generation_kwargs or {}
+    if not isinstance(options, dict):
+        raise ValueError(
+            f"generation_kwargs ({options!r}) must be a mapping of options of `generate`. Write it as {{'repetition_penalty': 1.1}}."
+        )
     for name in ("num_return_sequences", "n"):
         if options.get(name, 1) != 1:
             raise ValueError(
