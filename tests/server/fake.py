@@ -31,6 +31,7 @@ class Call:
     prompt: str
     n: int
     round: int  # 0 for the prompt's first request
+    draw: int  # rollouts of the prompt that earlier requests were for
     number: int  # over all prompts
     model: str
     request: web.Request
@@ -110,7 +111,7 @@ class FakeServer:
     most_in_flight: int = 0
 
     def __post_init__(self):
-        self.rounds = Counter()
+        self.rounds, self.draws = Counter(), Counter()  # requests and rollouts by prompt
         self.numbers = itertools.count()
         self.in_flight = 0
         if self.model is None:
@@ -166,11 +167,12 @@ class FakeServer:
         self, request: web.Request, model: str, n: int, prompt_ids: list[int], features: dict | None = None
     ) -> web.StreamResponse:
         prompt = self.tokenizer.decode(prompt_ids)
-        position = (self.rounds[prompt], next(self.numbers))
+        position = (self.rounds[prompt], self.draws[prompt], next(self.numbers))
         call = Call(prompt, n, *position, model, request, self.tokenizer, features, prompt_ids)
         call.weights = fingerprint(self.served[call.model].parameters())
         call.asked_of = self.served[call.model] if self.truthful else None
         self.rounds[prompt] += 1
+        self.draws[prompt] += n
         self.completions.append(call)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
