@@ -376,7 +376,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.pass_rates.predictions = plan.predictions  # again: the prefetched step has predictions of its own
         groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
         batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
-        batch.metrics |= queue_metrics | self._average_seconds(capture.seconds)
+        batch.metrics |= queue_metrics | self._average_seconds(capture.seconds) | self.vllm.collect_metrics()
         mean_length = trl_hooks.latest_metric(self, "completions/mean_length") or 0.0
         batch.metrics["tokens/generated"] = round(mean_length * sum(map(len, groups)))
         if self.args.max_staleness:  # before rows are masked

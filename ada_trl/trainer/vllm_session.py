@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from trl.extras.profiling import profiling_context
 
 from ..utils.logging import get_logger
@@ -160,6 +161,18 @@ class VLLMSession:
     def forget_weights(self) -> None:
         """Push weights again before the next generation, although it belongs to the same optimizer step."""
         mark_weights_loaded(self.trainer, False)
+
+    def collect_metrics(self) -> dict[str, float]:
+        """Repeated requests and missed deadlines of all ranks since the last call, and the last weight check. Collective."""
+        if not self.uses_server:
+            return {}
+        generation = self.trainer.vllm_generation
+        client = generation.vllm_client
+        of_ranks = gather_object([(client.retries, client.timeouts, generation.weight_difference)])
+        client.reset_counts()
+        names = ("vllm/retries", "vllm/timeouts", "vllm/weight_check_logprob_diff")
+        # The main process alone checks the weights; the others have a difference of 0.
+        return {name: float(sum(values)) for name, values in zip(names, zip(*of_ranks, strict=True), strict=True)}
 
     # After TRL's forward pass over the completions
 

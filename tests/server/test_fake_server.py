@@ -170,8 +170,9 @@ def test_a_first_round_that_fails_stops_the_run_in_time(behaviour, message, tmp_
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
 @pytest.mark.parametrize("behaviour", [fail, reset, truncate])
-def test_a_passing_failure_is_retried(behaviour, tmp_path):
+def test_a_passing_failure_is_retried(behaviour, mode, tmp_path):
     failed = set()
 
     async def behave(call):
@@ -181,9 +182,10 @@ def test_a_passing_failure_is_retried(behaviour, tmp_path):
         return await behaviour(call)
 
     with FakeServer(behave) as server:
-        trainer = build(tmp_path, server, vllm_request_timeout=20)
+        trainer = build(tmp_path, server, vllm_request_timeout=20, **mode)
         trainer.train()
-    assert logs_of(trainer)[0]["ada/vllm/retries"] == 4
+    requests = 1 if mode else 4  # the prompts of a batch share one, and fail together
+    assert logs_of(trainer)[0]["ada/vllm/retries"] == requests
     assert logs_of(trainer)[0]["ada/samples_per_prompt/mean"] == 4
 
 

@@ -197,9 +197,10 @@ def test_another_run_that_sends_its_weights_to_the_same_server_is_noticed(mode, 
     assert "--no-enable-prefix-caching" not in str(error.value)
 
 
-def test_the_proof_is_one_short_request_before_and_after_and_is_no_sampling(tmp_path):
+@pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
+def test_the_proof_is_one_short_request_before_and_after_and_is_no_sampling(mode, tmp_path):
     with FakeServer() as server:
-        trainer = build(tmp_path, server, max_steps=3)
+        trainer = build(tmp_path, server, max_steps=3, **mode)
         trainer.train()
     assert server.proofs == 2 * 3
     assert max(logs["ada/vllm/weight_check_logprob_diff"] for logs in logs_of(trainer)) < 1e-5
