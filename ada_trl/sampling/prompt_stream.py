@@ -33,6 +33,7 @@ class PromptStream:
         self._dataset = dataset
         self._epoch = -1  # the current one; -1 before the first row
         self._read = 0  # rows that were read in the current epoch
+        self._taken = 0  # positions that were taken and not put back
         self._front: deque[int] = deque()  # positions that were put back
         if self.indexed:
             self._sampler = RepeatSampler(dataset, mini_repeat_count=1, shuffle=shuffle, seed=seed)
@@ -45,9 +46,8 @@ class PromptStream:
 
     @property
     def epoch(self) -> float:
-        """Number of passes over the data set so far; a whole number if its length is unknown."""
-        epochs = max(self._epoch, 0)
-        return epochs + self._read / len(self._dataset) if self.indexed else float(epochs)
+        """Number of rows that were taken and not put back, per row of the data set; if that has no length, whole passes."""
+        return self._taken / len(self._dataset) if self.indexed else float(max(self._epoch, 0))
 
     @property
     def put_back_rows(self) -> int:
@@ -64,10 +64,16 @@ class PromptStream:
                 Positions that the step samples already. They are put back to the front of the stream.
         """
         taken: dict[int, None] = {}
-        later, epochs = [], 0
+        later: dict[int, None] = {}
+        epochs = 0
         # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a data set that is
-        # too small ends the loop instead of repeating forever.
-        while len(taken) < number and epochs < 3:
+        # too small ends the loop instead of repeating forever. Positions of a stream differ between epochs; after a whole one, the
+        # step would take prompts that it already has.
+        while (
+            len(taken) < number
+            and epochs < (3 if self.indexed else 2)
+            and not self._has_all_rows(len(taken) + len(exclude))
+        ):
             if self._front:
                 position = self._front.popleft()
             else:
@@ -77,15 +83,26 @@ class PromptStream:
                     continue
                 position = following
             if position in taken or position in exclude:
-                later.append(position)
+                # Kept once: a prompt that is retried while other ones are read comes round again in every epoch.
+                later[position] = None
             else:
                 taken[position] = None
-        self.put_back(later)
+        self._front.extendleft(reversed(later))
+        self._taken += len(taken)
         return list(taken)
+
+    def _has_all_rows(self, positions: int) -> bool:
+        """
+        Whether a step has every row of the data set. Then reading on would only collect rows that it already has, and since a step
+        uses each of them once, the rows to be put back would grow with every step.
+        """
+        return self.indexed and positions >= len(self._dataset) > 0
 
     def put_back(self, positions: Iterable[int]) -> None:
         """Put positions back to the front of the stream, in this order."""
-        self._front.extendleft(reversed(list(positions)))
+        returned = list(positions)
+        self._front.extendleft(reversed(returned))
+        self._taken -= len(returned)
 
     def row(self, position: int) -> dict[str, Any]:
         """Return the data set row at a position that was taken."""
@@ -131,7 +148,7 @@ class PromptStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists."""
-        state = {"epoch": self._epoch, "read": self._read, "front": list(self._front)}
+        state = {"epoch": self._epoch, "read": self._read, "taken": self._taken, "front": list(self._front)}
         return state if self.indexed else state | {"starts": self._starts, "cached": sorted(self._cache)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,7 +163,7 @@ class PromptStream:
                 self._skip(state["starts"][self._epoch + 1] - state["starts"][self._epoch], needed)
             self._start_epoch()
         self._skip(state["read"], needed)
-        self._front = deque(state["front"])
+        self._front, self._taken = deque(state["front"]), state["taken"]
 
     def _skip(self, number: int, needed: set[int]) -> None:
         for _ in range(number):

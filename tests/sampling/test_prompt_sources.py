@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -254,6 +255,32 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
     assert max(queue.skips.values(), default=0) <= MAX_SKIPS
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"choices_per_prompt": 3},
+        {"choices_per_prompt": 3, "fixed_budget": False},
+        {"candidates_per_slot": 4, "fixed_budget": False},
+        {},
+    ],
+    ids=["oversampling and retries", "oversampling", "dynamic sampling", "retries"],
+)
+def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options):
+    """64 prompts, 32 slots: the candidates of a step are up to 128."""
+    rng, prompts = np.random.default_rng(5), stream(64)
+    queue = PromptQueue(prompts, schedule(slots=32, max_rounds=4, **options))
+    sampled, epochs = Counter(), []
+    for played, metrics in simulate(queue, lambda position: 0.3, 400, 4, random_beliefs(rng, prompts)):
+        sampled.update(slot.candidates[i].position for slot in played for i in slot.sampled)
+        assert metrics["prompts/queue"] <= 3 * 64
+        epochs.append(metrics["prompts/epoch"])
+    assert min(sampled[position] for position in range(64)) > 0.5 * sampled.total() / 64
+    # A step goes through the data set at most once, and not without sampling or skipping a prompt.
+    assert max(after - before for before, after in pairwise(epochs)) <= 2 and epochs[-1] <= 400
+    if not options.get("choices_per_prompt"):
+        assert epochs[-1] <= 1.1 * sampled.total() / 64
+
+
 def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
     prompts = stream(100, shuffle=False)
     queue = PromptQueue(prompts, schedule(slots=8, choices_per_prompt=3))
@@ -300,9 +327,11 @@ def test_a_queue_resumes_exactly(options):
     assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
 
 
-def test_too_small_a_data_set_is_named():
-    with pytest.raises(ValueError, match="needs 4 distinct prompts, but the training data set has only 3"):
-        PromptQueue(stream(3), schedule()).next_slots()
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("number", [1, 3])
+def test_too_small_a_data_set_is_named(number, streaming):
+    with pytest.raises(ValueError, match=f"needs 4 distinct prompts, but the training data set has only {number}"):
+        PromptQueue(stream(number, streaming), schedule()).next_slots()
 
 
 def test_expected_rounds():
