@@ -2,7 +2,7 @@
 GRPO, Reinforce-Ada and one rollout per prompt on the arithmetic task, from the same base model with the same seed.
 
 `python -m ada_trl.recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
-`benchmarks.md`, `curves.png` and `results.json` to `outputs/demo/`.
+`report.md`, `curves.png` and `results.json` to `outputs/demo/`.
 """
 
 import argparse
@@ -131,12 +131,12 @@ def main() -> None:
     results = [run(method, args.task_dir, overrides) for method in args.methods]
     report = table(results)
     (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
-    (args.output_dir / "benchmarks.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
+    (args.output_dir / "report.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
     logs = {result["method"]: result["log_history"] for result in results}
     plotting.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"}).savefig(
         args.output_dir / "curves.png", dpi=150
     )
-    print(f"\n{report}\n\nWrote {args.output_dir / 'benchmarks.md'} and {args.output_dir / 'curves.png'}.")
+    print(f"\n{report}\n\nWrote {args.output_dir / 'report.md'} and {args.output_dir / 'curves.png'}.")
 
 
 if __name__ == "__main__":

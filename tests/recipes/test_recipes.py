@@ -214,6 +214,6 @@ def test_demo_end_to_end(tmp_path, monkeypatch, capsys):
     assert [round(result["rollouts_per_prompt"]) for result in results][::2] == [4, 1]
     assert results[1]["rollouts_per_prompt"] >= 8
     assert results[2]["zero_signal"] <= results[0]["zero_signal"]  # 1, too, where nothing passes
-    report = (tmp_path / "demo" / "benchmarks.md").read_text()
+    report = (tmp_path / "demo" / "report.md").read_text()
     assert "| Seq-balance |" in report and "2 optimizer steps" in report.replace("\n", " ")
     assert (tmp_path / "demo" / "curves.png").read_bytes().startswith(b"\x89PNG")
