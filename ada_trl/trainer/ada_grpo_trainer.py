@@ -10,12 +10,10 @@ batch to train on. In reading order:
 3. the baseline gives the advantages, and everything that depends on them is replaced in TRL's batch and logs.
 """
 
-import logging
 import math
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +24,9 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from .. import __version__
-from ..core import Pool, Rollout, completion_metrics, pass_at_k_metrics, prompt_weight
+from ..core import Pool, Rollout, pass_at_k_metrics, prompt_weight
 from ..pass_rates.hidden_states import HiddenStateExtractor
-from ..pass_rates.predictions import PassRatePredictions
 from ..pass_rates.tracker import PassRateTracker
-from ..sampling.async_vllm_sampler import AsyncVLLMSampler
-from ..sampling.batch_slots import BatchSlot, slot_done
-from ..sampling.progress import StepProgress
 from ..sampling.prompt_queue import SlotConfig
 from ..sampling.prompt_sources import (
     DataLoaderPrompts,
@@ -41,11 +35,9 @@ from ..sampling.prompt_sources import (
     SampledPrompts,
     collate_placeholders,
 )
-from ..sampling.rollout_sampler import RolloutSampler, SelectedRollouts
-from ..sampling.synchronous_sampler import SynchronousSampler
 from ..utils.copying import copy_containers
 from ..utils.distributed import exchange_rows, synchronized_errors
-from ..utils.logging import deduplicate_warnings, get_logger
+from ..utils.logging import get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_validation import (
@@ -61,47 +53,16 @@ from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
 from .diagnostics import TrainingDiagnostics
+from .multi_round import MultiRoundSampling
 from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
-from .trl_hooks import Hook, StepCapture, injecting, rank_local_collectives, using_hook
+from .step_plan import StepPlan
+from .trl_hooks import Hook, StepCapture, injecting, using_hook
 from .user_code import TrainingState
 from .vllm_session import VLLMSession, ess_ratio
 
 
 logger = get_logger(__name__)
-
-TRL_LOGGER = logging.getLogger(GRPOTrainer.__module__)
-
-
-@dataclass
-class StepPlan:
-    """
-    What one generation batch will sample; one entry per prompt or slot of all ranks in each list.
-
-    Args:
-        prompts ([`~sampling.prompt_sources.PromptBatch`]):
-            The prompts.
-        sizes (`list[int]`):
-            Rollouts per round of each prompt.
-        slots (`list[BatchSlot]`, *optional*):
-            Where the rollouts are collected, if prompts come from the queue.
-        predictions ([`~pass_rates.predictions.PassRatePredictions`], *optional*):
-            What was predicted of the prompts.
-        global_step (`int`):
-            Optimizer steps that the sampling weights have seen.
-        rows (`list[dict]`):
-            Data set rows of this rank, one per rollout, with one round per step.
-        is_prefetched (`bool`):
-            Whether a server was sent the requests in the step before.
-    """
-
-    prompts: PromptBatch
-    sizes: list[int]
-    slots: list[BatchSlot] | None
-    predictions: PassRatePredictions | None
-    global_step: int
-    rows: list[dict]
-    is_prefetched: bool = False
 
 
 class AdaGRPOTrainer(GRPOTrainer):
@@ -241,6 +202,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.baseline = build_baseline(args, self.pass_rates)
         self.prompt_source = self._build_prompt_source()
         self._rounds = RoundGenerator(self)
+        self._multi_round = MultiRoundSampling(self, self._rounds)
         self._diagnostics = TrainingDiagnostics(args, self.reward_func_names)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
@@ -384,11 +346,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
         self._compute_advantages(batch, capture.hidden_states)
         if not self.args.is_vanilla_grpo:
-            columns = {
-                "pool_size": batch.per_row([len(pool) for pool in batch.pools]),
-                "pool_positives": batch.per_row([pool.positives for pool in batch.pools]),
-            }
-            trl_hooks.append_extra_columns(self, columns)
+            trl_hooks.append_extra_columns(self, batch.pool_columns())
         return batch, output
 
     def _fill_pools(self, plan: StepPlan, rewards: torch.Tensor) -> Sequence[Pool]:
@@ -428,105 +386,11 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Several rounds: sample and select first, then let TRL's method assemble the batch
 
     def _run_multiple_rounds(self, plan: StepPlan) -> tuple[RolloutBatch, dict[str, Any]]:
-        with (
-            rank_local_collectives(self),
-            self._rounds.hold_environments(),
-            deduplicate_warnings(TRL_LOGGER, "All reward functions returned None"),
-        ):
-            batch = self._sample_rounds(plan)
+        batch = self._multi_round.sample(plan)
         with injecting(self, batch) as hook:
             output = super()._generate_and_score_completions([row.row for row in batch.rows])
         self._compute_advantages(batch, hook.hidden_states)
         return batch, output
-
-    def _sample_rounds(self, plan: StepPlan) -> RolloutBatch:
-        """Sample all ranks' prompts, select their groups and bring this rank's share of the completions here."""
-        args, tracker = self.args, self.pass_rates
-        sampler = self._build_sampler(plan)
-        hidden = args.disable_tqdm or not self.accelerator.is_local_main_process
-        with (
-            self.vllm.generation(),
-            StepProgress(len(sampler.prompts), self.state.global_step + 1, hidden) as progress,
-        ):
-            pools = sampler.sample(
-                exit_condition=self.strategy.exit_condition if plan.slots is None else slot_done,
-                samples_per_round=self.strategy.rollouts_per_round,
-                max_rounds=args.max_rounds_per_step,
-                positive_threshold=args.positive_threshold,
-                progress=progress,
-            )
-        sampled = self.prompt_source.sampled_prompts(pools)
-        if tracker is not None:
-            tracker.restrict_to(sampled.indices)
-        # Seeded by the position of this generation in the run, which a resumed run shares.
-        micro_step = trl_hooks.micro_step(self) % args.gradient_accumulation_steps
-        seed = (args.seed, self.state.global_step, micro_step)
-        groups = [
-            self.strategy.select(pool, (*seed, *of_prompt)) if is_trained else []
-            for pool, of_prompt, is_trained in zip(sampled.pools, sampled.seeds, sampled.is_trained, strict=True)
-        ]
-        selected = sampler.fetch([rollout for group in groups for rollout in group])
-        batch = build_rollout_batch(sampled.pools, groups, args, sampled.is_on_distribution)
-        batch.rows = selected.rows
-        rewards = [rollout.rewards for group in groups for rollout in group]
-        batch.rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
-        self._log_sampling(batch, selected)
-        if tracker is not None and self.captures_hidden_states:
-            batch.hidden_states = tracker.reader.all_gather_states([sampler.states.get(i) for i in sampled.indices])
-        batch.metrics |= self.prompt_source.finish_step(pools)
-        return batch
-
-    def _build_sampler(self, plan: StepPlan) -> RolloutSampler:
-        local_rows, rank = plan.prompts.local_rows, self.accelerator.process_index
-        common: dict[str, Any] = {
-            "split_rewards": self.split_rewards,
-            "accelerator": self.accelerator,
-            "slots": plan.slots,
-        }
-        if not self.vllm.samples_async:
-            generate = self._rounds.generate_and_score
-            return SynchronousSampler(
-                rows=local_rows, row_ranks=plan.prompts.row_ranks, generate_and_score=generate, **common
-            )
-        prompts, prompt_ids, images = [], [], None
-        with synchronized_errors():
-            if local_rows:
-                prompts = self._rounds.prepare(local_rows)
-                prompt_ids, images, _ = self._tokenize_prompts(prompts)
-        ranks = plan.prompts.slot_ranks
-        return AsyncVLLMSampler(
-            prompts=range(sum(owner < rank for owner in ranks), sum(owner <= rank for owner in ranks)),
-            vllm=self.vllm_generation,
-            prompt_ids=prompt_ids,
-            images=images,
-            score=self._rounds.make_score_fn(local_rows, prompts, prompt_ids, images),
-            **common,
-        )
-
-    def _log_sampling(self, batch: RolloutBatch, selected: SelectedRollouts) -> None:
-        """Log what TRL has not seen: the tokens of all rounds, the completions of the first one, extra columns of the table."""
-        stats = selected.stats
-        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
-        trl_hooks.set_token_count(self, self.state.num_input_tokens_seen)
-        trl_hooks.append_metrics(self, completion_metrics(*zip(*selected.first_round, strict=True)))
-        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
-        if self.tools:
-            frequencies = {
-                "tools/call_frequency": calls / len(selected.first_round),
-                "tools/failure_frequency": failures / calls if calls else 0.0,
-            }
-            trl_hooks.append_metrics(self, frequencies)
-        batch.metrics |= stats
-        local = slice(
-            self.accelerator.process_index * len(batch.rows), (self.accelerator.process_index + 1) * len(batch.rows)
-        )
-        columns = {
-            "pool_size": batch.per_row([len(pool) for pool in batch.pools])[local],
-            "pool_positives": batch.per_row([pool.positives for pool in batch.pools])[local],
-        }
-        for name in {name for row in batch.rows for name in row.extras}:
-            columns[name] = [row.extras.get(name) for row in batch.rows]
-        trl_hooks.set_pending_extra_columns(self, columns)
 
     # Advantages
 

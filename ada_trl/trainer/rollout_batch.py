@@ -89,6 +89,13 @@ class RolloutBatch:
         """Repeat one value per prompt for each of its rows."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
 
+    def pool_columns(self) -> dict[str, list[int]]:
+        """Columns of the table of completions: size of each row's pool, and positives in it."""
+        return {
+            "pool_size": self.per_row([len(pool) for pool in self.pools]),
+            "pool_positives": self.per_row([pool.positives for pool in self.pools]),
+        }
+
     def first_row_states(self, states: torch.Tensor, process_index: int) -> list[torch.Tensor | None]:
         """By prompt, the hidden state of its first row of the batch, if that is among `states`, those of this rank's rows."""
         found: list[torch.Tensor | None] = [None] * len(self.pools)

@@ -83,10 +83,16 @@ class BarrierTrainer(AdaGRPOTrainer):
 
     differs = {"barrier": True}
 
-    def _build_sampler(self, plan) -> RolloutSampler:
-        sampler = super()._build_sampler(plan)
-        vars(sampler).update(self.differs)
-        return sampler
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        build = self._multi_round.build_sampler
+
+        def build_different(plan) -> RolloutSampler:
+            sampler = build(plan)
+            vars(sampler).update(self.differs)
+            return sampler
+
+        self._multi_round.build_sampler = build_different
 
 
 class PatientTrainer(BarrierTrainer):

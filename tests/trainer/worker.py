@@ -21,13 +21,45 @@ from datasets import Dataset
 from torch.distributed.tensor import DTensor
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.trainer.multi_round import MultiRoundSampling
 
 from ..conversations import Counting, ToolUser
 from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
+class RecordedRounds(MultiRoundSampling):
+    """Records which rows are generated on each rank, and what it holds and gathers."""
+
+    def build_sampler(self, plan):
+        trainer, owners = self.trainer, plan.prompts.row_ranks
+        sampler = super().build_sampler(plan)
+        generate, trainer.sampler, requested = sampler.generate, sampler, set()
+
+        def remember(rows, first_round):
+            requested.update(sampler.dataset_row_index(*row) for row in rows)
+            trainer.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
+            return generate(rows, first_round)
+
+        sampler.generate = remember
+        own = {prompt for prompt, owner in enumerate(owners) if owner == trainer.accelerator.process_index}
+        trainer.traffic.append({"requested": requested, "own": own, "owners": owners})
+        return sampler
+
+    def sample(self, plan):
+        with counted_gathers() as sizes:
+            batch = super().sample(plan)
+        traffic = self.trainer.traffic[-1]
+        traffic |= {"gathered": sum(sizes), "held": set(self.trainer.sampler._data)}
+        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in batch.rows]
+        return batch
+
+
 class Scripted(AdaGRPOTrainer):
     """What is generated depends on the prompt and the draw, not on the process that generates it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._multi_round = RecordedRounds(self, self._rounds)
 
     def _plan_step(self, inputs):
         plan = super()._plan_step(inputs)
@@ -38,20 +70,6 @@ class Scripted(AdaGRPOTrainer):
             self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
         return plan
 
-    def _build_sampler(self, plan):
-        sampler, owners = super()._build_sampler(plan), plan.prompts.row_ranks
-        generate, self.sampler, asked = sampler.generate, sampler, set()
-
-        def remember(rows, first_round):
-            asked.update(sampler.dataset_row_index(*row) for row in rows)
-            self.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
-            return generate(rows, first_round)
-
-        sampler.generate = remember
-        mine = {prompt for prompt, owner in enumerate(owners) if owner == self.accelerator.process_index}
-        self.traffic.append({"asked": asked, "own": mine, "owners": owners})
-        return sampler
-
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
         if self.args.scripted_generation and not self.args.is_vanilla_grpo:
@@ -59,14 +77,6 @@ class Scripted(AdaGRPOTrainer):
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
         return generated
-
-    def _sample_rounds(self, plan):
-        with counted_gathers() as sizes:
-            batch = super()._sample_rounds(plan)
-        traffic = self.traffic[-1]
-        traffic |= {"gathered": sum(sizes), "held": set(self.sampler._data)}
-        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in batch.rows]
-        return batch
 
     def _compute_advantages(self, batch, states):
         super()._compute_advantages(batch, states)
