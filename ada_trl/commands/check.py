@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ..utils.tables import markdown_table
 from . import start
 from .findings import CheckResult
-from .train import build_trainer, parse_args, silence_library_warnings
+from .run_setup import build_trainer
+from .train import parse_args, silence_library_warnings
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 @contextmanager
 def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
-    """Change a configuration to one step in a temporary output directory, without reports and checkpoints."""
+    """While the block runs, a configuration makes one step in a temporary output directory, without reports and checkpoints."""
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
@@ -39,14 +40,14 @@ def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(directory, ignore_errors=True)  # on every process: another one may have made it again
-        with suppress(OSError):  # not empty: another process is not done, or a recipe has made its data there
+        shutil.rmtree(directory, ignore_errors=True)  # on every process: another one may have created it again
+        with suppress(OSError):  # not empty: another process is not done, or a recipe has created its data there
             for path in missing:
                 path.rmdir()
 
 
 def report(findings: list[CheckResult]) -> str:
-    """The findings as a table."""
+    """Format the findings as a table."""
     rows = [[cell.replace("|", "/") for cell in finding[:3]] for finding in findings]
     return markdown_table(["Checked", "Found", "Recommended"], rows)
 
@@ -68,7 +69,7 @@ def main(args: list[str] | None = None) -> None:
         try:
             check.run()
         except BaseException:
-            check.findings.append(CheckResult(f"**failed** in {check.doing}", "see the error below"))
+            check.findings.append(CheckResult(f"**failed** in {check.stage}", "see the error below"))
             raise
         finally:
             if trainer.accelerator.is_main_process:

@@ -19,7 +19,6 @@ from ada_trl.commands.train import AdaScriptArguments
 
 
 ROOT = Path(__file__).parents[2]
-FIRST_OPTION = {"plots": "-h", "train": "-h"}
 SLOW_IMPORTS = "print(sorted({'torch', 'transformers', 'datasets', 'matplotlib'} & {*sys.modules}), file=sys.stderr)"
 
 
@@ -46,14 +45,6 @@ def test_help_is_fast(name):
         assert err == "[]\n" and out.startswith(f"usage: ada-trl {name or 'COMMAND'}")
     assert min(seconds) < 1, seconds
     assert "example:\n  ada-trl " in out
-
-
-@pytest.mark.parametrize("name", FIRST_OPTION)
-def test_required_options_come_first(name, capsys):
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    options = re.findall(r"^  (-[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
-    assert options[0] == FIRST_OPTION[name] and "-h" in options[:4]
 
 
 def test_the_stored_help_is_that_of_the_parser():

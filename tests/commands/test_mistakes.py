@@ -27,13 +27,19 @@ MISTAKES = {
         ["train", "--config", "arithmetic/seq-balanc.yaml"],
         ["arithmetic/seq-balanc.yaml", "did you mean 'arithmetic/seq-balance.yaml'?"],
     ),
-    "config without a file": (["train", "--config", "--max_steps", "3"], ["--config needs the path of a YAML file"]),
+    "config without a file": (
+        ["train", "--config", "--max_steps", "3"],
+        ["--config", "expected at least one argument"],
+    ),
     "a directory as config": (["train", "--config", "data"], ["--config data is a directory", "name a YAML file"]),
     "broken YAML": (["train", "--config", "broken.yaml"], ["broken.yaml is not valid YAML (line 2", "Correct it"]),
     "a list as config": (["train", "--config", "list.yaml"], ["list.yaml must contain a YAML mapping", "[1]"]),
     "a model as config": (["train", "--config", "model/model.safetensors"], ["model.safetensors is not valid YAML"]),
     "unknown key": (["train", "--config", "unknown.yaml"], ["max_stepz: 5", "did you mean 'max_steps'?"]),
-    "text for a number": (["train", "--config", "good.yaml", "text.yaml"], ["--max_steps", "'many'", "int"]),
+    "text for a number": (
+        ["train", "--config", "good.yaml", "text.yaml"],
+        ["text.yaml has max_steps: many", "it takes int"],
+    ),
     "a list for a number": (["train", "--config", "good.yaml", "numbers.yaml"], ["seed: [1, 2]", "takes one value"]),
     "no such mode": (
         ["train", "--config", "good.yaml", "mode.yaml"],
@@ -54,11 +60,14 @@ MISTAKES = {
         [*TRAIN, "--success_reward", "accuracy"],
         ["success_reward ('accuracy')", "'even_reward'"],
     ),
-    "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["no GPU", "--bf16 false"]),
+    "no GPU": ([*TRAIN, "--use_cpu=false", "--bf16=true"], ["bf16/gpu", "use_cpu"]),
     "nothing at all": (["train"], ["model_name_or_path is not set", "--model_name_or_path"]),
     # models
     "no model": (["train", "--use_cpu"], ["model_name_or_path is not set", "--model_name_or_path"]),
-    "no such model": ([*TRAIN, "--model_name_or_path=outputs/a/base"], ["'outputs/a/base'", "no such directory"]),
+    "no such model": (
+        [*TRAIN, "--model_name_or_path=outputs/a/base"],
+        ["'outputs/a/base'", "neither a directory here", "Correct the name"],
+    ),
     "no such model on the hub": ([*TRAIN, "--model_name_or_path=Quen/Qwen9"], ["'Quen/Qwen9'", "Correct the name"]),
     "data for a model": (
         [*TRAIN, "--model_name_or_path=data"],
@@ -66,7 +75,7 @@ MISTAKES = {
     ),
     "a file for a model": (
         [*TRAIN, "--model_name_or_path=good.yaml"],
-        ["'good.yaml' is not a model", "the directory"],
+        ["'good.yaml' is not a model", "config.json"],
     ),
     "a run for a model": ([*TRAIN, "--model_name_or_path=run"], ["'run' is not a model", "give run/checkpoint-10"]),
     "no such modules": ([*TRAIN, "--use_peft", "--lora_target_modules", "qq"], ["qq", "not found"]),
@@ -80,7 +89,7 @@ MISTAKES = {
     "a model for data": ([*TRAIN, "--dataset_name=model"], ["'model'", "is a model", "--model_name_or_path"]),
     "an empty directory": ([*TRAIN, "--dataset_name=nothing"], ["'nothing'", "without data files", "train.jsonl"]),
     "an empty file": ([*TRAIN, "--dataset_name=empty.jsonl"], ["empty.jsonl", "it is empty", "Replace it"]),
-    "broken JSON": ([*TRAIN, "--dataset_name=broken.jsonl"], ["broken.jsonl", "line 2 is no valid JSON", "Correct"]),
+    "broken JSON": ([*TRAIN, "--dataset_name=broken.jsonl"], ["broken.jsonl", "JSON parse error", "Correct"]),
     "a text file": ([*TRAIN, "--dataset_name=notes.txt"], ["notes.txt is a .txt file", ".jsonl"]),
     "no such split": ([*TRAIN, "--dataset_train_split=training"], ["('training') is not a split", "'train', 'test'"]),
     "no test split": (
@@ -88,7 +97,10 @@ MISTAKES = {
         ["('test') is not a split of 'sums.jsonl'", "train.jsonl and test.jsonl"],
     ),
     "no prompts": ([*TRAIN, "--dataset_name=words.csv"], ["columns 'word'", "'prompt' or 'problem'", "rename"]),
-    "a mixture without a path": (["train", "--config", "good.yaml", "mixture.yaml"], ["'pth'", "needs a `path`"]),
+    "a mixture without a path": (
+        ["train", "--config", "good.yaml", "mixture.yaml"],
+        ["'pth'", "a mapping with a `path`"],
+    ),
     # reward functions
     "no reward": (
         ["train", "--use_cpu", "--model_name_or_path=model", "--dataset_name=data"],
@@ -107,7 +119,7 @@ MISTAKES = {
         ["'accuracy_reward'", "trl.rewards.accuracy_reward"],
     ),
     "no such reward model": ([*TRAIN, "--reward_funcs", "accuracy"], ["'accuracy'", "A function needs its module"]),
-    "a number for a function": ([*TRAIN, "--reward_funcs", "math.pi"], ["'math.pi'", "it is float, not a function"]),
+    "a number for a function": ([*TRAIN, "--reward_funcs", "math.pi"], ["'math.pi'", "math has no function pi"]),
     "a wrong argument": (
         [*TRAIN, "--reward_funcs", "trl.rewards.get_repetition_penalty_reward(n=1)"],
         ["(n=1)", "Correct its arguments"],
@@ -127,7 +139,7 @@ MISTAKES = {
         ["vLLM"],
     ),
     # plots
-    "plots: no run": (["plots"], ["nothing to draw", "give RUN"]),
+    "plots: no run": (["plots"], ["nothing to plot", "give RUN"]),
     "plots: no such run": (["plots", "runn"], ["'runn'", "output directory"]),
     "plots: no state": (["plots", "data"], ["'data' has no trainer_state.json", "trainer.save_state()"]),
     "plots: a torn state": (["plots", "torn"], ["torn/trainer_state.json is not the state", "another run"]),

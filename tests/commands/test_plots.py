@@ -100,7 +100,7 @@ def test_command_line(runs, tmp_path, capsys):
         "allocation", "draws", "frontier", "levels", "quotas"
     ]  # fmt: skip
     for bad, message in (
-        ([], "nothing to draw: give RUN"),
+        ([], "nothing to plot: give RUN"),
         ([str(runs / "ada"), "--smooth", "0"], r"--smooth (0) must be at least 1"),
         ([str(runs / "ada"), str(runs / "grpo"), "--labels", "one", "one"], "as many different labels"),
     ):
