@@ -50,17 +50,14 @@ class Sample(NamedTuple):
     seconds: float
     reward_seconds: float
 
-    @property
-    def tokens(self) -> float:
-        return self.mean_length * self.success_rewards.size
-
 
 def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
     slow_rewards = sample.seconds > 1 and sample.reward_seconds > sample.seconds / 2
+    speed = sample.mean_length * sample.success_rewards.size / max(sample.seconds, 1e-9)
     yield CheckResult(
         "generation",
         f"{sample.success_rewards.size} completions of {sample.mean_length:.0f} tokens (longest {sample.max_length:.0f}) in "
-        f"{sample.seconds:.1f} s, {sample.tokens / max(sample.seconds, 1e-9):.0f} tokens/s; reward functions "
+        f"{sample.seconds:.1f} s, {speed:.0f} tokens/s; reward functions "
         f"{sample.reward_seconds:.1f} s",
         "Reward functions take most of the time." if slow_rewards else "",
     )

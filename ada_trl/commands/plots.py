@@ -151,15 +151,10 @@ def save(figures: Mapping[str, Any], output_dir: Path) -> None:
 
 
 def default_labels(runs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ; a single run is named by its folder."""
-    if not runs:
-        return []
-    paths = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
-    for length in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(labels)) == len(paths):
-            return labels
-    return [str(run) for run in runs]  # the same run twice, which the caller rejects
+    """Return the names of the runs' folders, or the paths of the folders if the names are not different."""
+    folders = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else [os.path.relpath(folder) for folder in folders]
 
 
 if __name__ == "__main__":

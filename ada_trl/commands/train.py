@@ -6,7 +6,6 @@ Train with Reinforce-Ada from a configuration file.
 """
 
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -28,31 +27,11 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
 REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
-# Warnings of libraries about settings that a user of the command cannot change.
-NOISE = (
-    "`gradient_checkpointing` is deprecated",
-    "`is_gradient_checkpointing` is deprecated",
-    "'pin_memory' argument",
-)
 
 
 @dataclass
 class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
-    """
-    Script arguments of `ada-trl train`, on top of [`~trl.ScriptArguments`] and the mixtures of
-    [`~trl.DatasetMixtureConfig`].
-
-    Args:
-        dataset_name (`str`, *optional*):
-            Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory.
-        reward_funcs (`list[str]`):
-            Reward functions: dotted import paths of functions (`my_package.rewards.accuracy`, looked up in the current
-            directory too; those of TRL are `trl.rewards.accuracy_reward` and so on), calls of functions that create one
-            (`trl.rewards.get_repetition_penalty_reward(ngram_size=4)`), or reward models by name or local path.
-        prepare (`str`, *optional*):
-            Call of a function that creates the model or the data set. It is called if one of them is a path in the
-            call's `output_dir` that does not exist yet.
-    """
+    """Script arguments of `ada-trl train`: TRL's, a mixture of data sets, reward functions and a preparation of the task."""
 
     dataset_name: str | None = field(
         default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
@@ -60,8 +39,8 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, "
-            "`trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, or reward models "
+            "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, looked up in the current "
+            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, or reward models "
             "by name or local path."
         },
     )
@@ -109,9 +88,8 @@ def parse_args(
 
 
 def silence_library_warnings() -> None:
-    """Hide warnings of libraries that a user of the command cannot act on."""
-    for text in NOISE:
-        warnings.filterwarnings("ignore", message=re.escape(text))
+    """Hide warnings of libraries about settings that a user of the command cannot change."""
+    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated")
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 

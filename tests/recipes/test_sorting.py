@@ -67,11 +67,11 @@ def test_demonstrations_are_as_long_as_said_and_have_a_long_tail():
     assert 20 < lengths.mean() < 40
     assert 0.02 < (lengths > task.MAX_COMPLETION_TOKENS).mean() < 0.25
     assert np.quantile(lengths, 0.99) > 2 * median(lengths)
-    # For one prompt too: without wandering every demonstration of it has its number of inversions, 10.
+    # For one prompt as well: without random swaps, every demonstration has as many swaps as the list has inversions, 10.
     rng = random.Random(0)
-    wandering = [task.demonstration("43210", rng).count(",") + 1 for _ in range(300)]
-    assert min(wandering) == 10 and max(wandering) >= 16 and mean(wandering) > median(wandering)
-    assert Counter(task.demonstration("43210", rng, wandering=0).count(",") + 1 for _ in range(50)) == {10: 50}
+    lengths = [task.demonstration("43210", rng).count(",") + 1 for _ in range(300)]
+    assert min(lengths) == 10 and max(lengths) >= 16 and mean(lengths) > median(lengths)
+    assert Counter(task.demonstration("43210", rng, random_swaps=0).count(",") + 1 for _ in range(50)) == {10: 50}
 
 
 def test_the_base_model_is_the_same_each_time(tmp_path, task_dir):
