@@ -141,11 +141,11 @@ def load_data(script_args: "AdaScriptArguments", evaluate: bool) -> tuple["Datas
     from ..recipes.math.prompts import with_prompts
     from ..utils.dataset_loading import load_splits, take_split
 
-    name = script_args.dataset_name
+    name = script_args.dataset_name or "datasets"
     if script_args.datasets:
-        if name:
+        if script_args.dataset_name:
             logger.warning("dataset_name %r is ignored, as datasets is set.", name)
-        name, splits = "datasets", get_dataset(script_args)
+        splits = get_dataset(script_args)
     else:
         splits = load_splits(name, script_args.dataset_config, streaming=script_args.dataset_streaming)
 
