@@ -137,7 +137,12 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
     if args.adaptive_sampling in ("seq-pos", "seq-balance") and args.baseline == "pool":
         rounds, size = args.max_rounds, args.samples_per_round
     pools = eliminate(
-        len(rates), sample_round, args.exit_condition, samples_per_round=size, max_rounds=rounds, positive_threshold=0.5
+        len(rates),
+        sample_round,
+        args.exit_condition,
+        samples_per_round=size,
+        max_rounds=rounds,
+        positive_threshold=0.5,
     )
     rollouts = float(np.mean([len(pool) for pool in pools]))
     if args.baseline != "pool":

@@ -205,13 +205,13 @@ def signal_figure(runs: Mapping[str, Log]) -> "Figure":
     figure, ((signal, entropy),) = make_panels(1, 2)
     for i, (run, log) in enumerate(runs.items()):
         before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/frac_zero_advantage_groups")
-        if len(after.steps):
+        if (curve(log, "ada/rounds/mean").values > 1).any():
             draw(signal, before, color=f"C{i}", linestyle=":")
+            signal.set_title("dotted: first round, as in GRPO; solid: after all rounds", fontsize="small")
         draw(signal, after if len(after.steps) else before, color=f"C{i}", label=run)
         draw(entropy, curve(log, "entropy"), color=f"C{i}", label=run)
     signal.set(ylabel="Fraction of groups without a gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
-    signal.set_title("dotted: first round, as in GRPO; solid: trained groups", fontsize="small")
-    entropy.set(ylabel="Entropy of the update (nats/token)", xlabel=STEPS)
+    entropy.set(ylabel="Policy entropy (nats/token)", xlabel=STEPS)
     signal.legend(fontsize="small")
     return figure
 
@@ -309,8 +309,8 @@ def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[floa
     """
     figure, panels = make_panels(len(records), 2, sharex=True)
     for row, (run, columns) in zip(panels, records.items(), strict=True):
-        for panel, values, label in zip(row, columns, ("Observed over the run", "Last estimate"), strict=True):
+        for panel, values, label in zip(row, columns, ("observed over the run", "last estimate"), strict=True):
             panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
-            panel.set_xlabel(f"{label}: pass rate")
+            panel.set_xlabel(f"Pass rate, {label}")
         row[0].set_ylabel(f"{run}\nfraction of {len(columns[0])} prompts")
     return figure
