@@ -21,9 +21,8 @@ from .run_setup import build_trainer
 from .train import parse_args, silence_library_warnings
 
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # it imports torch, which takes seconds
     from ..trainer.ada_grpo_config import AdaGRPOConfig
-    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 
 @contextmanager
@@ -56,12 +55,19 @@ def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), check the run and print the findings."""
     silence_library_warnings()
     script_args, training_args, model_args = parse_args(args, command="check")
+    # After parsing: they import torch, which --help must not wait for.
+    from transformers import PrinterCallback
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+    from .preflight import Preflight
+
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
     with temporary_run(training_args):
         trainer = build_trainer(script_args, training_args, model_args)
-        _disable_side_effects(trainer)
-        from .preflight import Preflight
-
+        # No evaluation, checkpoint and printed log. Only now, because the trainer is built with the evaluation set.
+        trainer.args.eval_strategy, trainer.args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+        trainer.args.eval_on_start = False
+        trainer.remove_callback(PrinterCallback)
         check = Preflight(trainer)
         sizes = f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.3g} M parameters"
         data = f"{len(trainer.train_dataset)} rows" if hasattr(trainer.train_dataset, "__len__") else "a stream"
@@ -76,16 +82,6 @@ def main(args: list[str] | None = None) -> None:
                 print(report(check.findings), flush=True)
     if any(finding.is_fatal for finding in check.findings):
         raise SystemExit(1)
-
-
-def _disable_side_effects(trainer: "AdaGRPOTrainer") -> None:
-    """Turn off evaluation, checkpoints and the printed log."""
-    from transformers import PrinterCallback
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-
-    args = trainer.args
-    args.eval_strategy, args.save_strategy, args.eval_on_start = IntervalStrategy.NO, SaveStrategy.NO, False
-    trainer.remove_callback(PrinterCallback)
 
 
 if __name__ == "__main__":

@@ -55,19 +55,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(TrlParser):
-    """
-    [`~trl.TrlParser`] for `train` and `check`. A mistake raises a [`UserError`].
-
-    Args:
-        dataclass_types (`Iterable[type]`):
-            As in [`~trl.TrlParser`].
-        command (`str`):
-            Name of the command.
-        description (`str`):
-            One sentence about it.
-        example (`str`):
-            A command line without the program's name.
-    """
+    """[`~trl.TrlParser`] for `train` and `check`; mistakes raise a [`UserError`]. See [`~options.build_parser`]."""
 
     def __init__(self, dataclass_types: Iterable[type], *, command: str, description: str, example: str):
         super().__init__(

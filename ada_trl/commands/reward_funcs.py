@@ -49,7 +49,8 @@ def _import_function(path: str) -> Callable:
         found = getattr(module, attribute, None)
         if callable(found):
             return found
-        reason = f"{module_name} has no function {attribute}{suggestion(attribute, dir(module))}"
+        others = [name for name in dir(module) if name != attribute]  # it may be something else, such as a number
+        reason = f"{module_name} has no function {attribute}{suggestion(attribute, others)}"
     raise UserError(
         f"Function {path!r} could not be imported: {reason}. Give the dotted path of a function that is "
         f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."

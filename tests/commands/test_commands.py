@@ -1,4 +1,4 @@
-"""The console script: help without slow imports, user errors in one sentence, bugs with their traceback."""
+"""The console script: help without slow imports, user errors in one sentence, other errors with their traceback."""
 
 import dataclasses
 import os
@@ -47,7 +47,7 @@ def test_help_is_fast(name):
     assert "example:\n  ada-trl " in out
 
 
-def test_the_stored_help_is_that_of_the_parser():
+def test_the_stored_help_equals_that_of_the_parser():
     assert HELP_PAGE.read_text(encoding="utf-8") == help_page(), "Run python -m tests.documentation."
 
 

@@ -1,4 +1,4 @@
-"""Values of configuration files: each works or is rejected in one sentence, whatever its shape."""
+"""Values of configuration files: each is accepted or rejected in one sentence."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ def fits(value, hint) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)
-def test_a_value_of_any_shape_works_or_is_rejected_in_one_sentence(shape, tmp_path, monkeypatch):
+def test_a_value_of_any_shape_is_accepted_or_rejected_in_one_sentence(shape, tmp_path, monkeypatch):
     """Each field of each configuration class, with each shape of a value."""
     monkeypatch.chdir(tmp_path)
     wrong = {}
@@ -82,9 +82,10 @@ def test_a_value_of_any_shape_works_or_is_rejected_in_one_sentence(shape, tmp_pa
         ({"model_init_kwargs": 5}, "model_init_kwargs: 5, but it takes a mapping"),
         ({"reward_weights": [[1]]}, r"reward_weights: \[\[1\]\], but it takes a list of values"),
         ({"env": ["A"]}, "env: .*takes a mapping of variables"),
+        ({"adaptive_sampling": "seq"}, "adaptive_sampling: seq, but it takes one of 'seq-balance'"),
     ],
 )
-def test_the_sentence_names_field_value_and_shape(config, message, tmp_path):
+def test_the_message_contains_field_value_and_shape(config, message, tmp_path):
     with pytest.raises(UserError, match=message):
         parse(tmp_path / "run.yaml", config)
 
@@ -102,6 +103,8 @@ def test_the_sentence_names_field_value_and_shape(config, message, tmp_path):
         ("log_completions", "yes", True),
         ("epsilon_high", None, None),
         ("adaptive_sampling", None, "seq-balance"),
+        ("prompt_weighting", 0.25, 0.25),
+        ("prompt_weighting", "none", "none"),
         ("model_init_kwargs", {"a": 1}, {"a": 1}),
         ("report_to", ["none"], []),
     ],
