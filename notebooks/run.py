@@ -16,16 +16,16 @@ FOLDER = Path(__file__).parent
 
 
 def execute(path: Path, timeout: float | None = 600) -> nbformat.NotebookNode:
-    """The notebook with fresh outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
+    """Execute a notebook and return it with new outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
-    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars as text will do
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # text progress bars are sufficient
     client = NotebookClient(
         notebook, timeout=timeout, coalesce_streams=True, resources={"metadata": {"path": str(FOLDER)}}
     )
     client.execute()
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # times, which would make every run a change
-        if cell.cell_type == "code":  # a progress bar that is gone leaves blanks
+        cell.metadata.pop("execution", None)  # times, which would change in every run
+        if cell.cell_type == "code":  # a removed progress bar leaves blank output
             cell.outputs = [output for output in cell.outputs if output.get("text", "-").strip()]
     return notebook
 

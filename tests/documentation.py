@@ -5,6 +5,7 @@ Readers of the documentation pages for the tests, and generators of the tables t
 from the docstring of `AdaGRPOConfig`, and those of docs/commands.md from the help texts of the parsers.
 """
 
+import argparse
 import inspect
 import re
 from contextlib import suppress
@@ -15,7 +16,6 @@ from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.options import HELP_PAGE, help_page
-from ada_trl.commands.parser import CommandParser
 from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
@@ -115,7 +115,10 @@ def field_tables() -> str:
 def options_of(command: str) -> list[tuple[str, str, str]]:
     """The options of a command as its parser has them: name, default, help."""
     parsers, rows = [], []
-    with patch.object(CommandParser, "print_help", lambda parser: parsers.append(parser)), suppress(SystemExit):
+    with (
+        patch.object(argparse.ArgumentParser, "print_help", lambda parser: parsers.append(parser)),
+        suppress(SystemExit),
+    ):
         import_module(f"ada_trl.commands.{command}").main(["--help"])
     for action in (action for action in parsers[0]._actions if action.dest != "help"):
         name = action.option_strings[0] if action.option_strings else f"{action.metavar} …"

@@ -10,7 +10,7 @@ from .errors import run, suggestion
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
     "check": "test in about a minute whether a training run will work, and what a step costs",
-    "plots": "draw what training runs have logged",
+    "plots": "plot the logs of training runs",
 }
 
 HELP = """\
@@ -21,7 +21,7 @@ GRPO with Reinforce-Ada's adaptive sampling, on top of TRL.
 commands:
 {commands}
 
-`ada-trl COMMAND --help` describes each one. `python -m {package}.COMMAND` is the same.
+`ada-trl COMMAND --help` describes a command. `python -m {package}.COMMAND` runs the same.
 
 options:
   --version  print the version
@@ -33,7 +33,7 @@ example:
 
 
 def main(args: list[str] | None = None) -> None:
-    """`ada-trl COMMAND …`."""
+    """Run `ada-trl COMMAND …`."""
     args = sys.argv[1:] if args is None else list(args)
     command = args[0] if args else "--help"
     if command in COMMANDS:
@@ -50,10 +50,10 @@ def main(args: list[str] | None = None) -> None:
 
 
 def start(command: str, args: list[str] | None = None) -> None:
-    """Run a command as a user sees it, see [`~errors.run`]."""
+    """Run a command with the error handling of [`~errors.run`]."""
     from .parser import program
 
-    # Imported when it runs: importing torch takes seconds, for which --help need not wait.
+    # The command is imported when it runs: importing torch takes seconds, which would make --help slow.
     run(
         lambda rest: import_module(f"{__name__}.{command}").main(rest),
         sys.argv[1:] if args is None else args,

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from ..utils.tables import markdown_table
 from . import start
 from .findings import CheckResult
-from .train import build_trainer, parse_args, silence_library_warnings
+from .run_setup import build_trainer
+from .train import parse_args, silence_library_warnings
 
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # it imports torch, which takes seconds
     from ..trainer.ada_grpo_config import AdaGRPOConfig
-    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 
 
 @contextmanager
 def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
-    """Change a configuration to one step in a temporary output directory, without reports and checkpoints."""
+    """While the block runs, a configuration makes one step in a temporary output directory, without reports and checkpoints."""
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
@@ -39,14 +39,14 @@ def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(directory, ignore_errors=True)  # on every process: another one may have made it again
-        with suppress(OSError):  # not empty: another process is not done, or a recipe has made its data there
+        shutil.rmtree(directory, ignore_errors=True)  # on every process: another one may have created it again
+        with suppress(OSError):  # not empty: another process is not done, or a recipe has created its data there
             for path in missing:
                 path.rmdir()
 
 
 def report(findings: list[CheckResult]) -> str:
-    """The findings as a table."""
+    """Format the findings as a table."""
     rows = [[cell.replace("|", "/") for cell in finding[:3]] for finding in findings]
     return markdown_table(["Checked", "Found", "Recommended"], rows)
 
@@ -55,12 +55,19 @@ def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), check the run and print the findings."""
     silence_library_warnings()
     script_args, training_args, model_args = parse_args(args, command="check")
+    # After parsing: they import torch, which --help must not wait for.
+    from transformers import PrinterCallback
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+    from .preflight import Preflight
+
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
     with temporary_run(training_args):
         trainer = build_trainer(script_args, training_args, model_args)
-        _disable_side_effects(trainer)
-        from .preflight import Preflight
-
+        # No evaluation, checkpoint and printed log. Only now, because the trainer is built with the evaluation set.
+        trainer.args.eval_strategy, trainer.args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+        trainer.args.eval_on_start = False
+        trainer.remove_callback(PrinterCallback)
         check = Preflight(trainer)
         sizes = f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.3g} M parameters"
         data = f"{len(trainer.train_dataset)} rows" if hasattr(trainer.train_dataset, "__len__") else "a stream"
@@ -68,23 +75,13 @@ def main(args: list[str] | None = None) -> None:
         try:
             check.run()
         except BaseException:
-            check.findings.append(CheckResult(f"**failed** in {check.doing}", "see the error below"))
+            check.findings.append(CheckResult(f"**failed** in {check.stage}", "see the error below"))
             raise
         finally:
             if trainer.accelerator.is_main_process:
                 print(report(check.findings), flush=True)
     if any(finding.is_fatal for finding in check.findings):
         raise SystemExit(1)
-
-
-def _disable_side_effects(trainer: "AdaGRPOTrainer") -> None:
-    """Turn off evaluation, checkpoints and the printed log."""
-    from transformers import PrinterCallback
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-
-    args = trainer.args
-    args.eval_strategy, args.save_strategy, args.eval_on_start = IntervalStrategy.NO, SaveStrategy.NO, False
-    trainer.remove_callback(PrinterCallback)
 
 
 if __name__ == "__main__":

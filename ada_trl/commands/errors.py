@@ -12,19 +12,19 @@ INTERRUPTED, CLOSED_PIPE = 130, 141  # exit codes with which a shell reports SIG
 
 
 class UserError(ValueError):
-    """A mistake in a command line or in a file that it names. The message contains the value and the fix."""
+    """Mistake in a command line or in a file that it names. The message contains the value and the fix."""
 
 
 def run(main: Callable[[list[str]], None], args: list[str], program: str) -> None:
     """
-    Run a command as a user sees it.
+    Run a command and report user errors without a traceback.
 
-    A [`UserError`] is printed in one sentence and ends with code 2, Ctrl-C with 130, a closed pipe (`| head`) with 141.
+    A [`UserError`] is printed in one sentence and exits with code 2, Ctrl-C with 130, a closed pipe (`| head`) with 141.
     `--debug` without a value keeps the traceback; with a value it is the field of [`~transformers.TrainingArguments`].
 
     Args:
         main (`Callable[[list[str]], None]`):
-            The command.
+            Function that runs the command.
         args (`list[str]`):
             Its command line.
         program (`str`):
@@ -53,7 +53,7 @@ def run(main: Callable[[list[str]], None], args: list[str], program: str) -> Non
 
 
 def _split_debug(args: list[str]) -> tuple[list[str], bool]:
-    """The command line without a `--debug` that has no value, and whether there was one."""
+    """Return the command line without a `--debug` that has no value, and whether there was one."""
     rest, debug = [], False
     for word, following in zip(args, [*args[1:], "-"], strict=False):
         if word == "--debug" and following.startswith("-"):
@@ -76,11 +76,11 @@ def user_errors(*classes: type[Exception]) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message on one line, or the type of an error without a message."""
+    """Return the message on one line, or the type of an error without a message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for a misspelt word, or nothing."""
+    """Return `" (did you mean 'x'?)"` for a misspelt word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,10 +1,11 @@
-"""The report of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
+"""Findings of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..core import Rollout, eliminate
 from ..core.metrics import threshold_outside_reward_range
 
 
@@ -12,11 +13,11 @@ if TYPE_CHECKING:  # it imports torch
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
 MANY_TRUNCATED = 0.1
-SIMULATED_STEPS = 1000
+SIMULATED_STEPS = 100
 
 
 class CheckResult(NamedTuple):
-    """A line of the report. `is_fatal` means that a run could not learn anything."""
+    """Line of the report. `is_fatal` means that a run could not learn anything."""
 
     checked: str
     found: str
@@ -36,9 +37,9 @@ class Sample(NamedTuple):
         mean_length, max_length (`float`):
             Generated tokens of a completion.
         truncated (`float`):
-            Share of the completions that reached the maximum length.
+            Fraction of completions that reached the maximum length.
         seconds, reward_seconds (`float`):
-            Time of generation and scoring together, and of scoring, on the slowest process.
+            Time of generation and scoring together, and of scoring alone, on the slowest process.
     """
 
     rewards: np.ndarray
@@ -49,17 +50,14 @@ class Sample(NamedTuple):
     seconds: float
     reward_seconds: float
 
-    @property
-    def tokens(self) -> float:
-        return self.mean_length * self.success_rewards.size
-
 
 def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
     slow_rewards = sample.seconds > 1 and sample.reward_seconds > sample.seconds / 2
+    speed = sample.mean_length * sample.success_rewards.size / max(sample.seconds, 1e-9)
     yield CheckResult(
         "generation",
         f"{sample.success_rewards.size} completions of {sample.mean_length:.0f} tokens (longest {sample.max_length:.0f}) in "
-        f"{sample.seconds:.1f} s, {sample.tokens / max(sample.seconds, 1e-9):.0f} tokens/s; reward functions "
+        f"{sample.seconds:.1f} s, {speed:.0f} tokens/s; reward functions "
         f"{sample.reward_seconds:.1f} s",
         "Reward functions take most of the time." if slow_rewards else "",
     )
@@ -88,7 +86,7 @@ def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator
 
 
 def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Positive and scored rollouts of each prompt, `(prompts,)` each."""
+    """Count positive and scored rollouts of each prompt, `(prompts,)` each."""
     scored = ~np.isnan(sample.success_rewards)
     positive = np.where(scored, sample.success_rewards, -np.inf) > args.positive_threshold
     return positive.sum(axis=1), scored.sum(axis=1)
@@ -101,18 +99,15 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
     values = sample.success_rewards[~np.isnan(sample.success_rewards)]
     low, high, mean = values.min(), values.max(), values.mean()
     pass_rate = positives.sum() / scored.sum()
-    threshold, span = (
-        f"positive_threshold ({args.positive_threshold:g})",
-        f"Rewards range from {low:.3g} to {high:.3g}",
-    )
+    threshold = f"positive_threshold ({args.positive_threshold:g})"
+    span = f"Rewards range from {low:.3g} to {high:.3g}"
     advice = ""
-    if not low <= args.positive_threshold < high:
-        if low < high:
-            advice = (
-                f"{span} and never cross {threshold}: set it between them, or check the difficulty of the prompts."
-            )
-        else:
-            advice = f"All of them {'pass: harder' if positives.any() else 'fail: easier'} prompts, or other rewards."
+    if low == high:
+        advice = (
+            f"All rollouts {'pass: use harder' if positives.any() else 'fail: use easier'} prompts, or other rewards."
+        )
+    elif not low <= args.positive_threshold < high:
+        advice = f"{span} and never cross {threshold}: set it between them, or check the difficulty of the prompts."
     elif threshold_outside_reward_range(low, high, mean, pass_rate):
         advice = (
             f"{span} with a mean of {mean:.3g}, and {threshold} separates almost none of them: set it to the reward of a "
@@ -128,41 +123,47 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
     prior.
 
     Returns:
-        `tuple[float, float]`: the share of the groups that have a gradient, and rollouts per group.
+        `tuple[float, float]`: the fraction of groups that have a gradient, and rollouts per group.
     """
     rng = np.random.default_rng(0)
-    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (SIMULATED_STEPS, len(positives)))
+    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (SIMULATED_STEPS, len(positives))).ravel()
+
+    def sample_round(requests: Sequence[tuple[int, int]]) -> list[Rollout]:
+        successes = (rng.random(len(requests)) < rates[[prompt for prompt, _ in requests]]).astype(float).tolist()
+        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, successes, strict=True)]
+
     # Without rounds a prompt has one batch of rollouts; Est's budgets have this mean.
     rounds, size = 1, args.num_generations
     if args.adaptive_sampling in ("seq-pos", "seq-balance") and args.baseline == "pool":
         rounds, size = args.max_rounds, args.samples_per_round
-    successes, drawn = np.zeros(rates.shape), np.zeros(rates.shape)
-    active = np.ones(rates.shape, dtype=bool)
-    for _ in range(rounds):
-        successes += rng.binomial(size, rates) * active
-        drawn += size * active
-        if rounds > 1:
-            missing = successes < (args.min_positives or 0)
-            active &= missing | (drawn - successes < (args.min_negatives or 0))
+    pools = eliminate(
+        len(rates),
+        sample_round,
+        args.exit_condition,
+        samples_per_round=size,
+        max_rounds=rounds,
+        positive_threshold=0.5,
+    )
+    rollouts = float(np.mean([len(pool) for pool in pools]))
     if args.baseline != "pool":
-        return 1.0, float(drawn.mean())
-    lost, rollouts = float(((successes == 0) | (successes == drawn)).mean()), float(drawn.mean())
+        return 1.0, rollouts
+    lost = float(np.mean([pool.has_zero_variance for pool in pools]))
     if args.zero_variance_groups == "resample":
-        rollouts *= sum(lost**again for again in range(args.max_rounds))
+        rollouts *= sum(lost**retry for retry in range(args.max_rounds))
         lost **= args.max_rounds
     return 1 - lost, rollouts
 
 
 def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:
-    """Cost of one generation batch and its update. Small batches generate slowly, so sampling takes at most that long."""
+    """Estimate the cost of one generation batch and its update. Larger batches generate faster, so the time is an upper bound."""
     positives, scored = counts(args, sample)
-    share, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step
+    fraction, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step
     if 0 < positives.sum() < scored.sum():
         with_gradient, rollouts = expected_sampling(args, positives, scored)
-        share = f" ({with_gradient:.0%} of them with a gradient)"
+        fraction = f" ({with_gradient:.0%} of them with a gradient)"
     drawn = prompts * rollouts
     return CheckResult(
         "cost",
-        f"a step of {prompts} prompts{share}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
+        f"a step of {prompts} prompts{fraction}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
         f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update",
     )

@@ -1,8 +1,8 @@
 """
 Help of `ada-trl train` and `ada-trl check`.
 
-The configuration classes import torch, which takes seconds. So `--help` prints a stored page, which
-`python -m tests.documentation` writes from the parser and a test compares with it; `--help-all` asks the parser.
+The configuration classes import torch, which takes seconds. Therefore `--help` prints a stored page, which
+`python -m tests.documentation` writes from the parser and a test compares with it; `--help-all` uses the parser.
 """
 
 import argparse
@@ -25,6 +25,7 @@ USAGE = (
     "one wins; a recipe that comes with the package is found by its name. With several processes: accelerate launch "
     "-m {package}.{command} …"
 )
+GENERAL = ("help", "config", "help_all", "debug")
 REQUIRED = ("model_name_or_path", "dataset_name", "reward_funcs", "output_dir")
 # The inherited fields that a first run is likely to set.
 MOST_USED = {
@@ -46,7 +47,7 @@ def print_help(command: str) -> None:
 
 
 def build_parser(command: str) -> CommandParser:
-    """The parser of `train` and `check`, with every field of the three configuration classes."""
+    """Return the parser of `train` and `check`, with every field of the three configuration classes."""
     from trl import ModelConfig
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
@@ -56,29 +57,21 @@ def build_parser(command: str) -> CommandParser:
     return CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
 
 
-def add_general_options(parser: argparse.ArgumentParser) -> None:
-    """Add to a help text what is not a field. Fields are parsed without these."""
-    parser.add_argument("--config", nargs="+", metavar="FILE", help="YAML files, or names of recipes.")
-    parser.add_argument("--help-all", action="store_true", help="List every field, those of TRL and transformers too.")
-
-
 def help_page() -> str:
-    """The options of `--help`: required ones, those of [`AdaGRPOConfig`], and the most used inherited ones."""
+    """Return the options of `--help`: required ones, those of [`AdaGRPOConfig`], and the most used inherited ones."""
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
     # A field that is true by default has a second action, --no_<field>, after its own.
     actions = {action.dest: action for action in reversed(build_parser("train")._actions)}
-    general = argparse.ArgumentParser()
-    add_general_options(general)
-    general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    own = list(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
-    groups = {"Required (a recipe sets them)": REQUIRED, "Reinforce-Ada": own, **MOST_USED}
+    # Without a value, `--debug` is removed before parsing (`errors.run`); with one, it is a field of transformers.
+    actions["debug"] = argparse.ArgumentParser().add_argument(
+        "--debug", action="store_true", help="Show the traceback of an error."
+    )
+    own = tuple(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
+    groups = {"Options": GENERAL, "Required (a recipe sets them)": REQUIRED, "Reinforce-Ada": own, **MOST_USED}
     formatter = HelpFormatter("")
-    sections = {"Options": general._actions}
     for title, names in groups.items():
-        sections[title] = [actions[name] for name in names]
-    for title, shown in sections.items():
         formatter.start_section(title)
-        formatter.add_arguments(shown)
+        formatter.add_arguments([actions[name] for name in names])
         formatter.end_section()
     return formatter.format_help()

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,18 @@ MAPPING_OR_PATH = ("accelerator_config", "deepspeed", "fsdp_config")
 
 
 def program(command: str) -> str:
-    """How a command was started, for its messages."""
+    """Return how a command was started, for its messages."""
     started_as_script = Path(sys.argv[0]).stem == "ada-trl"
     return f"ada-trl {command}" if started_as_script else f"python -m {__package__}.{command}"
 
 
+def type_name(action: argparse.Action) -> str:
+    """Return the type of an option's value for help and messages."""
+    return getattr(action.type, "__name__", "str").replace("string_to_bool", "bool")
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Show each option once, with its type and its default."""
+    """Formatter that shows each option once, with its type and its default."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=36, width=116)
@@ -34,7 +39,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        kind = action.metavar or getattr(action.type, "__name__", "str").replace("string_to_bool", "bool").upper()
+        kind = action.metavar or type_name(action).upper()
         values = "" if action.nargs == 0 else " " + self._format_args(action, str(kind))
         # Fields have a second spelling with hyphens, which is left out.
         spellings = action.option_strings if action.dest == "help" else action.option_strings[:1]
@@ -50,91 +55,70 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(TrlParser):
-    """
-    [`~trl.TrlParser`] for the commands of this package.
+    """[`~trl.TrlParser`] for `train` and `check`; mistakes raise a [`UserError`]. See [`~options.build_parser`]."""
 
-    Args:
-        dataclass_types:
-            As in [`~trl.TrlParser`]; none for a command that adds its options itself.
-        command (`str`):
-            Name of the command.
-        description (`str`):
-            What it does, in a sentence.
-        example (`str`):
-            A command line without the program's name.
-    """
-
-    def __init__(
-        self, dataclass_types: type | Iterable[type] | None = None, *, command: str, description: str, example: str
-    ):
+    def __init__(self, dataclass_types: Iterable[type], *, command: str, description: str, example: str):
         super().__init__(
             dataclass_types,
             prog=program(command),
+            usage="%(prog)s [options]",
             description=textwrap.fill(description, 114),
             epilog=f"example:\n  {program(command)} {example}",
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        # transformers' parser reduces `str | dict | None` to one type; what a file may hold is decided by the hints.
+        # transformers' parser reduces `str | dict | None` to one type; the hints say which values a file may contain.
         self._hints = {
             name: hint for config in self.dataclass_types for name, hint in typing.get_type_hints(config).items()
         }
+        self.add_argument(
+            "--config",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="FILE",
+            help="YAML files, or names of recipes.",
+        )
+        self.add_argument(
+            "--help-all", "--help_all", action="help", help="List every field, those of TRL and transformers too."
+        )
 
-    def format_help(self) -> str:
-        """Required options first, and a usage line of those only."""
-        self._optionals._group_actions.sort(key=lambda action: not action.required)
-        words = [
-            a.option_strings[0] + " …" if a.option_strings else f"{a.metavar} [{a.metavar} …]"
-            for a in self._actions
-            if a.required
-        ]
-        self.usage = " ".join(["%(prog)s", *words, "[options]"])
-        return super().format_help()
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: error: {message.rstrip('.')}. --help lists the options.\n")
-
-    def parse_args(self, args: list[str] | None = None, namespace: Any = None) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(self._unknown(unknown))
-        return parsed
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(f"{message.rstrip('.')}. --help lists the options.")
 
     def parse_args_and_config(self, args: list[str] | None = None, required: Sequence[Sequence[str]] = ()) -> tuple:
         """
-        Parse a command line with any number of files after `--config`, of which the later ones win.
+        Parse a command line with any number of files after `--config`; later files override earlier ones.
 
         Args:
             args (`list[str]`, *optional*):
                 By default `sys.argv`.
             required (`Sequence[Sequence[str]]`, *optional*):
-                Fields of which one must be set, looked at before any field is checked.
+                Fields of which one must be set. This is checked before any value.
 
         Raises:
             `UserError`: for a file that is missing or not a mapping of fields to values, and for a field that is unknown,
-                missing, or has a value that it does not take.
+                missing, or has an invalid value.
         """
-        args, paths = _split_config(sys.argv[1:] if args is None else list(args))
-        for path in paths:
-            self._apply_file(find_config(path))
+        args = sys.argv[1:] if args is None else list(args)
         given, unknown = self.parse_known_args(args)
         if unknown:
-            raise UserError(f"{self._unknown(unknown)}. --help lists the options.")
+            word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(
+                f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{suggestion(word, known)}"
+            )
+        for name in given.config:
+            self._apply_file(find_config(name))
+        given, _ = self.parse_known_args(args)  # again, with the files' values as defaults
         for names in required:
             if not any(getattr(given, name) for name in names):
                 raise UserError(f"{names[0]} is not set. Give it in the configuration file or as --{names[0]}.")
         with user_errors(ValueError, TypeError, OSError, ImportError):
-            parsed = self.parse_args_into_dataclasses(args)
-        for config in parsed:
+            *configs, _ = self.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
+        for config in configs:
             self._check_mappings(config)
-        return tuple(parsed)
-
-    def _unknown(self, words: list[str]) -> str:
-        word = next((word for word in words if word.startswith("-")), words[0])
-        name = word.partition("=")[0]
-        known = [option for action in self._actions for option in action.option_strings]
-        kind = "unknown option" if name.startswith("-") else "unexpected word"
-        return f"{kind} {name}{suggestion(name, known)}"
+        return tuple(configs)
 
     def _apply_file(self, path: Path) -> None:
         """Make the values of a file the defaults."""
@@ -147,51 +131,36 @@ class CommandParser(TrlParser):
         # A field that is true by default has a second action, --no_<field>, after its own.
         actions = {action.dest: action for action in reversed(self._actions)}
         for name, value in config.items():
-            if name not in actions:
-                guess = suggestion(str(name), actions)
+            if name not in self._hints:
+                guess = suggestion(str(name), self._hints)
                 raise UserError(f"{path} has the unknown field {name}: {value}{guess}. --help lists the fields.")
-            config[name] = self._file_value(path, actions[name], value)
-        self.set_defaults_with_config(**config)
+            try:
+                self.set_defaults(**{name: self._file_value(actions[name], value)})
+            except UserError as error:
+                raise UserError(f"{path} has {name}: {value}, but {error}") from error
 
-    def _file_value(self, path: Path, action: argparse.Action, value: Any) -> Any:
+    def _file_value(self, action: argparse.Action, value: Any) -> Any:
         """
-        The value of a field in a file, as the field's type has it. A number or a text is read as on the command line, and
-        makes a list where the field takes one.
+        Convert a value from a file to the type of its field. Numbers and text are read as on the command line; one of them
+        also makes a list where the field takes a list.
         """
-        kinds = _kinds(self._hints.get(action.dest, str))
-
-        def reject(takes: str) -> UserError:
-            return UserError(f"{path} has {action.dest}: {value}, but it takes {takes}.")
-
+        kinds = _kinds(self._hints[action.dest])
         if value is None:
             if type(None) in kinds or action.default is None:
                 return None
-            raise reject("a value, not null; leave the field out for its default")
-        if isinstance(value, dict):
-            if dict in kinds:
-                return value
-            raise reject("one value" if list not in kinds else "a list")
-        if isinstance(value, list):
-            if list not in kinds:
-                raise reject("a mapping" if dict in kinds else "one value")
-            return [item if _is_config(action) else self._converted(item, action, reject) for item in value]
-        if dict in kinds and (not isinstance(value, str) or str not in kinds):
-            raise reject("a mapping")
-        if list in kinds and str not in kinds:
-            return [value if _is_config(action) else self._converted(value, action, reject)]
-        return self._converted(value, action, reject)
-
-    def _converted(self, value: Any, action: argparse.Action, reject: Callable[[str], UserError]) -> Any:
-        if isinstance(value, dict | list) or value is None:
-            raise reject("a list of values")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        try:
-            converted = self._get_value(action, text)
-        except argparse.ArgumentError as error:
-            raise UserError(f"{error}. Correct it in the configuration file.") from error
-        if action.choices and converted not in action.choices:
-            raise reject(f"one of {', '.join(map(repr, action.choices))}")
-        return converted
+            raise UserError("it takes a value, not null; leave the field out for its default.")
+        if isinstance(value, dict) and dict in kinds:
+            return value
+        items = value if isinstance(value, list) else [value]
+        if hasattr(action.type, "__dataclass_fields__"):  # `datasets`, which AdaScriptArguments checks
+            return items
+        fits = list in kinds if isinstance(value, list) else isinstance(value, str) or dict not in kinds
+        if not fits or any(isinstance(item, dict | list | None) for item in items):
+            takes = "a mapping" if dict in kinds else "a list of values" if list in kinds else "one value"
+            raise UserError(f"it takes {takes}.")
+        converted = [_convert(action, item) for item in items]
+        as_list = isinstance(value, list) or (list in kinds and str not in kinds)
+        return converted if as_list else converted[0]
 
     def _check_mappings(self, config: Any) -> None:
         """Reject text where a field takes a mapping, which would fail much later."""
@@ -201,37 +170,23 @@ class CommandParser(TrlParser):
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The plain types of a type hint: `list[str] | None` is `{list, NoneType}`."""
+    """Return the plain types of a type hint: `list[str] | None` is `{list, NoneType}`."""
     origin = typing.get_origin(hint) or hint
     if origin in (typing.Union, types.UnionType):
         return {kind for member in typing.get_args(hint) for kind in _kinds(member)}
     return {origin}
 
 
-def _is_config(action: argparse.Action) -> bool:
-    """Whether the items of a list are mappings, which their dataclass checks: `datasets`."""
-    return hasattr(action.type, "__dataclass_fields__")
-
-
-def _split_config(args: list[str]) -> tuple[list[str], list[str]]:
-    """The command line without `--config`, and the files after it."""
-    rest, paths = [], []
-    position = 0
-    while position < len(args):
-        word = args[position]
-        position += 1
-        if word.startswith("--config="):
-            paths.append(word.partition("=")[2])
-        elif word == "--config":
-            start = position
-            while position < len(args) and not args[position].startswith("--"):
-                position += 1
-            if start == position:
-                raise UserError("--config needs the path of a YAML file.")
-            paths += args[start:position]
-        else:
-            rest.append(word)
-    return rest, paths
+def _convert(action: argparse.Action, value: Any) -> Any:
+    """Convert a number or text as argparse does. YAML's `true` is Python's `True`, which fields of text take as "true"."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        converted = action.type(text) if callable(action.type) else text
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise UserError(f"it takes {type_name(action)}, not {text!r}.") from error
+    if action.choices and converted not in action.choices:
+        raise UserError(f"it takes one of {', '.join(map(repr, action.choices))}.")
+    return converted
 
 
 def _read_yaml(path: Path) -> dict:
@@ -250,7 +205,7 @@ def _read_yaml(path: Path) -> dict:
 
 
 def recipes_folder() -> Path:
-    """The recipes that come with the package."""
+    """Return the folder of the recipes that come with the package."""
     from .. import recipes
 
     return next(path for path in map(Path, recipes.__path__) if (path / "arithmetic").is_dir())
@@ -258,10 +213,10 @@ def recipes_folder() -> Path:
 
 def find_config(name: str) -> Path:
     """
-    A configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
+    Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
 
     Raises:
-        `UserError`: if there is neither, naming the recipes.
+        `UserError`: if there is neither; the message contains the folder of the recipes.
     """
     path = Path(name)
     if path.is_file():

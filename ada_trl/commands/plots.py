@@ -1,11 +1,12 @@
 """
-Figures of training runs, from what they have logged.
+Figures of training runs from their logs.
 
 `ada-trl plots RUN [RUN …]` reads `trainer_state.json` of each run (an output directory or a checkpoint), of
-`AdaGRPOTrainer` or plain `GRPOTrainer`, and draws what is there. Needs matplotlib (the extra `plots`).
+`AdaGRPOTrainer` or `GRPOTrainer`, and plots the logged metrics. It needs matplotlib (the extra `plots`).
 """
 
 import argparse
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,8 @@ import pyarrow.parquet as pq
 from ..pass_rates.store import PASS_RATES_FILE
 from ..utils.files import last_checkpoint
 from . import plotting, start
-from .checks import check_installed
-from .errors import user_errors
-from .parser import CommandParser
+from .errors import UserError, user_errors
+from .parser import HelpFormatter, program
 
 
 TRAINER_STATE_NAME = "trainer_state.json"  # as in transformers, which takes seconds to import
@@ -27,7 +27,7 @@ TRAINER_STATE_NAME = "trainer_state.json"  # as in transformers, which takes sec
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:
     """
-    `log_history` of a run.
+    Read `log_history` of a run.
 
     Args:
         run (`str` or `Path`):
@@ -53,7 +53,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
 
 
 def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
-    """Observed pass rates and estimates of a run's prompts, from the last stored ones; `None` without any."""
+    """Read observed pass rates and estimates of a run's prompts, from its last checkpoint; `None` without any."""
     path = find_in(run, PASS_RATES_FILE)
     if path is None:
         return None
@@ -62,7 +62,7 @@ def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
 
 
 def find_in(run: str | Path, name: str) -> Path | None:
-    """A file of a run, or of its last checkpoint; `None` if neither has it."""
+    """Find a file of a run or of its last checkpoint; `None` if neither has it."""
     run = Path(run)
     if run.is_file():
         run = run.parent
@@ -73,9 +73,9 @@ def find_in(run: str | Path, name: str) -> Path | None:
     return None
 
 
-def draw_all(runs: Mapping[str, plotting.Log], records: Mapping[str, tuple]) -> dict[str, Any]:
+def all_figures(runs: Mapping[str, plotting.Log], records: Mapping[str, tuple]) -> dict[str, Any]:
     """
-    Every figure that there is data for, by name.
+    Make every figure for which there is data, by name.
 
     Args:
         runs (`Mapping[str, Log]`), records (`Mapping[str, tuple]`):
@@ -93,19 +93,22 @@ def draw_all(runs: Mapping[str, plotting.Log], records: Mapping[str, tuple]) -> 
 
 
 def main(args: list[str] | None = None) -> None:
-    """Parse a command line (default: `sys.argv`), read the runs and draw their logs."""
-    parser = CommandParser(
-        command="plots",
-        description="Draw what training runs have logged, of AdaGRPOTrainer or plain GRPOTrainer, into PNG files.",
-        example="outputs/grpo outputs/seq-balance --output_dir plots",
+    """Parse a command line (default: `sys.argv`), read the runs and plot their logs."""
+    parser = argparse.ArgumentParser(
+        prog=program("plots"),
+        usage="%(prog)s RUN … [options]",
+        description="Plot the logs of training runs, of AdaGRPOTrainer or GRPOTrainer, into PNG files.",
+        epilog=f"example:\n  {program('plots')} outputs/grpo outputs/seq-balance --output_dir plots",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     add_options(parser)
     options = parser.parse_args(args)
     if not options.runs:
-        parser.error("nothing to draw: give RUN, an output directory of a training")
+        parser.error("there is nothing to plot: give RUN, an output directory of a training")
     paths = labelled(parser, options)
-    check_installed("matplotlib", "plots", "draws the figures")
-
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
     with user_errors():
         logs = {label: read_log(run) for label, run in paths.items()}
     runs = {label: plotting.smoothed(log, options.smooth) for label, log in logs.items()}
@@ -113,13 +116,13 @@ def main(args: list[str] | None = None) -> None:
     options.output_dir.mkdir(parents=True, exist_ok=True)
     (options.output_dir / "costs.md").write_text(plotting.cost_table(logs) + "\n")
     print(options.output_dir / "costs.md")
-    save(draw_all(runs, records), options.output_dir)
+    save(all_figures(runs, records), options.output_dir)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select runs and the output directory."""
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
-    parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; the paper's figures have 20.")
+    parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; 20 in the paper's figures.")
     parser.add_argument(
         "--labels", nargs="+", help="Names in the legends; by default the parts where the paths differ."
     )
@@ -129,9 +132,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def labelled(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Path]:
-    """The selected runs by label; ends with the parser's error if labels or smoothing are invalid."""
+    """Return the selected runs by label. Invalid labels or smoothing end with the parser's error."""
     if options.smooth < 1:
-        parser.error(f"--smooth ({options.smooth}) must be at least 1, which does not smooth")
+        parser.error(f"--smooth ({options.smooth}) must be at least 1 (no smoothing)")
     labels = options.labels or default_labels(options.runs)
     if len(set(labels)) != len(options.runs):
         parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
@@ -148,15 +151,10 @@ def save(figures: Mapping[str, Any], output_dir: Path) -> None:
 
 
 def default_labels(runs: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart; a single run is named by its folder."""
-    if not runs:
-        return []
-    paths = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
-    for length in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(labels)) == len(paths):
-            return labels
-    return [str(run) for run in runs]  # the same run twice, which the caller rejects
+    """Return the names of the runs' folders, or the paths of the folders if the names are not different."""
+    folders = [Path(os.path.abspath(run.parent if run.is_file() else run)) for run in runs]
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else [os.path.relpath(folder) for folder in folders]
 
 
 if __name__ == "__main__":

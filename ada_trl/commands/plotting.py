@@ -1,4 +1,4 @@
-"""Curves and figures of training runs, from what they have logged. matplotlib is imported only to draw."""
+"""Curves and figures of training runs from their logs. matplotlib is imported only when a figure is made."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 Log = Sequence[Mapping[str, Any]]  # `log_history` of a trainer
 
 STEPS, TOKENS, ALL_TOKENS, MINUTES = "Optimizer steps", "Generated tokens", "Prompt and generated tokens", "Minutes"
-COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed up by `total`, and so never smoothed
+COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed by `total`, so never smoothed
 
 
 # Curves
 
 
 class Curve(NamedTuple):
-    """A logged metric over the steps at which it was logged; NaN where it had no value."""
+    """Logged metric over the steps at which it was logged; NaN where it had no value."""
 
     steps: np.ndarray
     values: np.ndarray
 
 
 def curve(log: Log, name: str) -> Curve:
-    """The metric `name`; empty if the run has not logged it."""
+    """Return the metric `name`; empty if the run has not logged it."""
     rows = [row for row in log if name in row]
     values = [math.nan if row[name] is None else row[name] for row in rows]
     return Curve(np.array([row["step"] for row in rows]), np.array(values, dtype=float))
@@ -39,15 +39,15 @@ def curve(log: Log, name: str) -> Curve:
 
 def total(log: Log, name: str) -> Curve:
     """
-    Sum over the steps so far of a metric of each step. Logged values are means over the steps since the last log, so
-    each is multiplied by their number; a metric without a value counts as 0.
+    Sum a metric over all steps so far. Logged values are means over the steps since the last log, so each is multiplied
+    by their number; a missing value counts as 0.
     """
     steps, values = curve(log, name)
     return Curve(steps, np.cumsum(np.nan_to_num(values) * np.diff(steps, prepend=0)))
 
 
 def cost(log: Log, axis: str) -> Curve:
-    """Cost of a run so far, in units of `axis` (except `STEPS`), at every logged step."""
+    """Return the cost of a run so far at every logged step, in the unit of `axis` (any but `STEPS`)."""
     if axis == ALL_TOKENS:
         return curve(log, "num_tokens")
     if axis == TOKENS:
@@ -57,7 +57,7 @@ def cost(log: Log, axis: str) -> Curve:
 
 
 def against(log: Log, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """A metric against the cost of the run so far, which is interpolated linearly between two logs."""
+    """Return cost and values of a metric. The cost of the run so far is interpolated linearly between two logs."""
     steps, values = curve(log, name)
     if axis == STEPS:
         return steps, values
@@ -69,14 +69,14 @@ def against(log: Log, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
 
 def smoothed(log: Log, window: int) -> list[dict[str, Any]]:
     """
-    A log in which every metric is its mean over the last `window` steps, as far as they were logged. Costs and
-    evaluations are left as they are.
+    Replace every metric by its mean over the last `window` steps (those of them that were logged). Costs and evaluations
+    are not changed.
 
     Args:
         log (`Log`):
-            Of one run.
+            Log of one run.
         window (`int`):
-            Steps, at least 1; the paper's figures have 20.
+            Number of steps, at least 1; 20 in the paper's figures.
     """
     means = [dict(row) for row in log]
     names = {name for row in log for name, value in row.items() if isinstance(value, int | float)}
@@ -86,16 +86,14 @@ def smoothed(log: Log, window: int) -> list[dict[str, Any]]:
         rows = [i for i, row in enumerate(log) if isinstance(row.get(name), int | float)]
         steps = np.array([log[i]["step"] for i in rows])
         values = np.array([log[i][name] for i in rows], dtype=float)
-        first = np.searchsorted(steps, steps - window, side="right")  # the first one after `step - window`
-        for last, i in enumerate(rows):
-            recent = values[first[last] : last + 1]
-            recent = recent[np.isfinite(recent)]
+        for i, step in zip(rows, steps, strict=True):
+            recent = values[(steps > step - window) & (steps <= step) & np.isfinite(values)]
             means[i][name] = float(recent.mean()) if len(recent) else math.nan
     return means
 
 
 def by_round(log: Log, name: str) -> dict[int, Curve]:
-    """The metric `name/round_<k>` by k, wherever the run has logged rounds; 0 where it left one out."""
+    """Return the metric `name/round_<k>` by k, at every step with logged rounds; 0 for a round that was not logged."""
     prefix = f"{name}/round_"
     rows = [row for row in log if any(key.startswith(prefix) for key in row)]
     rounds = sorted({int(key.removeprefix(prefix)) for row in rows for key in row if key.startswith(prefix)})
@@ -107,7 +105,7 @@ def by_round(log: Log, name: str) -> dict[int, Curve]:
 
 
 def make_panels(rows: int, columns: int, **options: Any) -> tuple["Figure", np.ndarray]:
-    """A figure and its panels, `(rows, columns)`."""
+    """Create a figure and its panels, `(rows, columns)`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
@@ -118,7 +116,7 @@ def make_panels(rows: int, columns: int, **options: Any) -> tuple["Figure", np.n
 
 
 def draw(panel: "Axes", points: tuple[ArrayLike, ArrayLike], **style: Any) -> None:
-    """Draw a line through x and y; a value whose neighbours are missing is a dot, as no line would show it."""
+    """Plot y against x as a line. A value without neighbours is a dot, because it would be invisible in a line."""
     x, y = (np.asarray(values, dtype=float) for values in points)
     known = np.pad(np.isfinite(y), 1)
     isolated = known[1:-1] & ~known[:-2] & ~known[2:]
@@ -128,10 +126,10 @@ def draw(panel: "Axes", points: tuple[ArrayLike, ArrayLike], **style: Any) -> No
     panel.plot(x, y, **dots | style)
 
 
-def legend_above(panel: "Axes", **options: Any) -> None:
-    """A legend in one line on top of the panel."""
+def legend_above(panel: "Axes") -> None:
+    """Add a legend in one line on top of the panel."""
     style = {"fontsize": "small", "frameon": False, "ncols": 4, "handlelength": 1, "columnspacing": 1}
-    panel.legend(**style | {"loc": "lower left", "bbox_to_anchor": (0, 1)} | options)
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), **style)
 
 
 # Figures
@@ -139,18 +137,18 @@ def legend_above(panel: "Axes", **options: Any) -> None:
 
 def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None = None) -> "Figure":
     """
-    Rewards against steps, tokens and time.
+    Plot rewards against steps, tokens and time.
 
     Args:
         runs (`Mapping[str, Log]`):
             Log histories by label.
         metrics (`Mapping[str, str]`, *optional*):
-            Label of each metric to draw, one row of panels each; those that no run has logged are left out. By default
-            the training reward (of the first round, where there are several) and the reward on the evaluation set.
+            Label of each metric, with one row of panels each; metrics that no run has logged are left out. By default
+            the training reward (of the first round, if there are several) and the reward on the evaluation set.
 
     Returns:
-        `matplotlib.figure.Figure`: tokens are generated ones if every run has counted them, else those of the prompts
-        are included. Time leaves evaluation out.
+        `matplotlib.figure.Figure`: tokens are the generated ones if every run has counted them, otherwise they include
+        the prompts. Time does not include evaluation.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -173,14 +171,14 @@ def learning_figure(runs: Mapping[str, Log], metrics: Mapping[str, str] | None =
 
 
 def logged(runs: Mapping[str, Log], name: str) -> dict[str, Log]:
-    """The runs that have logged a metric."""
+    """Select the runs that have logged a metric."""
     return {run: log for run, log in runs.items() if len(curve(log, name).steps)}
 
 
 def cost_table(runs: Mapping[str, Log]) -> str:
     """
-    Cost of a step of each run, as Markdown: the paper's table 3, with rollouts and tokens. Seconds are per optimizer
-    step, without evaluation; the last column is relative to the first run.
+    Format the cost of each run as a Markdown table: the paper's table 3, with rollouts and tokens. Seconds are per
+    optimizer step, without evaluation; the last column is relative to the first run.
     """
 
     def shown(value: float, form: str) -> str:
@@ -203,25 +201,25 @@ def cost_table(runs: Mapping[str, Log]) -> str:
 
 
 def signal_figure(runs: Mapping[str, Log]) -> "Figure":
-    """Share of prompts without a gradient, before (dotted) and after further rounds, and the policy's entropy."""
+    """Plot the fraction of groups without a gradient, before (dotted) and after further rounds, and the policy's entropy."""
     figure, ((signal, entropy),) = make_panels(1, 2)
     for i, (run, log) in enumerate(runs.items()):
         before, after = curve(log, "frac_reward_zero_std"), curve(log, "ada/frac_zero_advantage_groups")
-        if len(after.steps):
+        if (curve(log, "ada/rounds/mean").values > 1).any():
             draw(signal, before, color=f"C{i}", linestyle=":")
+            signal.set_title("dotted: first round, as in GRPO; solid: after all rounds", fontsize="small")
         draw(signal, after if len(after.steps) else before, color=f"C{i}", label=run)
         draw(entropy, curve(log, "entropy"), color=f"C{i}", label=run)
-    signal.set(ylabel="Prompts without a gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
-    signal.set_title("dotted: first round, as in GRPO; solid: trained on", fontsize="small")
-    entropy.set(ylabel="Entropy of the update (nats/token)", xlabel=STEPS)
+    signal.set(ylabel="Fraction of groups without a gradient", ylim=(-0.02, 1.02), xlabel=STEPS)
+    entropy.set(ylabel="Policy entropy (nats/token)", xlabel=STEPS)
     signal.legend(fontsize="small")
     return figure
 
 
 def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Adaptive sampling, a row of panels per run: prompts still active in each round, rollouts per prompt, and why prompts
-    did not meet their exit condition. `None` if no run has sampled in rounds.
+    Plot adaptive sampling, a row of panels per run: prompts still active in each round, rollouts per prompt, and why
+    prompts did not meet their exit condition. `None` if no run has sampled in rounds.
     """
     adaptive = logged(runs, "ada/rounds/mean")
     if not adaptive:
@@ -238,8 +236,8 @@ def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
         labels = ["all wrong", "all correct", "too few of one"]
         row[2].stackplot(steps, wrong, correct, other, labels=labels, alpha=0.8)
         row[0].set_ylabel(f"{run}\nactive prompts")
-        row[1].set_ylabel("Rollouts per prompt\n(dotted: least, most)")
-        row[2].set_ylabel("Exit condition not met")
+        row[1].set_ylabel("Rollouts per prompt\n(dotted: min, max)")
+        row[2].set_ylabel("Fraction of prompts,\nexit condition not met")
         legend_above(row[0])
         legend_above(row[2])
         for panel in row:
@@ -250,7 +248,7 @@ def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
 
 def metrics_figure(runs: Mapping[str, Log], metrics: Mapping[str, str], dotted: str = "") -> "Figure | None":
     """
-    A panel for each metric against steps, for the runs that have logged the first one; `None` if none has.
+    Plot each metric against steps in its panel, for the runs that have logged the first one; `None` if none has.
 
     Args:
         runs (`Mapping[str, Log]`):
@@ -278,10 +276,13 @@ def metrics_figure(runs: Mapping[str, Log], metrics: Mapping[str, str], dotted: 
 
 def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Share of the rewards' variance that the baseline explains (dotted: the mean of the prompt's other rollouts), and the
-    number of rollouts that it is worth. `None` if every run has the mean of the pool as baseline.
+    Plot the fraction of the rewards' variance that the baseline explains (dotted: the mean of the prompt's other
+    rollouts), and its pseudo-counts. `None` if every run has the mean of the pool as baseline.
     """
-    metrics = {"ada/baseline/explained_variance": "Variance explained", "ada/baseline/pseudo_counts": "Pseudo-counts"}
+    metrics = {
+        "ada/baseline/explained_variance": "Fraction of variance explained",
+        "ada/baseline/pseudo_counts": "Pseudo-counts of the prediction (rollouts)",
+    }
     figure = metrics_figure(runs, metrics, dotted="ada/baseline/explained_variance_leave_one_out")
     if figure is not None:
         figure.axes[0].set_ylim(-0.5, 1)
@@ -291,16 +292,16 @@ def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
 
 def prompts_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Prompts sampled in a step, the share of them that is sampled for the first time, and epochs of the data. `None` if no
-    run took its prompts from the prompt queue.
+    Plot the prompts sampled in a step, the fraction of them sampled for the first time, and epochs of the data. `None` if
+    no run used the prompt queue.
     """
-    labels = {"sampled": "Prompts sampled", "frac_new": "Sampled for the first time", "epoch": "Epochs of the data"}
+    labels = {"sampled": "Prompts per step", "frac_new": "Fraction of new prompts", "epoch": "Epochs of the data"}
     return metrics_figure(runs, {f"ada/prompts/{name}": label for name, label in labels.items()})
 
 
 def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
     """
-    Difficulty of the prompts of each run: share of positives among all their rollouts, and the estimate.
+    Plot the difficulty of the prompts of each run: fraction of positives among all their rollouts, and the estimate.
 
     Args:
         records (`Mapping[str, tuple[Sequence[float], Sequence[float]]]`):
@@ -308,8 +309,8 @@ def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[floa
     """
     figure, panels = make_panels(len(records), 2, sharex=True)
     for row, (run, columns) in zip(panels, records.items(), strict=True):
-        for panel, values, label in zip(row, columns, ("Observed over the run", "Estimated now"), strict=True):
+        for panel, values, label in zip(row, columns, ("observed over the run", "last estimate"), strict=True):
             panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
-            panel.set_xlabel(f"{label}: pass rate")
-        row[0].set_ylabel(f"{run}\nshare of {len(columns[0])} prompts")
+            panel.set_xlabel(f"Pass rate, {label}")
+        row[0].set_ylabel(f"{run}\nfraction of {len(columns[0])} prompts")
     return figure

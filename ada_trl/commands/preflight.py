@@ -1,7 +1,7 @@
 """
-One training step of `ada-trl check`: a few rollouts are inspected, then the update batch has the greatest length.
+The training step of `ada-trl check`: inspects a few rollouts, then makes an update on rows of the greatest length.
 
-It relies on methods of [`~trl.GRPOTrainer`] only, so that it does not depend on how [`AdaGRPOTrainer`] samples.
+It generates with methods of [`~trl.GRPOTrainer`] only, so that it does not depend on how [`AdaGRPOTrainer`] samples.
 """
 
 import math
@@ -10,8 +10,6 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -21,29 +19,30 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
+from ..trainer.trl_hooks import override_attributes
 from ..vllm.client import VLLMServerError
 from .errors import UserError, one_line, user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 
 
 PROMPTS, ROLLOUTS = 8, 8  # prompts of each process, rollouts of each prompt
-MAX_ROWS = 1000  # of the data set, among which the longest prompt is looked for
-LENGTHS = ("mean_length", "max_length", "clipped_ratio")  # that GRPOTrainer logs under completions/
+MAX_ROWS = 1000  # of the data set, in which the longest prompt is searched
+LENGTHS = ("mean_length", "max_length", "clipped_ratio")  # logged by GRPOTrainer under completions/
 
 
 class Preflight(TrainerCallback):
     """
-    Runs one step of a trainer, with inspected rollouts and an update batch of the greatest length.
+    One step of a trainer, with inspected rollouts and an update batch of the greatest length.
 
     Args:
         trainer ([`AdaGRPOTrainer`]):
-            Set up for one step, with a temporary output directory.
+            Trainer that is set up for one step, with a temporary output directory.
     """
 
     def __init__(self, trainer: AdaGRPOTrainer):
         self.trainer = trainer
         self.findings: list[CheckResult] = []
-        self.doing = "setting up"
+        self.stage = "setting up"
         self.sample: Sample | None = None  # from the first batch on
         self._generate = trainer._generate_and_score_completions
         self._shape = "sampled rows"
@@ -51,11 +50,14 @@ class Preflight(TrainerCallback):
         self._uses_server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
 
     def run(self) -> None:
-        """Fill `findings`. Any error of a run is raised; `doing` says during what."""
+        """Fill `findings`. Errors of the run are raised; `stage` names the part of the step in which they occurred."""
         trainer = self.trainer
         trainer.add_callback(self)
-        # The step is the trainer's own, but for its generation batch.
-        with replaced(trainer, _generate_and_score_completions=self._first_batch), user_errors(VLLMServerError):
+        # The step is the usual one, except for its generation batch.
+        with (
+            override_attributes(trainer, _generate_and_score_completions=self._first_batch),
+            user_errors(VLLMServerError),
+        ):
             try:
                 trainer.train()
             except torch.OutOfMemoryError as error:
@@ -63,7 +65,7 @@ class Preflight(TrainerCallback):
 
     def _first_batch(self, inputs: list[dict]) -> dict:
         self._inspect_rollouts(len(inputs))
-        self.doing = "the optimizer step"
+        self.stage = "the optimizer step"
         batch = self._longest_batch(len(inputs))
         if batch is None:
             batch = self._generate(inputs)
@@ -80,7 +82,7 @@ class Preflight(TrainerCallback):
             return
         self._report_update(logs["grad_norm"])
         if self._uses_server:  # generating after the step pushes the new weights and compares log-probabilities
-            self.doing = "sending the weights again"
+            self.stage = "sending the weights again"
             self._sample_rows(self._random_rows(1), ROLLOUTS)
             self.findings.append(self._weights("weights after the step"))
 
@@ -88,7 +90,7 @@ class Preflight(TrainerCallback):
 
     def _inspect_rollouts(self, batch_size: int) -> None:
         trainer, args = self.trainer, self.trainer.args
-        self.doing = "sampling and scoring"
+        self.stage = "sampling and scoring"
         sample = self.sample = self._sample_rows(self._random_rows(PROMPTS), batch_size)
         if self._uses_server:
             self.findings.append(self._weights("vLLM server"))
@@ -96,7 +98,7 @@ class Preflight(TrainerCallback):
         self.findings.append(difficulty(args, sample))
 
     def _random_rows(self, number: int) -> list[dict]:
-        """Rows of the data set, other ones on each process; of a stream the first ones."""
+        """Choose rows of the data set, different ones on each process; of a stream the first ones."""
         data, rank = self.trainer.train_dataset, self.trainer.accelerator.process_index
         if not hasattr(data, "__len__"):
             return list(islice(iter(data), rank * number, (rank + 1) * number)) or list(islice(iter(data), 1))
@@ -107,26 +109,26 @@ class Preflight(TrainerCallback):
 
     def _sample_rows(self, rows: list[dict], batch_size: int) -> Sample:
         """
-        Sample and score `ROLLOUTS` rollouts of each row, as an evaluation does: at most `batch_size` at once, which a run
-        samples too, and at least those of one prompt. Collective.
+        Sample and score `ROLLOUTS` rollouts of each row, as an evaluation does: at most `batch_size` at once, as in the
+        run, and at least those of one prompt. Collective.
         """
         trainer, at_once = self.trainer, max(batch_size // ROLLOUTS, 1)
         calculate, metrics = trainer._calculate_rewards, trainer._metrics["eval"]
-        seen, reward_seconds = [], 0.0
+        received, reward_seconds = [], 0.0
 
         def timed_rewards(*given):
             nonlocal reward_seconds
             started = time.perf_counter()
             found = calculate(*given)  # of all processes
             reward_seconds += time.perf_counter() - started
-            seen.append(found.view(-1, ROLLOUTS, found.shape[-1]).cpu().double().numpy())
+            received.append(found.cpu())
             return found
 
         trainer._metrics["eval"] = defaultdict(list)
         trainer.model.eval()
         started = time.perf_counter()
         try:
-            with replaced(trainer, _calculate_rewards=timed_rewards), group_size(trainer, ROLLOUTS):
+            with override_attributes(trainer, _calculate_rewards=timed_rewards, num_generations_eval=ROLLOUTS):
                 for start in range(0, len(rows), at_once):
                     self._generate([dict(row) for row in rows[start : start + at_once] for _ in range(ROLLOUTS)])
             seconds = time.perf_counter() - started
@@ -136,23 +138,17 @@ class Preflight(TrainerCallback):
             trainer._metrics["eval"] = metrics
         times = torch.tensor([[seconds, reward_seconds]], device=trainer.accelerator.device)
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
-        scores = np.concatenate(seen)
-        scores[np.isinf(scores)] = np.nan
+        scores = torch.cat(received).double()
+        scores = scores.masked_fill(scores.isinf(), torch.nan)
+        _, success_rewards = trainer.split_rewards(scores)
         return Sample(
-            scores,
-            self._success_rewards(scores),
+            scores.view(-1, ROLLOUTS, scores.shape[-1]).numpy(),
+            np.array(success_rewards).reshape(-1, ROLLOUTS),
             float(np.mean(lengths["mean_length"])),
             max(lengths["max_length"]),
             float(np.mean(lengths["clipped_ratio"])),
             *slowest,
         )
-
-    def _success_rewards(self, scores: np.ndarray) -> np.ndarray:
-        trainer, args = self.trainer, self.trainer.args
-        if args.success_reward is not None:
-            return scores[..., trainer.reward_func_names.index(args.success_reward)]
-        total = np.nansum(scores * trainer.reward_weights.cpu().numpy(), axis=-1)
-        return np.where(np.isnan(scores).all(axis=-1), np.nan, total)
 
     def _weights(self, what: str) -> CheckResult:
         difference = self.trainer.vllm_generation.weight_difference
@@ -166,8 +162,8 @@ class Preflight(TrainerCallback):
 
     def _longest_batch(self, size: int) -> dict[str, Any] | None:
         """
-        The batch that GRPOTrainer makes of the longest prompt of the data and completions of the full length; `None` where
-        a rollout is more than a prompt and a completion.
+        Make GRPOTrainer's batch of the longest prompt of the data and completions of the full length. `None` if a rollout
+        consists of more than a prompt and a completion.
         """
         trainer, args = self.trainer, self.trainer.args
         if trainer._is_vlm or trainer.tools or trainer.environment_factories is not None:
@@ -189,11 +185,11 @@ class Preflight(TrainerCallback):
         )
         total = size * trainer.accelerator.num_processes
         scores = torch.zeros(total, len(trainer.reward_funcs), device=trainer.accelerator.device)
-        given = {"_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *batch: scores}
-        with replaced(trainer, **given):
+        methods = {"_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *batch: scores}
+        with override_attributes(trainer, **methods):
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * size)
         for name in {"advantages", "importance_sampling_ratio"} & set(batch):
-            batch[name] = torch.ones_like(batch[name])  # else the gradient of equal rows would be zero
+            batch[name] = torch.ones_like(batch[name])  # otherwise the gradient of equal rows would be zero
         lengths = len(prompt_ids), len(completion_ids)
         self._shape = f"{args.per_device_train_batch_size} rows of {lengths[0]} + {lengths[1]} tokens at a time"
         return batch
@@ -222,32 +218,10 @@ class Preflight(TrainerCallback):
     def _memory_advice(self, error: BaseException) -> str:
         args = self.trainer.args
         return (
-            f"Out of memory in {self.doing} ({one_line(error)[:200]}). Halve per_device_train_batch_size "
+            f"Out of memory in {self.stage} ({one_line(error)[:200]}). Halve per_device_train_batch_size "
             f"({args.per_device_train_batch_size}) and double gradient_accumulation_steps "
             f"({args.gradient_accumulation_steps}), or lower max_completion_length ({args.max_completion_length})."
         )
-
-
-@contextmanager
-def replaced(trainer: AdaGRPOTrainer, **methods: Any) -> Iterator[None]:
-    """While the block runs, call these functions in place of the trainer's methods."""
-    for name, method in methods.items():
-        setattr(trainer, name, method)  # an attribute of the instance comes before a method of its class
-    try:
-        yield
-    finally:
-        for name in methods:
-            delattr(trainer, name)
-
-
-@contextmanager
-def group_size(trainer: AdaGRPOTrainer, size: int) -> Iterator[None]:
-    """While the block runs, evaluate with `size` rollouts per prompt."""
-    before, trainer.num_generations_eval = trainer.num_generations_eval, size
-    try:
-        yield
-    finally:
-        trainer.num_generations_eval = before
 
 
 def _peak_memory(device: torch.device) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Reward functions by name, as a command line and a YAML file give them."""
+"""Loading of reward functions from the names in a command line or a YAML file."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ from .errors import UserError, suggestion
 
 def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
     """
-    Import reward functions by dotted path or call; any other name is kept as the name of a reward model.
+    Import reward functions by dotted path or call; any other name is that of a reward model and returned as it is.
 
     Raises:
         `UserError`: for a path or a call that does not lead to a function.
@@ -29,9 +29,14 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
 
 
 def _load_reward_func(name: str) -> Callable | str:
-    if name.endswith(")"):
-        return _make_reward_func(name)
-    return name if "." not in name or "/" in name else _import_function(name)
+    if not name.endswith(")"):
+        return name if "." not in name or "/" in name else _import_function(name)
+    function, arguments = read_call(name)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise UserError(f"Reward function {name!r} cannot be called: {error}. Correct its arguments.") from error
+    return function(**arguments)
 
 
 def _import_function(path: str) -> Callable:
@@ -39,25 +44,21 @@ def _import_function(path: str) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except (ModuleNotFoundError, ValueError) as error:
-        raise _not_imported(path, error) from error
-    try:
-        found = getattr(module, attribute)
-    except AttributeError as error:
-        raise _not_imported(path, error, suggestion(attribute, dir(module))) from error
-    if not callable(found):
-        raise _not_imported(path, f"it is {type(found).__name__}, not a function")
-    return found
-
-
-def _not_imported(path: str, reason: Exception | str, guess: str = "") -> UserError:
-    return UserError(
-        f"Function {path!r} could not be imported ({reason}){guess}. Give the dotted path of a function that is "
+        reason = str(error)
+    else:
+        found = getattr(module, attribute, None)
+        if callable(found):
+            return found
+        others = [name for name in dir(module) if name != attribute]  # it may be something else, such as a number
+        reason = f"{module_name} has no function {attribute}{suggestion(attribute, others)}"
+    raise UserError(
+        f"Function {path!r} could not be imported: {reason}. Give the dotted path of a function that is "
         f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
     )
 
 
 def read_call(text: str) -> tuple[Callable, dict[str, Any]]:
-    """Return function and arguments of a call with literal keyword arguments: `package.get_reward(limit=5)`."""
+    """Parse a call with literal keyword arguments, such as `package.get_reward(limit=5)`, into function and arguments."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):
@@ -70,12 +71,3 @@ def read_call(text: str) -> tuple[Callable, dict[str, Any]]:
             "with plain values."
         ) from error
     return _import_function(path), arguments
-
-
-def _make_reward_func(text: str) -> Callable:
-    function, arguments = read_call(text)
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise UserError(f"Reward function {text!r} cannot be called: {error}. Correct its arguments.") from error
-    return function(**arguments)

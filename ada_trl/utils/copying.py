@@ -1,14 +1,14 @@
-"""Copies of data set rows."""
+"""Copying of data set rows."""
 
 from typing import Any
 
 
 def copy_containers(value: Any) -> Any:
     """
-    A copy whose dicts, lists and tuples are new and whose other objects are shared.
+    Copy dicts, lists and tuples; other objects are shared with the original.
 
-    Reward functions and environments may modify the rows that they are given. Images, clients and locks in them need not, and
-    often cannot, be copied.
+    Reward functions and environments may modify the rows that they receive. Images, clients and locks in them need not be
+    copied, and often cannot be.
     """
     if type(value) is dict:
         return {key: copy_containers(item) for key, item in value.items()}
@@ -20,7 +20,7 @@ def copy_containers(value: Any) -> Any:
 
 
 class SharedLeaves(list):
-    """A list of which `copy.deepcopy` copies the containers only, as [`copy_containers`] does."""
+    """List whose `copy.deepcopy` copies containers only, as [`copy_containers`] does."""
 
     def __deepcopy__(self, memo: dict) -> list:
         return [copy_containers(item) for item in self]

@@ -1,6 +1,5 @@
-"""Data sets by name: on the hub, in a file, or in a directory; with errors that name the data set and the fix."""
+"""Loading of data sets from the hub, a file or a directory, with error messages that state the data set and the fix."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,8 @@ FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": 
 
 def load_splits(name: str, config: str | None = None, streaming: bool = False) -> "dict[str, Dataset]":
     """
-    Load all splits of a data set: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), which is `train`; a directory that
-    `save_to_disk` wrote; or whatever `load_dataset` takes (a directory, a name on the hub).
+    Load all splits of a data set: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), whose split is `train`; a directory
+    written by `save_to_disk`; or anything that `load_dataset` accepts (a directory, a name on the hub).
 
     Raises:
         `ValueError`: if there is no such data set, or it cannot be read.
@@ -54,52 +53,24 @@ def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
 
 @contextmanager
 def _read_errors(name: str) -> Iterator[None]:
-    """Replace errors of the loading by one that names the data set, the cause and the fix."""
+    """Replace errors of `datasets` by one with the data set, the cause and the fix."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError
 
-    path = Path(name)
     try:
         yield
-    except (DatasetNotFoundError, HFValidationError, FileNotFoundError) as error:
-        if path.is_dir():
+    except (DatasetNotFoundError, HFValidationError, FileNotFoundError, ConnectionError) as error:
+        if Path(name).is_dir():
             raise ValueError(
                 f"Data set {name!r} is a directory without data files; it needs {', '.join(FILE_TYPES)}, such as "
                 "train.jsonl."
             ) from error
         raise ValueError(
-            f"Data set {name!r} is neither a file nor a directory here, nor a data set on the hub that you can read. "
-            "Correct the name; for a private one run `hf auth login`."
-        ) from error
-    except ConnectionError as error:
-        raise ValueError(
-            f"Data set {name!r} is neither a file nor a directory here, and the hub cannot be reached. Correct the name, "
-            "or download it where there is a connection."
+            f"Data set {name!r} is neither a file nor a directory here, nor a data set that the hub or its cache provides "
+            f"({type(error).__name__}). Correct the name; for a private one run `hf auth login`."
         ) from error
     except (DatasetGenerationError, ValueError) as error:
-        reason = error.__cause__ or error
-        if path.is_file():
-            raise ValueError(
-                f"{name} cannot be read: {_first_flaw(path) or reason}. Correct or replace it."
-            ) from error
-        raise ValueError(f"Data set {name!r} cannot be read: {reason}") from error
-
-
-def _first_flaw(path: Path) -> str | None:
-    """Describe the first line of a JSON file that cannot be parsed, if there is one."""
-    if path.suffix not in (".jsonl", ".json"):
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        json.loads(text)
-    except ValueError as whole:
-        for number, line in enumerate(text.splitlines() if path.suffix == ".jsonl" else (), start=1):
-            try:
-                json.loads(line or "{}")
-            except ValueError as error:
-                return f"line {number} is no valid JSON ({error})"
-        return None if path.suffix == ".jsonl" else f"it is no valid JSON ({whole})"
-    return None
+        raise ValueError(f"{name} cannot be read: {error.__cause__ or error}. Correct or replace it.") from error
 
 
 def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str | None = None) -> "Dataset":
@@ -107,20 +78,16 @@ def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str 
     Return one split, which has at least one row.
 
     Raises:
-        `ValueError`: if the data set has no such split, naming those it has, or no row in it.
+        `ValueError`: if the data set has no such split (the message lists its splits), or the split has no rows.
     """
     if split not in splits:
-        what = f"{option} ({split!r})" if option else repr(split)
-        fix = (
-            "Put the splits into a directory, as train.jsonl and test.jsonl, or take"
-            if Path(name).is_file()
-            else "Take"
-        )
+        given = f"{option} ({split!r})" if option else repr(split)
+        fix = "put train.jsonl and test.jsonl into a directory, or " if Path(name).is_file() else ""
         raise ValueError(
-            f"{what} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. {fix} another with "
+            f"{given} is not a split of {name!r}, which has {', '.join(map(repr, splits))}. To fix it, {fix}set "
             f"--{option or 'dataset_split'}."
         )
     rows = splits[split]
     if hasattr(rows, "__len__") and not len(rows):
-        raise ValueError(f"{name!r} has no rows in {split!r}. Take another data set or split.")
+        raise ValueError(f"{name!r} has no rows in {split!r}. Use another data set or split.")
     return rows

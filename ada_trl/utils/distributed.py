@@ -1,4 +1,4 @@
-"""Several processes: what goes wrong on one of them, what one needs of another, and how each works by itself."""
+"""Several processes: errors that all of them raise, exchange of objects, and blocks without collective calls."""
 
 import functools
 import pickle
@@ -14,18 +14,18 @@ from accelerate.utils import gather_object
 
 T = TypeVar("T")
 
-# Failures: what goes wrong on one process is raised on all of them, before any waits for it in a collective.
+# Errors of one process are raised on all of them; otherwise the others would wait for it in a collective call.
 
 
 class DistributedError(RuntimeError):
     """
-    Something that all processes use has failed, which each of them reports with the same message.
+    Failure of something that all processes use; each process reports it with the same message.
 
     Args:
         cause (`str`):
-            What has happened, without a full stop.
+            Description of the failure, without a full stop.
         fix (`str`, *optional*, defaults to `""`):
-            What to do about it, in sentences.
+            Suggested fix, in sentences.
     """
 
     def __init__(self, cause: str, fix: str = ""):
@@ -34,14 +34,14 @@ class DistributedError(RuntimeError):
 
 
 class ErrorInfo(NamedTuple):
-    """What the other processes are told of an error; cause and fix are those of a [`DistributedError`]."""
+    """Description of an error for the other processes; `common` is cause and fix of a [`DistributedError`]."""
 
     text: str
     common: tuple[str, str] | None
 
 
 ErrorFactory = Callable[[int, str, str], DistributedError]
-"""Takes the process that a [`DistributedError`] was first met on, its cause and its fix; returns what every process raises."""
+"""Takes the first process with a [`DistributedError`], its cause and its fix; returns the error that every process raises."""
 
 
 def describe_error(error: Exception | None) -> ErrorInfo | None:
@@ -55,19 +55,19 @@ def raise_first(
     reports: Sequence[ErrorInfo | None], error: Exception | None, error_factory: ErrorFactory | None = None
 ) -> None:
     """
-    Raise if any process has failed; the first one that did decides.
+    Raise if any process has failed. The first failed process determines the message.
 
     Args:
         reports (`Sequence[ErrorInfo | None]`):
             [`describe_error`] of every process.
         error (`Exception`, *optional*):
-            This process's own. The user's error (of a reward function, say) is raised as it is where it happened.
+            Error of this process. A user's error (for example of a reward function) is raised unchanged on its process.
         error_factory (`ErrorFactory`, *optional*):
-            What is raised for a [`DistributedError`].
+            Creates the error to raise for a [`DistributedError`].
 
     Raises:
-        [`DistributedError`]: as made by `error_factory`, the same on every process, chained to the first original error.
-        `RuntimeError`: on a process without an error of its own, with the first other one's.
+        [`DistributedError`]: from `error_factory`, the same on every process, chained to the original error.
+        `RuntimeError`: on a process without an error, with the message of the first failed process.
     """
     if not any(reports):
         return
@@ -83,13 +83,13 @@ def raise_first(
 
 def gather_results(work: Callable[[], T], error_factory: ErrorFactory | None = None) -> list[T]:
     """
-    What `work` returns on every process, in order; what it raises on one is raised on all, see [`raise_first`].
-    Collective, so `work` must make no unequal collective calls.
+    Return the results of `work` on all processes, in order. An error on one process is raised on all, see [`raise_first`].
+    Collective, so `work` must make the same collective calls on every process.
     """
     result = error = None
     try:
         result = work()
-    except Exception as caught:  # whatever it is, the other processes must hear of it before it goes on
+    except Exception as caught:  # of any class: the other processes must be notified before it is raised
         error = caught
     received = gather_object([(describe_error(error), result)])
     raise_first([told for told, _ in received], error, error_factory)
@@ -98,7 +98,7 @@ def gather_results(work: Callable[[], T], error_factory: ErrorFactory | None = N
 
 @contextmanager
 def synchronized_errors(error_factory: ErrorFactory | None = None) -> Iterator[None]:
-    """[`gather_results`] of a `with` block, which returns nothing."""
+    """Raise an error of the block on all processes, as [`gather_results`] does. Collective."""
     error = None
     try:
         yield
@@ -112,16 +112,16 @@ def synchronized_errors(error_factory: ErrorFactory | None = None) -> Iterator[N
 
 def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int, Any]:
     """
-    Send objects to single processes; nobody else receives them. Collective.
+    Send objects to individual processes. Collective.
 
     Args:
         outgoing (`Mapping[int, Any]`):
-            By process, what it is to get from this one.
+            Object for each receiving process.
         accelerator (`Accelerator`):
-            This process and the others.
+            Accelerator of this process.
 
     Returns:
-        `dict[int, Any]`: by process, what it has sent here.
+        `dict[int, Any]`: object from each sending process.
     """
     device = torch.device("cpu") if "gloo" in torch.distributed.get_backend() else accelerator.device
     packed: dict[int, torch.Tensor] = {}
@@ -138,8 +138,10 @@ def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int,
         for process, sent in enumerate(sizes)
         if me in sent
     }
-    operations = [torch.distributed.P2POp(torch.distributed.isend, *to) for to in _by_tensor(packed)]
-    operations += [torch.distributed.P2POp(torch.distributed.irecv, *sender) for sender in _by_tensor(arriving)]
+    operations = [torch.distributed.P2POp(torch.distributed.isend, content, rank) for rank, content in packed.items()]
+    operations += [
+        torch.distributed.P2POp(torch.distributed.irecv, content, rank) for rank, content in arriving.items()
+    ]
     for transfer in torch.distributed.batch_isend_irecv(operations) if operations else ():
         transfer.wait()
     with synchronized_errors():
@@ -150,15 +152,15 @@ def exchange_rows(
     local_rows: Sequence[T], ranks: Sequence[int], needed: Sequence[Sequence[int]], accelerator: Accelerator
 ) -> dict[int, T]:
     """
-    Send rows to the ranks that need them. Collective; a row that is needed only where it is does not travel.
+    Send rows to the ranks that need them. Collective. A row that only its own rank needs is not sent.
 
     Args:
         local_rows (`Sequence`):
-            The rows of this rank, in order.
+            Rows of this rank, in order.
         ranks (`Sequence[int]`):
-            By index of all rows, which rank has it.
+            Rank of each row, over all rows.
         needed (`Sequence[Sequence[int]]`):
-            By rank, the indices that it needs; the same on every rank.
+            Indices that each rank needs; the same on every rank.
 
     Returns:
         `dict[int, Any]`: by index, the rows of this rank and those it needs.
@@ -173,11 +175,7 @@ def exchange_rows(
     return rows
 
 
-def _by_tensor(contents: dict[int, torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    return [(content, process) for process, content in contents.items()]
-
-
-# One process by itself
+# Blocks without collective calls
 
 _collectives_disabled: ContextVar[bool] = ContextVar("collectives_disabled", default=False)
 
@@ -185,8 +183,8 @@ _collectives_disabled: ContextVar[bool] = ContextVar("collectives_disabled", def
 @contextmanager
 def no_collectives() -> Iterator[None]:
     """
-    While the block runs, collective calls of this thread concern this process only: other processes do other things,
-    perhaps at other times, and may fail. Other threads notice nothing.
+    While the block runs, collective calls of this thread involve this process only, because the other processes do other
+    work, at other times, and may fail. Other threads are not affected.
     """
     token = _collectives_disabled.set(True)
     try:
@@ -196,12 +194,12 @@ def no_collectives() -> Iterator[None]:
 
 
 def collectives_disabled() -> bool:
-    """Whether this thread is inside of [`no_collectives`]."""
+    """Return whether this thread is inside of [`no_collectives`]."""
     return _collectives_disabled.get()
 
 
 def gather_unless_disabled(gather: Callable[[T], T]) -> Callable[[T], T]:
-    """`gather`, which returns what it is given inside of [`no_collectives`]."""
+    """Wrap `gather` so that it returns its argument inside of [`no_collectives`]."""
 
     @functools.wraps(gather)
     def gather_here(tensor: T) -> T:

@@ -5,5 +5,5 @@ from typing import Any
 
 
 def optional_field(**metadata: Any) -> Any:
-    """A field that `__post_init__` sets from the others if it is not given."""
+    """Field whose default is derived from other fields in `__post_init__`."""
     return field(default=None, metadata=metadata)

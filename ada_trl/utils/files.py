@@ -1,4 +1,4 @@
-"""Reading and writing state on disk; nothing that a crash could tear."""
+"""Atomic writes and the lookup of checkpoints."""
 
 import os
 import re
@@ -10,10 +10,11 @@ from pathlib import Path
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """
-    Give a temporary path in the directory of `path`, which is made if need be; what is written there replaces `path` when the block ends.
+    Yield a temporary path in the directory of `path`, which is created if necessary. At the end of the block, the file
+    written there replaces `path`.
 
-    A reader sees the old file or the whole new one. If the block raises, the old file stays and the temporary one is
-    removed. One process at a time may write a path.
+    A reader sees either the old file or the complete new one. If the block raises, the old file stays and the temporary one
+    is removed. Only one process at a time may write a path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +29,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def last_checkpoint(run: str | Path) -> Path | None:
-    """The `checkpoint-N` directory of a run with the largest N; as `transformers.trainer_utils`, which imports torch."""
+    """Find the `checkpoint-N` directory of a run with the largest N, as `transformers.trainer_utils` does, but without torch."""
     found = [path for path in Path(run).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     found = [path for path in found if path.is_dir()]
     return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)

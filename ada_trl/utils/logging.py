@@ -1,4 +1,4 @@
-"""Warnings during training: on one process, on a line of their own."""
+"""Warnings during training: from the main process only, and without breaking the progress bar."""
 
 import functools
 import logging
@@ -13,14 +13,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 class MainProcessLogger(logging.LoggerAdapter):
     """
-    A logger of the main process, which does not write into the middle of a progress bar.
+    Logger of the main process that does not write into the middle of a progress bar.
 
-    [`~accelerate.logging.get_logger`] does the former, puts `[RANK 0]` before every message, and writes into the bar.
+    [`~accelerate.logging.get_logger`] also logs on the main process only, but it prefixes messages with `[RANK 0]` and
+    writes into the progress bar.
     """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if PartialState().is_main_process:
-            with logging_redirect_tqdm() if _prints() else nullcontext():
+            with logging_redirect_tqdm() if _writes_to_terminal() else nullcontext():
                 super().log(level, msg, *args, **kwargs)
 
     @functools.lru_cache(None)  # noqa: B019 (loggers live as long as the process)
@@ -30,27 +31,29 @@ class MainProcessLogger(logging.LoggerAdapter):
 
 @contextmanager
 def deduplicate_warnings(logger: logging.Logger, text: str) -> Iterator[None]:
-    """While the block runs, let a record that contains `text` pass once."""
-    said = False
+    """While the block runs, log only the first record that contains `text`."""
+    matches = 0
 
-    def first(record: logging.LogRecord) -> bool:
-        nonlocal said
-        again, said = said and text in str(record.msg), said or text in str(record.msg)
-        return not again
+    def is_first(record: logging.LogRecord) -> bool:
+        nonlocal matches
+        if text not in str(record.msg):
+            return True
+        matches += 1
+        return matches == 1
 
-    logger.addFilter(first)
+    logger.addFilter(is_first)
     try:
         yield
     finally:
-        logger.removeFilter(first)
+        logger.removeFilter(is_first)
 
 
-def _prints() -> bool:
-    """Whether messages end on the terminal as plain text: by default, or by a handler that tqdm can stand in for."""
+def _writes_to_terminal() -> bool:
+    """Whether messages are printed as plain text: without handlers, or by a stream handler, which tqdm can replace."""
     handlers = logging.getLogger().handlers
     return not handlers or any(getattr(handler, "stream", None) in (sys.stdout, sys.stderr) for handler in handlers)
 
 
 def get_logger(name: str) -> MainProcessLogger:
-    """The logger of a module."""
+    """Return the logger of a module."""
     return MainProcessLogger(logging.getLogger(name), {})

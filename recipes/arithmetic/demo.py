@@ -13,14 +13,15 @@ from pathlib import Path
 from transformers import ProgressCallback
 
 from ada_trl.commands import plotting
-from ada_trl.commands.train import build_trainer, parse_args
+from ada_trl.commands.run_setup import build_trainer
+from ada_trl.commands.train import parse_args
 from ada_trl.utils.tables import markdown_table
 
 from .task import prepare
 
 
 RECIPES = Path(__file__).parent
-STEPS = 60  # fewer than the recipes', so that all of it takes four minutes
+STEPS = 60  # fewer than in the recipes, so that the demo takes four minutes
 LABELS = {
     "grpo-n4": "GRPO n=4",
     "grpo-n8": "GRPO n=8",
@@ -29,24 +30,24 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
-    "batch": "Batch n=1",
-    "posterior": "Posterior n=1",
-    "retry_unsolved": "Rounds across steps, 1 rollout each",
+    "batch": "batch baseline, n=1",
+    "posterior": "posterior baseline, n=1",
+    "retry_unsolved": "posterior baseline, n=1, + retries",
 }
 
 
 class CompactProgress(ProgressCallback):
-    """A progress bar with two figures instead of every metric on a line of its own."""
+    """Progress bar with two metrics instead of a line for each log."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
             self.training_bar.set_postfix(
-                reward=f"{logs['reward']:.2f}", zero_signal=f"{logs['ada/frac_zero_advantage_groups']:.2f}"
+                reward=f"{logs['reward']:.2f}", zero_advantage=f"{logs['ada/frac_zero_advantage_groups']:.2f}"
             )
 
 
 def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
-    """Train one method; returns its summary and curves."""
+    """Train one method and return its summary and curves."""
     print(f"\n{LABELS[method]}", flush=True)
     paths = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]
     paths += [f"--output_dir={task_dir / method}", f"--max_steps={STEPS}"]
@@ -64,13 +65,13 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
 
 
 def summarise(log_history: list[dict]) -> dict:
-    """Curves and means of a run, all read from its logs."""
+    """Read curves and means of a run from its logs."""
     evaluations = plotting.curve(log_history, "eval_reward")
     return {
         "steps": evaluations.steps.tolist(),
         "accuracy": evaluations.values.tolist(),
         "tokens": plotting.against(log_history, "eval_reward", plotting.TOKENS)[0].tolist(),
-        "zero_signal": plotting.curve(log_history, "ada/frac_zero_advantage_groups").values.mean(),
+        "frac_zero_advantage_groups": plotting.curve(log_history, "ada/frac_zero_advantage_groups").values.mean(),
         "rollouts_per_prompt": plotting.curve(log_history, "ada/samples_per_prompt/mean").values.mean(),
         "step_seconds": plotting.total(log_history, "step_time").values[-1],
     }
@@ -81,7 +82,7 @@ def table(results: list[dict]) -> str:
         "Method",
         "Accuracy before",
         "Accuracy after",
-        "Zero-gradient prompts",
+        "Groups without a gradient",
         "Rollouts per prompt",
         "Generated tokens",
         "Training seconds",
@@ -91,7 +92,7 @@ def table(results: list[dict]) -> str:
             result["method"],
             f"{result['accuracy'][0]:.3f}",
             f"{result['accuracy'][-1]:.3f}",
-            f"{result['zero_signal']:.1%}",
+            f"{result['frac_zero_advantage_groups']:.1%}",
             f"{result['rollouts_per_prompt']:.1f}",
             f"{result['tokens'][-1]:,.0f}",
             f"{result['step_seconds']:.0f}",
@@ -105,13 +106,14 @@ REPORT = """\
 # Arithmetic demo
 
 Integer addition, 1 to 4 digits; every method starts from the same base model with the same seed and takes
-{steps} optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (batch). Accuracy is measured by sampling 4 completions for each of 256 held-out problems,
-which makes its standard error about 0.015. One seed: see it as a demonstration, not as evidence.
+{steps} optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (batch baseline). Accuracy is measured
+by sampling 4 completions for each of 256 held-out problems; its standard error is about 0.015. This is a demonstration with
+one seed, not a comparison of the methods.
 
 {table}
 
-*Zero-gradient prompts*: share of the prompts in a step whose rollouts in the update all have advantage 0, mean over the
-run. *Training seconds* leave evaluation out.
+*Groups without a gradient*: fraction of groups whose rollouts all have advantage 0, mean over the run. *Training seconds*
+do not include evaluation.
 
 ![Accuracy against steps, generated tokens and time](curves.png)
 """
@@ -124,7 +126,7 @@ def main() -> None:
         "--task_dir", type=Path, default=Path("outputs/arithmetic"), help="Cached base model and data."
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
-    args, overrides = parser.parse_known_args()
+    args, overrides = parser.parse_known_args()  # others override the recipes
 
     prepare(args.task_dir)
     args.output_dir.mkdir(parents=True, exist_ok=True)

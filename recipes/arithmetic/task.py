@@ -3,7 +3,7 @@ Integer addition with mixed digit counts: a reinforcement learning task that nee
 
 `python -m ada_trl.recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems) and
 `base/` (a Qwen2 model of 858 thousand parameters, pretrained until its pass rates spread from 0 to 1), which the
-configurations in this folder start from. `ada-trl train` does the same by itself, where they are missing.
+configurations in this folder start from. `ada-trl train` creates them automatically if they are missing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-3  # of the pretraining
 
 
 def build_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """A character tokenizer: one token per digit and sign, built on the spot."""
+    """Build a character tokenizer: one token per digit and sign."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -44,7 +44,7 @@ def build_model(
     seed: int = 0,
     max_position_embeddings: int = 64,
 ) -> Qwen2ForCausalLM:
-    """A randomly initialised Qwen2 (858 thousand parameters with the default sizes)."""
+    """Build a randomly initialised Qwen2 (858 thousand parameters with the default sizes)."""
     set_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -65,9 +65,9 @@ def build_model(
 
 def problems(number: int, seed: int, digits: tuple[int, ...] = tuple(range(1, MAX_DIGITS + 1))) -> Dataset:
     """
-    Distinct sums with columns `prompt` (`"12+345="`), `answer` (`"357"`) and `digits` (of the longer summand).
+    Generate distinct sums with columns `prompt` (`"12+345="`), `answer` (`"357"`) and `digits` (of the longer summand).
 
-    Both summands' digit counts are drawn uniformly from `digits`, so that short sums are as frequent as long ones.
+    The digit counts of both summands are sampled uniformly from `digits`, so that short sums are as frequent as long ones.
     """
     rng = random.Random(seed)
     rows = {}
@@ -86,10 +86,10 @@ def pretrain(
     output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.35, check_every: int = 50, batch_size: int = 64
 ) -> None:
     """
-    Supervised learning on random sums, loss on the answers only, saved to `output_dir`.
+    Train a model on random sums with a loss on the answers only, and save it to `output_dir`.
 
-    Stops at the first check in which sampling solves at least `target` of fresh problems, or after `steps` steps: the
-    accuracy rises so steeply with the steps that their number alone would not place the base model.
+    Training stops at the first check in which sampling solves at least `target` of held-out problems, or after `steps`
+    steps. Accuracy rises steeply, so a fixed number of steps would not give base models of similar accuracy.
     """
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=seed)
@@ -119,7 +119,7 @@ def imitate(
     batch_size: int = 64,
     learning_rate: float = LEARNING_RATE,
 ) -> None:
-    """Supervised learning of prompts and completions, until a check of `accuracy` gives `target` or for `steps` steps."""
+    """Train on pairs of prompt and completion until `accuracy` reaches `target`, or for `steps` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)  # warm-up
     batches = DataLoader(
@@ -144,7 +144,7 @@ def imitate(
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output_dir: Path) -> None:
-    """What is in `output_dir` is always a whole model."""
+    """Save a model atomically: `output_dir` never contains an incomplete model."""
     unfinished = output_dir.with_name(f".{output_dir.name}.unfinished")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
@@ -153,7 +153,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output_dir
 
 @torch.no_grad()
 def sampled_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: Dataset) -> float:
-    """Share of `rows` that one sampled completion each solves (average@1 at temperature 1)."""
+    """Return the fraction of `rows` solved by one sampled completion each (average@1 at temperature 1)."""
     model.eval()
     prompts = tokenizer(list(rows["prompt"]), padding=True, padding_side="left", return_tensors="pt")
     prompts.pop("token_type_ids", None)
@@ -164,7 +164,7 @@ def sampled_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
 
 
 def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> dict[str, torch.Tensor]:
-    """Prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    """Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
     prompts, answers = zip(*pairs, strict=True)
     texts = [prompt + answer + tokenizer.eos_token for prompt, answer in pairs]
     batch = tokenizer(list(texts), padding=True, padding_side="right", return_tensors="pt")
@@ -177,13 +177,13 @@ def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) ->
 def prepare(
     output_dir: str | Path, steps: int = 3000, num_train: int = 4096, num_test: int = 256, seed: int = 0
 ) -> None:
-    """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
+    """Write `data/train.jsonl`, `data/test.jsonl` and, unless it exists, `base/`."""
     dataset = problems(num_train + num_test, seed=seed + 1000)
     write_task(Path(output_dir), dataset, num_test, lambda base: pretrain(base, steps, seed))
 
 
 def write_task(output_dir: Path, dataset: Dataset, num_test: int, pretrain: Callable[[Path], None]) -> None:
-    """The splits of `dataset`, of which the first `num_test` rows are held out, and the base model if it is missing."""
+    """Write the splits of `dataset` (the first `num_test` rows are held out), and the base model if it is missing."""
     splits = {"test": range(num_test), "train": range(num_test, len(dataset))}
     for split, rows in splits.items():
         with atomic_write(output_dir / "data" / f"{split}.jsonl") as temporary:
@@ -196,8 +196,12 @@ def write_task(output_dir: Path, dataset: Dataset, num_test: int, pretrain: Call
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/arithmetic"), help="For data/ and base/.")
-    parser.add_argument("--steps", type=int, default=3000, help="Most pretraining steps, of 64 sums each.")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("outputs/arithmetic"), help="Directory of data/ and base/."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3000, help="Maximum number of pretraining steps, of 64 sums each."
+    )
     parser.add_argument("--num_train", type=int, default=4096, help="Training problems.")
     parser.add_argument("--num_test", type=int, default=256, help="Held-out problems.")
     parser.add_argument("--seed", type=int, default=0)

@@ -2,7 +2,7 @@
 A vLLM server for the arithmetic task, on any Linux machine, with or without a GPU.
 
 `python -m ada_trl.recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the flags
-that every weight sync without NCCL needs. For a model of your own copy the command that it prints.
+that every weight sync without NCCL needs. For another model, copy the command that it prints.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 
 def command(model: Path, port: int, max_model_len: int = 64, max_lora_rank: int = 8) -> list[str]:
-    """The server's command line. In float32 its log-probabilities agree with the trainer's to 1e-6."""
+    """Build the server's command line. In float32 its log-probabilities agree with the trainer's to 1e-6."""
     options = {
         "--model": model,
         "--host": "127.0.0.1",
@@ -46,22 +46,22 @@ def command(model: Path, port: int, max_model_len: int = 64, max_lora_rank: int 
 @contextmanager
 def running_server(model: Path, port: int, log: Path | None = None, seconds: float = 300, **options) -> Iterator[str]:
     """
-    A server that runs while the context is open.
+    Run a server while the block runs.
 
     Args:
         log (`Path`, *optional*):
             File for its output; by default it goes to the terminal.
         seconds (`float`, *optional*, defaults to `300`):
-            How long it may take to come up.
+            Maximum time until it responds.
 
     Yields:
-        `str`: its address.
+        `str`: URL of the server.
 
     Raises:
-        `RuntimeError`: if it does not come up.
+        `RuntimeError`: if it does not respond in time.
     """
     output = open(log, "w") if log else None
-    # A process group of its own: ending the API server alone would leave the engine behind.
+    # A separate process group, because ending only the API server would leave the engine process running.
     process = subprocess.Popen(
         command(model, port, **options),
         env=os.environ | ENVIRONMENT,
@@ -87,7 +87,7 @@ def _wait_until_up(process: subprocess.Popen, url: str, seconds: float, log: Pat
         except OSError:
             time.sleep(0.5)
     tail = f": …{log.read_text()[-3000:]}" if log else "; see its output above"
-    raise RuntimeError(f"The vLLM server did not come up at {url} within {seconds:g} seconds{tail}")
+    raise RuntimeError(f"The vLLM server did not respond at {url} within {seconds:g} seconds{tail}")
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,4 +1,4 @@
-"""Removal of problems that a model cannot learn from: incomplete, too long, not verifiable, or duplicates."""
+"""Removal of unusable problems: incomplete, too long, not verifiable, or duplicates."""
 
 from dataclasses import replace
 from itertools import islice
@@ -24,10 +24,10 @@ def clean(
     neither its references nor its annotated solution can be verified ([Reinforce-Ada](https://huggingface.co/papers/2510.04996),
     v1), or if an earlier problem has the same normalised text.
 
-    - The references are verified if math-verify recognises the answer, and unless the data set says that none of its
-      recorded solutions is correct (`correctness_math_verify`).
+    - The references are verified if math-verify recognises the answer, unless the data set marks all recorded solutions as
+      incorrect (`correctness_math_verify`).
     - The annotated solution is verified if math-verify recognises its last `\\boxed{}` and finds it equal to the answer.
-      Where the answer itself is not recognised, the boxed one replaces it.
+      If the answer itself is not recognised, the boxed one replaces it.
 
     With a custom reward function there are no answers to verify (`verify=False`). Returns the remaining problems, and the
     number removed by each filter, in order.
@@ -56,7 +56,7 @@ def _has_answer(problem: Problem) -> bool:
 
 
 def _are_recognised(problems: list[Problem]) -> list[bool]:
-    """Whether math-verify finds an answer, or one of several, equal to itself."""
+    """Check whether math-verify finds an answer, or one of several, equal to itself."""
     references = [reference for problem in problems for reference in problem.answers]
     in_boxes = [text if boxed(text) else f"\\boxed{{{text}}}" for text in references]
     matches = iter(verify_answers(in_boxes, references))
@@ -77,9 +77,9 @@ def _replace_unrecognised_answers(problems: list[Problem]) -> list[Problem]:
 
 
 def _are_verified(problems: list[Problem]) -> list[bool]:
-    """Whether the references or the annotated solution of each problem can be verified."""
+    """Check whether the references or the annotated solution of each problem can be verified."""
     verified = _are_recognised(problems)
-    # Comparing solutions is slow, so only those are compared of which no recorded completion was found correct.
+    # Comparing solutions is slow, so it is done only for problems without a correct recorded completion.
     records = [problem.columns.get("correctness_math_verify") for problem in problems]
     doubtful = [i for i, correct in enumerate(records) if correct and not any(correct)]
     solutions = [problems[i].columns.get("solution") or "" for i in doubtful]

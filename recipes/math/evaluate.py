@@ -25,14 +25,14 @@ from .sampling import Measurement, Model, SamplingArguments, parse_arguments
 from .statistics import bootstrap_interval, difficulty_bins, pass_at_k
 
 
-# The paper's: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
+# Of the paper: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
 DATASETS = (
     "weqweasdas/math500",
     "weqweasdas/minerva_math",
     "weqweasdas/olympiadbench",
     "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 )
-ALL = "all"  # problems; the paper's weighted average, in which each data set weighs as many as it has
+ALL = "all"  # all problems: the paper's average, weighted by the sizes of the data sets
 
 
 @dataclass(kw_only=True)
@@ -40,17 +40,13 @@ class EvaluateArguments(SamplingArguments):
     """Options of `evaluate.py`, in addition to [`~sampling.SamplingArguments`]."""
 
     models: list[str] = HfArg(
-        help="Names or paths of models and LoRA adapters. The others are compared with the first."
+        help="Names or paths of models and LoRA adapters. The first one is the reference of the comparison."
     )
     datasets: list[str] = HfArg(
         default_factory=lambda: list(DATASETS),
         help="Names on the hub, files (JSON, JSON Lines, Parquet, CSV) or directories.",
     )
     pass_at: list[int] | None = HfArg(default=None, help="The k of pass@k; default: powers of two up to num_samples.")
-    difficulty_edges: list[float] = HfArg(
-        default_factory=lambda: [0.0, 0.2, 0.5, 1.0],
-        help="Edges of the difficulty bins; default: the paper's table 5.",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +70,7 @@ def folder_name(name: str) -> str:
 
 def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
     """Evaluate every model on every data set; write `results.csv`, see [`tabulate`], and `pass_at_k.png`."""
-    # Whatever can fail early does so before hours of sampling: reward function, tokenizers, data.
+    # Reward function, tokenizers and data first, so that their errors come before hours of sampling.
     models = [Model(name, args, make) for name in args.models]
     problems = {name: load_problems(name, args)[: args.max_problems] for name in args.datasets}
     output_dir = Path(args.output_dir)
@@ -90,7 +86,7 @@ def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
             model.close()
     rates = [[problem.columns.get("pass_rate") for problem in rows] for rows in problems.values()]
     results = tabulate(measured, args, None if any(None in given for given in rates) else rates)
-    with FileLock(output_dir / ".lock"):  # of the processes that share the work, one writes at a time
+    with FileLock(output_dir / ".lock"):  # several processes may share the work; one writes at a time
         results.to_csv(output_dir / "results.csv", index=False)
         plot(results).savefig(output_dir / "pass_at_k.png", dpi=150)
     return results
@@ -102,11 +98,11 @@ def tabulate(
     pass_rates: list[list[float]] | None = None,
 ) -> pd.DataFrame:
     """
-    Compute all figures of an evaluation; shares are between 0 and 1.
+    Compute all metrics of an evaluation; fractions are between 0 and 1.
 
     Args:
         measured (`Mapping[str, Mapping[str, Measurement]]`):
-            By model and data set. The other models are compared with the first one, problem by problem.
+            Measurements by model and data set. The first model is the reference, problem by problem.
         pass_rates (`list[list[float]]`, *optional*):
             Pass rates of the problems of each data set, which define the difficulty bins. They must be measured with other
             completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
@@ -146,7 +142,7 @@ def tabulate(
 
 
 def show(results: pd.DataFrame) -> str:
-    """Format results as a table with a column per group of problems, in percent but for the number of tokens."""
+    """Format results as a table with a column per group of problems, in percent except for the number of tokens."""
     metrics = list(dict.fromkeys(results["metric"]))  # models are compared within a metric
     rows = results.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
     rows["problems"] += rows["number"].map(" ({})".format)
@@ -158,7 +154,7 @@ def show(results: pd.DataFrame) -> str:
 
 
 def plot(results: pd.DataFrame) -> Figure:
-    """Draw pass@k of all problems with intervals."""
+    """Plot pass@k of all problems with intervals."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     rows = results[results["metric"].str.startswith("pass@")]

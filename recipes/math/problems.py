@@ -1,4 +1,4 @@
-"""Math problems with reference answers, from the hub or from a file, whatever their columns are called."""
+"""Math problems with reference answers, from the hub or a file, with the column names of common data sets."""
 
 import logging
 import unicodedata
@@ -31,9 +31,9 @@ EXTRA_COLUMNS = (
 @dataclass(frozen=True)
 class Problem:
     """
-    A problem to sample completions for.
+    Problem to sample completions for.
 
-    `columns` is what the reward function receives besides the completions. For math: `answer` (`str`, or `list[str]` of
+    `columns` are the other arguments of the reward function. For math: `answer` (`str`, or `list[str]` of
     which any may match) and `EXTRA_COLUMNS`; for a custom reward function: the whole row.
     """
 
@@ -59,18 +59,18 @@ class Problem:
 
 
 def normalise(text: str) -> str:
-    """Remove differences that do not make another problem: Unicode compatibility forms and white space."""
+    """Remove differences between spellings of the same problem: Unicode compatibility forms and white space."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def load_problems(name: str, args: "SamplingArguments", config: str | None = None) -> list[Problem]:
     """
-    Load the problems of a data set in its order; a row without a problem or an answer gets an empty one.
+    Load the problems of a data set in its order. A missing problem or answer becomes an empty text.
 
-    A custom reward function may need any column, so then all are kept, and the column `prompt` is preferred.
+    A custom reward function may need any column, so all columns are kept in this case, and the column `prompt` is preferred.
 
     Raises:
-        `ValueError`: if the data set, the split or a column does not exist, or holds neither text nor conversations.
+        `ValueError`: if the data set, the split or a column does not exist, or contains neither text nor conversations.
     """
     rows = take_split(load_splits(name, config), name, args.dataset_split)
     custom = args.reward_func is not None
@@ -89,7 +89,7 @@ def load_problems(name: str, args: "SamplingArguments", config: str | None = Non
                 text = "\n".join([message["content"] for message in messages])
             except (KeyError, TypeError) as error:
                 raise ValueError(
-                    f"Column {problem_column!r} of {name!r} holds neither text nor conversations. Set --problem_column."
+                    f"Column {problem_column!r} of {name!r} contains neither text nor conversations. Set --problem_column."
                 ) from error
         columns = row if custom else {column: row[column] for column in extra}
         if not custom:
@@ -99,7 +99,7 @@ def load_problems(name: str, args: "SamplingArguments", config: str | None = Non
 
 
 def find_column(rows: "Dataset", chosen: str | None, candidates: tuple[str, ...], what: str, data: str) -> str:
-    """Return the column `chosen` by the user, or the first of `candidates` that exists."""
+    """Return the column `chosen` by the user, or the first existing column of `candidates`."""
     names = rows.column_names
     found = [name for name in ([chosen] if chosen else candidates) if name in names]
     if not found:

@@ -15,7 +15,7 @@ Completion = str | list[dict[str, str]]
 
 
 class _MathAccuracy:
-    """Verification with given limits; a class and not a closure, so that the reward function can be pickled."""
+    """Verification with given limits; a class instead of a closure, so that the reward function can be pickled."""
 
     __name__ = "math_accuracy_reward"
 
@@ -31,7 +31,7 @@ class _MathAccuracy:
         **kwargs: Any,
     ) -> list[float | None]:
         """
-        Return 1 for a correct answer, 0 for a wrong one or none, `None` where the reference cannot be parsed.
+        Return 1 for a correct answer, 0 for a wrong or missing one, `None` if the reference cannot be parsed.
 
         The references, one or several per row, are the data set's column `answer`, or without it `solution`, the name that
         [`~trl.rewards.accuracy_reward`] expects.
@@ -51,7 +51,7 @@ math_accuracy_reward = _MathAccuracy(timeout=5.0, num_workers=None)
 
 def get_math_accuracy_reward(timeout: float = 5.0, num_workers: int | None = None) -> Callable:
     """
-    Make a `math_accuracy_reward` with other limits, see [`verify_answers`].
+    Create a `math_accuracy_reward` with other limits, see [`verify_answers`].
 
     In a recipe: `reward_funcs: ["ada_trl.recipes.math.rewards.get_math_accuracy_reward(timeout=10)"]`.
     """

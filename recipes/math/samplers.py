@@ -2,7 +2,7 @@
 Samplers: vLLM or transformers, in this process.
 
 `generate(prompts, seeds)` takes token ids and returns the token ids of `num_samples` completions for each prompt. A
-prompt's seed alone decides its completions, whatever is sampled with it. `close()` releases the model.
+prompt's completions depend on its seed only, not on the rest of the batch. `close()` releases the model.
 """
 
 import json
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def make_sampler(
     model: str, tokenizer: "PreTrainedTokenizerBase", args: "SamplingArguments"
 ) -> "TransformersSampler | VLLMSampler":
-    """Make the sampler of `args.backend` for a model by name or path."""
+    """Create the sampler of `args.backend` for a model by name or path."""
     sampler = VLLMSampler if args.backend == "vllm" else TransformersSampler
     return sampler(model, tokenizer, args)
 
 
 class TransformersSampler:
-    """`generate` of a model in this process, one prompt at a time."""
+    """Sampler that calls `generate` of transformers, one prompt at a time."""
 
     def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: "SamplingArguments"):
         import torch
@@ -54,7 +54,7 @@ class TransformersSampler:
         import torch
 
         prompts = torch.tensor([prompt] * number, device=self.model.device)  # (B, T)
-        # Every option that the model's own generation_config could set is given, so that it has no influence.
+        # All options are given, so that the model's generation_config has no influence.
         random = {"do_sample": True, "temperature": self.args.temperature, "top_p": self.args.top_p, "top_k": 0}
         with torch.inference_mode():
             output = self.model.generate(
@@ -80,7 +80,7 @@ class TransformersSampler:
 
 
 class VLLMSampler:
-    """vLLM in this process. It takes LoRA adapters too."""
+    """Sampler with vLLM in this process. It supports LoRA adapters."""
 
     def __init__(self, model: str, tokenizer: "PreTrainedTokenizerBase", args: "SamplingArguments"):
         try:

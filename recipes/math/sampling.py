@@ -30,7 +30,7 @@ from .rewards import math_accuracy_reward
 from .samplers import make_sampler
 
 
-# What decides the samples of a problem, in addition to the model and the prompts.
+# Settings that determine the samples of a problem, in addition to the model and the prompts.
 SETTINGS = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
 
 
@@ -42,7 +42,7 @@ class SamplingArguments:
     num_samples: int = HfArg(default=32, help="Completions per problem.")
     temperature: float = HfArg(default=1.0, help="Sampling temperature; 0 is greedy.")
     top_p: float = HfArg(default=1.0, help="Probability mass of nucleus sampling.")
-    max_new_tokens: int = HfArg(default=4096, help="Maximum number of tokens of a completion.")
+    max_new_tokens: int = HfArg(default=4096, help="Maximum number of tokens per completion.")
     seed: int = HfArg(default=42, help="Each problem has its own seed, derived from this one and its position.")
     prompt_format: Literal["chat", "plain"] | None = HfArg(
         default=None,
@@ -92,13 +92,13 @@ class SamplingArguments:
         (function,) = load_reward_funcs([self.reward_func])
         if isinstance(function, str):
             raise ValueError(
-                f"reward_func ({function!r}) is no function. Give the import path of one, such as my_rewards.correct."
+                f"reward_func ({function!r}) is not a function. Give an import path such as my_rewards.correct."
             )
         return function
 
 
 def parse_arguments(kind: type, args: list[str] | None, description: str | None) -> Any:
-    """Parse a command line with an optional `--config` file; invalid values end the program as unknown options do."""
+    """Parse a command line with an optional `--config` file; invalid values exit like unknown options."""
     parser = TrlParser(kind, description=description)
     try:
         return parser.parse_args_and_config(args)[0]
@@ -125,12 +125,12 @@ class Measurement(NamedTuple):
 
     @property
     def pass_rates(self) -> np.ndarray:
-        """Share of correct completions of each problem, `(num_problems,)`."""
+        """Fraction of correct completions of each problem, `(num_problems,)`."""
         return self.rewards.mean(axis=1)
 
 
 class Model:
-    """A model by name or path, whose weights are loaded when the first completions are sampled."""
+    """Model by name or path, whose weights are loaded when the first completions are sampled."""
 
     def __init__(self, name: str, args: SamplingArguments, make: Callable = make_sampler):
         self.name, self.args = name, args
@@ -140,30 +140,30 @@ class Model:
 
     def close(self) -> None:
         """Release the weights."""
-        if self._sampler.cache_info().currsize:  # it was made
+        if self._sampler.cache_info().currsize:  # it has been created
             self._sampler().close()
 
     def measure(self, problems: list[Problem], folder: Path, data: str) -> Measurement:
         """
         Sample and score what is not in `folder` yet; `data` is the name of the problems' data set.
 
-        The folder has `settings.json`, `scores.parquet`, and a file with the completions of every `save_every` problems,
-        which is written as a whole, so that an interrupted command continues. A `ValueError` is raised if the completions
-        were sampled with other settings.
+        The folder contains `settings.json`, `scores.parquet`, and a file with the completions of every `save_every` problems.
+        Files are written atomically, so an interrupted command continues. A `ValueError` is raised if the completions were
+        sampled with other settings.
         """
         if not problems:
             raise ValueError(f"{data!r} has no usable problems (max_problems is {self.args.max_problems}).")
         prompts = [self.render(problem) for problem in problems]
         settings = {name: getattr(self.args, name) for name in SETTINGS}
-        # The digest of the token ids stands for the problems, their order, the chat template and the tokenizer.
+        # The digest of the token ids identifies the problems, their order, the chat template and the tokenizer.
         settings |= {"model": self.name, "weights": fingerprint(self.name), "data": data, "prompts": _digest(prompts)}
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             size = self._check_settings(folder / "settings.json", settings)
         files = {folder / f"{start:08d}.parquet": start for start in range(0, len(prompts), size)}
         try:
-            # Several processes, one per GPU, share the files: first each samples those that no other one is at, then it
-            # waits for the rest, and samples what a process that has ended meanwhile left behind.
+            # Several processes, one per GPU, share the files: each process first samples files that no other process works
+            # on. Then it waits for the remaining files, and samples those of processes that have ended early.
             for file, start in tqdm(files.items(), f"Sampling {data}, {size} problems per file", unit="file"):
                 self._sample(prompts[start : start + size], start, file, wait=False)
             for file, start in files.items():
@@ -179,12 +179,12 @@ class Model:
         return Measurement(correct.astype(float), np.array(table["lengths"].to_pylist()), unscored)
 
     def _check_settings(self, path: Path, settings: dict[str, Any]) -> int:
-        """Compare with those of the samples on disk, if any, and return the number of problems per file."""
+        """Compare the settings with those of stored samples, if any, and return the number of problems per file."""
         stored = json.loads(path.read_text()) if path.exists() else settings | {"save_every": self.args.save_every}
         for name, value in settings.items():
             if stored.get(name) != value:
                 raise ValueError(
-                    f"The samples in {path.parent} were drawn with {name} {stored.get(name)!r}, but this run has {value!r}. "
+                    f"The samples in {path.parent} were generated with {name} {stored.get(name)!r}, but this run has {value!r}. "
                     "Set the former, choose another output directory, or delete the samples."
                 )
         with atomic_write(path) as temporary:
@@ -206,7 +206,7 @@ class Model:
             pass
 
     def render(self, problem: Problem) -> list[int]:
-        """Token ids of a problem's prompt."""
+        """Tokenize a problem's prompt."""
         prompt = problem.to_prompt(self.args.prompt_format)
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
@@ -217,7 +217,7 @@ class Model:
         )
 
     def _score(self, problems: list[Problem], files: list[Path], path: Path, data: str) -> pa.Table:
-        # Scores are kept until anything that they depend on changes; unlike samples, they are quick to make again.
+        # Scores are reused until anything that they depend on changes; unlike samples, they are quick to compute again.
         settings = {"columns": _digest([problem.columns for problem in problems]), "source": _source(self.reward_func)}
         settings |= {"reward_func": self.args.reward_func, "samples": [file.stat().st_mtime_ns for file in files]}
         if path.exists():
@@ -275,7 +275,7 @@ def _digest(value: Any) -> str:
 
 
 def _source(reward_func: Callable) -> str | None:
-    """What changes with the reward function: the version of math-verify, or a hash of the function's text."""
+    """Identify the version of the reward function: the version of math-verify, or a hash of the function's source."""
     if reward_func is math_accuracy_reward:
         return f"math-verify {importlib.metadata.version('math-verify')}"
     try:

@@ -26,14 +26,14 @@ from .samplers import make_sampler
 from .sampling import Model, SamplingArguments, parse_arguments
 
 
-DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # `load_dataset` recognises the name, beside other files
+DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # a name that `load_dataset` recognises among other files
 
 
 @dataclass(kw_only=True)
 class SelectArguments(SamplingArguments):
     """Options of `select.py`, in addition to [`~sampling.SamplingArguments`]."""
 
-    model_name_or_path: str = HfArg(help="Model whose pass rates decide.")
+    model_name_or_path: str = HfArg(help="Model that samples the completions.")
     dataset_name: str = HfArg(
         default="open-r1/OpenR1-Math-220k",
         help="Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory. The authors' problems: "
@@ -84,7 +84,7 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
     `make` replaces [`~samplers.make_sampler`].
     """
     custom = args.reward_func is not None
-    model = Model(args.model_name_or_path, args, make)  # first, since it fails early if its name is wrong
+    model = Model(args.model_name_or_path, args, make)  # first, to fail early if its name is wrong
     loaded = load_problems(args.dataset_name, args, args.dataset_config)
     problems, removed = clean(loaded, model.tokenizer, args.max_problem_tokens, verify=not custom)
     problems = problems[: args.max_problems]
@@ -114,7 +114,7 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
     report = {"problems": counts, "problems_by_correct_completions": by_correct, "settings": asdict(args)}
     output_dir = Path(args.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(output_dir / ".lock"):  # of the processes that share the work, one writes at a time
+    with FileLock(output_dir / ".lock"):  # several processes may share the work; one writes at a time
         with atomic_write(output_dir / DATA_FILE) as temporary:
             dataset.to_parquet(temporary)
         (output_dir / "selection.json").write_text(json.dumps(report, indent=2) + "\n")

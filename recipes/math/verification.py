@@ -25,9 +25,9 @@ def verify_answers(
     Compare the answer of each completion with its reference by math-verify, in parallel processes.
 
     The answer is the last `\boxed{}` (or several, joined by commas or "and"); without one, the first expression that
-    math-verify finds at the end. Equal answers to equal references are compared once. Safe to call from any thread and
-    any process, for any text: a comparison that takes longer than `timeout`, or kills its process, counts as wrong and
-    affects no other row.
+    math-verify finds at the end. Equal pairs of answer and reference are compared once. Safe to call from any thread and
+    any process, with any text: a comparison that takes longer than `timeout`, or crashes its process, counts as wrong and
+    does not affect other rows.
 
     Args:
         completions (`Sequence[str]`), references (`Sequence[str | Sequence[str]]`):

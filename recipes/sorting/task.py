@@ -1,13 +1,12 @@
 """
-Sorting digits with a scratch pad: a second task that needs no download, whose completions differ in length.
+Sorting digits with intermediate steps: a task that needs no download, with completions of different lengths.
 
 `python -m ada_trl.recipes.sorting.task --output_dir outputs/sorting` writes `data/` (train and test problems) and `base/` (a
-Qwen2 model of 109 thousand parameters), which the configurations in this folder start from. `ada-trl train` does the same by
-itself, where they are missing.
+Qwen2 model of 109 thousand parameters), which the configurations in this folder start from. `ada-trl train` creates them
+automatically if they are missing.
 
-To `3142:` a completion writes the list again after each swap of neighbours, `1342,1324,1234`, and ends when it is sorted. Many
-ways lead there, so a prompt has many right completions, of many lengths. The demonstrations that the base model imitates
-wander: some of their swaps are of any neighbours.
+The completion of `3142:` repeats the list after each swap of neighbours, `1342,1324,1234`, until it is sorted. A prompt has many
+correct completions of different lengths. In the demonstrations for the base model, some swaps are of random neighbours.
 """
 
 import argparse
@@ -24,16 +23,18 @@ from ..arithmetic.task import build_model, build_tokenizer, imitate, save, write
 CHARACTERS = "0123456789,:"
 LENGTHS = (3, 4, 5)  # of the lists
 MAX_COMPLETION_TOKENS = 48
-LONGEST_DEMONSTRATION = 64  # longer than what is sampled, so that the base model does not learn to end in time
-WANDERING = 0.1  # share of the demonstrations' swaps that are of any neighbours
+LONGEST_DEMONSTRATION = (
+    64  # longer than the limit of sampling, so that some completions of the base model are truncated
+)
+RANDOM_SWAPS = 0.1  # fraction of the demonstrations' swaps that are of random neighbours
 LEARNING_RATE = 3e-3  # of the pretraining
 
 
 def problems(number: int, seed: int, lengths: tuple[int, ...] = LENGTHS) -> Dataset:
     """
-    Different unsorted lists of different digits with columns `prompt` (`"3142:"`), `answer` (`"1234"`) and `digits` (their number).
+    Generate distinct unsorted lists of distinct digits with columns `prompt` (`"3142:"`), `answer` (`"1234"`) and `digits` (their number).
 
-    The number of digits is drawn uniformly from `lengths`, as long as there are lists left: 600 of three digits, 4,830 of four.
+    The number of digits is sampled uniformly from `lengths`, as long as there are unused lists: 600 of three digits, 4,830 of four.
     """
     rng = random.Random(seed)
     rows = {}
@@ -50,23 +51,23 @@ def _unsorted(rng: random.Random, lengths: tuple[int, ...] = LENGTHS) -> str:
             return "".join(digits)
 
 
-def demonstration(digits: str, rng: random.Random, wandering: float = WANDERING) -> str:
+def demonstration(digits: str, rng: random.Random, random_swaps: float = RANDOM_SWAPS) -> str:
     """
-    Swaps until the list is sorted: of random neighbours that are out of order, or with probability `wandering` of any.
+    Sort a list by swaps of random neighbours that are out of order or, with probability `random_swaps`, of any neighbours.
 
-    The number of swaps has a long tail: what wandering has undone has to be done again.
+    The number of swaps has a long tail, because random swaps may have to be undone.
     """
     digits, lists = list(digits), []
     pairs = range(len(digits) - 1)
     while out_of_order := [i for i in pairs if digits[i] > digits[i + 1]]:
-        i = rng.choice(pairs if rng.random() < wandering else out_of_order)
+        i = rng.choice(pairs if rng.random() < random_swaps else out_of_order)
         digits[i], digits[i + 1] = digits[i + 1], digits[i]
         lists.append("".join(digits))
     return ",".join(lists)
 
 
 def swaps_right(prompt: str, completion: str) -> float:
-    """Share of a completion's lists that are one swap of neighbours away from the list before, the first from the prompt's."""
+    """Return the fraction of lists that are one swap of neighbours away from the previous list (the prompt's for the first)."""
     lists = [prompt.removesuffix(":"), *completion.split(",")]
     return sum(map(_is_swap, lists, lists[1:])) / (len(lists) - 1)
 
@@ -86,10 +87,11 @@ def sorted_by_swaps(prompts: list[str], completions: list[str], answer: list[str
 
 def work_and_answer(prompts: list[str], completions: list[str], answer: list[str], **kwargs) -> list[float]:
     """
-    Graded reward from 0 to 1: half for the share of lists that are one swap away from the one before, half for the share of
-    places at which the last list has the right digit.
+    Graded reward from 0 to 1: half for the fraction of lists that are one swap away from the previous one, half for the
+    fraction of correct positions in the last list.
 
-    It is 1 exactly where [`sorted_by_swaps`] is. Almost right earns more than 0.9: set `positive_threshold` to 0.99.
+    It is 1 if and only if [`sorted_by_swaps`] is 1. Almost correct completions receive more than 0.9: set
+    `positive_threshold` to 0.99.
     """
     rewards = []
     for prompt, completion, expected in zip(prompts, completions, answer, strict=True):
@@ -103,7 +105,7 @@ def work_and_answer(prompts: list[str], completions: list[str], answer: list[str
 def sample(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str]
 ) -> tuple[list[str], torch.Tensor]:
-    """One completion per prompt at temperature 1, and its number of tokens with the end-of-sequence token, `(prompts,)`."""
+    """Sample one completion per prompt at temperature 1; return the texts and their numbers of tokens including EOS, `(prompts,)`."""
     training = model.training
     model.eval()
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
@@ -115,16 +117,16 @@ def sample(
 
 
 def accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: Dataset) -> float:
-    """Share of `rows` that one sampled completion each solves (average@1 at temperature 1)."""
+    """Return the fraction of `rows` solved by one sampled completion each (average@1 at temperature 1)."""
     completions, _ = sample(model, tokenizer, list(rows["prompt"]))
     return sum(sorted_by_swaps(list(rows["prompt"]), completions, list(rows["answer"]))) / len(rows)
 
 
 def pretrain(output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.35, check_every: int = 25) -> None:
     """
-    Supervised learning of demonstrations, saved to `output_dir`.
+    Train a model on demonstrations and save it to `output_dir`.
 
-    Stops at the first check in which sampling solves at least `target` of fresh problems, or after `steps` steps.
+    Training stops at the first check in which sampling solves at least `target` of held-out problems, or after `steps` steps.
     """
     tokenizer = build_tokenizer(CHARACTERS)
     model = build_model(tokenizer, hidden_size=64, num_layers=2, seed=seed, max_position_embeddings=128)
@@ -149,15 +151,19 @@ def pretrain(output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.3
 def prepare(
     output_dir: str | Path, steps: int = 600, num_train: int = 4096, num_test: int = 256, seed: int = 0
 ) -> None:
-    """Write `data/train.jsonl`, `data/test.jsonl` and, unless it is there already, `base/`."""
+    """Write `data/train.jsonl`, `data/test.jsonl` and, unless it exists, `base/`."""
     dataset = problems(num_train + num_test, seed=seed + 1000)
     write_task(Path(output_dir), dataset, num_test, lambda base: pretrain(base, steps, seed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/sorting"), help="For data/ and base/.")
-    parser.add_argument("--steps", type=int, default=600, help="Most pretraining steps, of 64 demonstrations each.")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("outputs/sorting"), help="Directory of data/ and base/."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=600, help="Maximum number of pretraining steps, of 64 demonstrations each."
+    )
     parser.add_argument("--num_train", type=int, default=4096, help="Training problems.")
     parser.add_argument("--num_test", type=int, default=256, help="Held-out problems.")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""`ada-trl check`: findings, failures, and that no file is left."""
+"""`ada-trl check`: findings, failures, and the removal of its files."""
 
 import json
 import re
@@ -8,18 +8,14 @@ import pytest
 import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.commands import check, start
-from ada_trl.commands.findings import SIMULATED_STEPS, CheckResult, expected_sampling
+from ada_trl.commands import check, findings, start
+from ada_trl.commands.findings import SIMULATED_STEPS, CheckResult, Sample, difficulty, expected_sampling
 from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
 
 
 LONGEST = 11  # tokens of the longest prompt of the data, which is not among the first
-
-
-def low_reward(completions, **kwargs):
-    return [0.1 * (len(completion) % 4) for completion in completions]
 
 
 def silent_reward(completions, **kwargs):
@@ -93,13 +89,12 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
     norm = re.search(r"gradient norm ([\d.e+-]+)", found["optimizer step"])[1]
     assert float(norm) > 1e-3
     assert "17 rows" in found["model and data"] and "64 completions" in found["generation"]
-
-
-def test_no_setting_is_recommended(task, capsys):
-    """The cost is stated; which mode is better cannot be told from eight prompts."""
-    found, _ = checked(capsys, *words(task))
-    assert re.search(r"4 prompts \(\d+% of them with a gradient\): \d+ rollouts", found["cost"])
-    assert found["cost"].endswith("s of update")  # the column of suggestions is empty
+    cost = re.search(r"\(\d+% of them with a gradient\): (\d+) rollouts, (\d+) tokens", found["cost"])
+    assert found["cost"].endswith("s of update"), "Eight prompts are too few to recommend another mode."
+    if mode == "uniform":  # samples n rollouts of each prompt
+        rollouts, tokens = map(int, cost.groups())
+        mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
+        assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
 
 
 def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
@@ -116,16 +111,13 @@ def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
     assert prompts.tolist() == [LONGEST] * 16 and completions.tolist() == [7] * 16 and advantages.all()
 
 
-def test_the_cost_follows_from_the_sample(task, capsys):
-    """Uniform sampling draws n for each of its prompts, whatever their difficulty."""
-    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform"))
-    rollouts, tokens = map(int, re.search(r": (\d+) rollouts, (\d+) tokens", found["cost"]).groups())
-    mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
-    assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
+def test_a_run_without_successes_and_with_truncated_completions(task, capsys):
     reward = "tests.commands.test_check.no_reward"
-    found, _ = checked(capsys, *words(task, "--adaptive_sampling=uniform", reward=reward))
+    found, _ = checked(capsys, *words(task, "--max_completion_length=1", reward=reward))
     assert "0.00 of 64 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
     assert "with a gradient" not in found["cost"]  # 64 failures do not determine any pass rate
+    share = int(found["truncated"].split("%")[0])
+    assert share > 50 and "Raise max_completion_length (1)" in found["truncated"]
 
 
 SAMPLING = {
@@ -155,44 +147,38 @@ def test_simulated_sampling_agrees_with_the_closed_forms(mode):
     assert rollouts == pytest.approx(exact.rollouts.mean(), abs=errors[1])
 
 
-def test_a_signal_that_never_crosses_the_threshold_is_named(task, capsys):
-    found, code = checked(capsys, *words(task, reward="tests.commands.test_check.low_reward"))
-    assert code == 0
-    assert "range from 0 to 0.3" in found["pass rate"] and "positive_threshold (0.7)" in found["pass rate"]
-    two = [*words(task)[:2], "--reward_funcs", "tests.helpers.even_reward", "tests.commands.test_check.low_reward"]
-    found, _ = checked(capsys, *two, *words(task)[3:])
-    assert "success_reward" in found["success reward"]
+MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
 
 
-def many_points(completions, **kwargs):
-    """From 0.5 to 10, and all but one above 1."""
-    return [0.5 if i == 0 else 2.0 + i % 9 for i in range(len(completions))]
+@pytest.mark.parametrize(
+    ("rewards", "threshold", "advice"),
+    [
+        ([0, 1], 0.7, ""),
+        ([0, 0.3], 0.7, "range from 0 to 0.3 and never cross positive_threshold (0.7)"),
+        (MANY_POINTS, 0.7, "positive_threshold (0.7) separates almost none of them"),
+        (MANY_POINTS, 5, ""),
+        ([1, 1], 0.7, "All rollouts pass: use harder prompts"),
+    ],
+)
+def test_advice_on_pass_rates(rewards, threshold, advice):
+    rewards = np.array([rewards], dtype=float)
+    sample = Sample(rewards[..., None], rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
+    found = difficulty(args, sample)
+    assert advice in found.advice and bool(advice) == bool(found.advice) and not found.is_fatal
 
 
-def test_a_threshold_that_tells_nothing_apart_is_named(task, capsys):
-    more = words(task, "--per_device_train_batch_size=64", reward="tests.commands.test_check.many_points")
-    findings, _ = checked(capsys, *more)
-    assert "positive_threshold (0.7) separates almost none of them" in findings["pass rate"]
-    more = words(task, "--positive_threshold=5", reward="tests.commands.test_check.many_points")
-    findings, _ = checked(capsys, *more)
-    assert "positive_threshold" not in findings["pass rate"]
+def test_several_reward_functions_need_a_success_reward():
+    sample = Sample(np.eye(2)[None], np.ones((1, 2)), 4.0, 7.0, 0.0, 1.0, 0.0)
+    *_, found = findings.rewards(AdaGRPOConfig("unused", use_cpu=True, bf16=False), sample, ["accuracy", "format"])
+    assert found.checked == "success reward" and found.found == "the weighted total of accuracy and format"
 
 
-def test_cut_off_completions_are_counted(task, capsys):
-    found, _ = checked(capsys, *words(task, "--max_completion_length=1"))
-    share = int(found["truncated"].split("%")[0])
-    assert share > 50 and "Raise max_completion_length (1)" in found["truncated"]
-
-
-def test_what_nothing_can_be_learnt_from_ends_with_code_1(task, capsys):
+def test_a_run_without_scores_exits_with_code_1(task, capsys):
     before = files_of(task)
     found, code = checked(capsys, *words(task, reward="tests.commands.test_check.silent_reward"))
-    assert (
-        code == 1
-        and "nothing was scored" in found["pass rate"]
-        and "no completion scored" in found["reward silent_reward"]
-    )
-    assert files_of(task) == before
+    assert code == 1 and files_of(task) == before
+    assert "nothing was scored" in found["pass rate"] and "no completion scored" in found["reward silent_reward"]
 
 
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
@@ -203,7 +189,7 @@ def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
     assert files_of(task) == before
 
 
-def test_out_of_memory_comes_with_a_remedy(task, monkeypatch, capsys):
+def test_out_of_memory_is_reported_with_a_fix(task, monkeypatch, capsys):
     def full(self, *args, **kwargs):
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
@@ -215,33 +201,28 @@ def test_out_of_memory_comes_with_a_remedy(task, monkeypatch, capsys):
     assert "20.00 GiB" in printed.err and "Halve per_device_train_batch_size (16)" in printed.err
 
 
-def test_mistakes_are_those_of_train(task, capsys):
+def test_invalid_options_are_reported_as_by_train(task, capsys):
     for more, message in (("--max_stepz=1", "did you mean '--max_steps'"), ("--max_rounds=0", "max_rounds")):
         with pytest.raises(SystemExit) as ended:
             start("check", words(task, more))
         assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_what_was_there_stays(task, capsys):
-    """The run's own directory, with what an earlier run has left."""
-    kept = task / "runs" / "mine" / "model.safetensors"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("mine")
-    checked(capsys, *words(task))
-    assert [path.name for path in kept.parent.iterdir()] == ["model.safetensors"] and kept.read_text() == "mine"
-    kept.unlink()
-    kept.parent.rmdir()
-    kept.parent.parent.rmdir()
+def test_existing_files_of_a_run_are_not_changed(task, tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_text("mine")
+    checked(capsys, *words(task, output_dir=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_text() == "mine"
 
 
-def test_a_table_survives_what_is_in_it():
+def test_cells_of_the_table_are_escaped():
     text = check.report([CheckResult("a", "b | c")])
     assert text.splitlines()[-1] == "| a | b / c |  |"
 
 
 @pytest.mark.slow
-def test_two_processes_look_at_their_own_prompts(task):
-    """One table, of what both have drawn; nothing stays."""
+def test_two_processes_sample_different_prompts(task):
+    """One table with the samples of both; no file is left."""
     before = files_of(task)
     more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
     done = run_module("ada_trl.commands.check", *words(task, *more), processes=2)

@@ -1,4 +1,4 @@
-"""The console script: help without slow imports, user errors in one sentence, bugs with their traceback."""
+"""The console script: help without slow imports, user errors in one sentence, other errors with their traceback."""
 
 import dataclasses
 import os
@@ -19,7 +19,6 @@ from ada_trl.commands.train import AdaScriptArguments
 
 
 ROOT = Path(__file__).parents[2]
-FIRST_OPTION = {"plots": "-h", "train": "-h"}
 SLOW_IMPORTS = "print(sorted({'torch', 'transformers', 'datasets', 'matplotlib'} & {*sys.modules}), file=sys.stderr)"
 
 
@@ -48,15 +47,7 @@ def test_help_is_fast(name):
     assert "example:\n  ada-trl " in out
 
 
-@pytest.mark.parametrize("name", FIRST_OPTION)
-def test_required_options_come_first(name, capsys):
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    options = re.findall(r"^  (-[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
-    assert options[0] == FIRST_OPTION[name] and "-h" in options[:4]
-
-
-def test_the_stored_help_is_that_of_the_parser():
+def test_the_stored_help_equals_that_of_the_parser():
     assert HELP_PAGE.read_text(encoding="utf-8") == help_page(), "Run python -m tests.documentation."
 
 

@@ -1,4 +1,4 @@
-"""`ada-trl train`: configuration files, data, checkpoints, interruptions and what a recipe makes."""
+"""`ada-trl train`: configuration files, data, checkpoints, interruptions and preparation."""
 
 import dataclasses
 import json
@@ -13,34 +13,34 @@ from ada_trl import AdaGRPOConfig
 from ada_trl.commands import start
 from ada_trl.commands.errors import UserError
 from ada_trl.commands.parser import find_config, recipes_folder
-from ada_trl.commands.train import AdaScriptArguments, checkpoint_to_resume, load_data, parse_args
+from ada_trl.commands.run_setup import checkpoint_to_resume, load_data
+from ada_trl.commands.run_setup import prepare as prepare_task
+from ada_trl.commands.train import AdaScriptArguments, parse_args
 from ada_trl.commands.train import main as train
-from ada_trl.commands.train import prepare as prepare_task
 
 from ..helpers import QUICK, tiny_model, tiny_tokenizer
 
 
-def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
+def test_recipes_are_found_by_name_and_files_take_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shipped = find_config("arithmetic/seq-balance.yaml")
-    assert (
-        shipped
-        == find_config("recipes/arithmetic/seq-balance.yaml")
-        == recipes_folder() / "arithmetic/seq-balance.yaml"
-    )
+    for name in ("arithmetic/seq-balance.yaml", "recipes/arithmetic/seq-balance.yaml"):
+        assert find_config(name) == recipes_folder() / "arithmetic/seq-balance.yaml"
     (tmp_path / "arithmetic").mkdir()
     (tmp_path / "arithmetic" / "seq-balance.yaml").write_text("{}")
     assert find_config("arithmetic/seq-balance.yaml") == Path("arithmetic/seq-balance.yaml")
 
 
-def test_several_files_environment_and_equals_sign(tmp_path, monkeypatch):
+def test_later_files_and_the_command_line_override(tmp_path, monkeypatch):
     monkeypatch.delenv("ADA_TEST", raising=False)
-    for name, config in {"a": {"seed": 1, "env": {"ADA_TEST": 1}}, "b": {"seed": 2, "use_cpu": True}}.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    script, args, _ = parse_args(
-        [f"--config={tmp_path / 'a.yaml'}", "--config", str(tmp_path / "b.yaml"), "--bf16=false"], required=()
-    )
-    assert args.seed == 2 and os.environ["ADA_TEST"] == "1"
+    first = {"seed": 1, "max_steps": 1, "beta": 0.5, "use_cpu": True, "bf16": False, "env": {"ADA_TEST": 1}}
+    a, b = str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")
+    Path(a).write_text(yaml.safe_dump(first))
+    Path(b).write_text(yaml.safe_dump({"seed": 2, "max_steps": 2}))
+    for words in ([f"--config={a}", "--config", b, "--seed", "3"], ["--seed=3", "--config", a, b]):
+        _, args, _ = parse_args(words, required=())
+        assert (args.max_steps, args.seed, args.beta) == (2, 3, 0.5) and os.environ["ADA_TEST"] == "1"
+    _, args, _ = parse_args(["--config", b, a], required=())
+    assert (args.max_steps, args.seed, args.beta) == (1, 1, 0.5)
     monkeypatch.delenv("ADA_TEST")
 
 
@@ -84,7 +84,7 @@ def test_train_takes_local_files(name, streaming, files):
     assert [row["prompt"] for row in train_set] == [f"{a}+1=" for a in range(8)] and test_set is None
 
 
-def test_a_mixture_as_in_trls_own_script(files, tmp_path):
+def test_a_mixture_of_data_sets(files, tmp_path):
     source = {"path": "json", "data_files": str(files.path / "sums.jsonl")}
     config = {"datasets": [source, source | {"columns": ["prompt", "answer"]}], "test_split_size": 0.25}
     (tmp_path / "mixture.yaml").write_text(yaml.safe_dump(config))
@@ -104,7 +104,7 @@ def test_a_run_is_resumed_from_its_last_checkpoint(files, tmp_path):
         assert found == (expected and str(tmp_path / expected))
 
 
-def test_ctrl_c_says_how_to_go_on(files, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_prints_how_to_continue(files, tmp_path, monkeypatch, capsys):
     calls = []
 
     def interrupting(completions, **kwargs):
@@ -119,11 +119,11 @@ def test_ctrl_c_says_how_to_go_on(files, tmp_path, monkeypatch, capsys):
         start("train", [*files.options, *saving])
     error = capsys.readouterr().err
     assert ended.value.code == 130
-    remedy = f"the same command with --resume_from_checkpoint true continues from {tmp_path}"
-    assert f"2 of 5 steps done; {remedy}" in error, error[-500:]
+    fix = f"the same command with --resume_from_checkpoint true continues from {tmp_path}"
+    assert f"2 of 5 steps done; {fix}" in error, error[-500:]
 
 
-def test_recipes_make_what_they_need_once(tmp_path, monkeypatch):
+def test_prepare_is_called_once_and_only_if_necessary(tmp_path, monkeypatch):
     made = []
 
     def make(output_dir):

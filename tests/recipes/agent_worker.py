@@ -1,4 +1,4 @@
-"""examples/agent.py as one of several processes, played by a scripted policy that halves; writes what it saw to `rank<i>.json`."""
+"""examples/agent.py on one of several processes, with a scripted policy (binary search); writes its results to `rank<i>.json`."""
 
 import json
 import re
@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
 
 
 def next_turn(text: str, plays: bool) -> str:
-    """The middle of what is left, or giving up."""
+    """Guess the middle of the remaining range, or give up."""
     low, high = 1, 100
     for number, reply in re.findall(r'"number": (\d+).*?<tool_response>\n(\w+)', text, flags=re.DOTALL):
         if reply == "found":
@@ -35,7 +35,7 @@ def halving(trainer, prompt_ids, *args, **kwargs):
 
 
 def play(output_dir: Path, *options: str, policy=halving) -> AdaGRPOTrainer:
-    """The example for two steps; the model only learns, unless `policy` is its own."""
+    """Run the example for two steps with completions of `policy`."""
     tokenizer = chat_tokenizer()
     with PartialState(cpu=True).main_process_first():
         tokenizer.save_pretrained(output_dir / "model")
@@ -47,7 +47,7 @@ def play(output_dir: Path, *options: str, policy=halving) -> AdaGRPOTrainer:
         f"--output_dir={output_dir}",
         *options,
     ]
-    if policy is halving:  # which has no prefill that a value head could read
+    if policy is halving:  # generates without hidden states, which a value head needs
         arguments += ["--pass_rate_estimator=ema"] * ("--baseline=pool" not in options)
     with mock.patch.object(AdaGRPOTrainer, "_generate_single_turn", policy):
         return runpy.run_path(str(EXAMPLE))["main"](arguments, str(output_dir / "model"), processing_class=tokenizer)

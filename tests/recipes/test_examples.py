@@ -127,27 +127,23 @@ def test_conversation(tmp_path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_agent(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--baseline=pool", "--num_generations=4"]], ids=["batch", "paper's mode"])
+def test_agent(options, tmp_path):
     """Every other game is won by binary search; in the others no number is guessed."""
     game = example("agent")["HigherOrLower"]()
     assert game.reset(secret=40) == " It is between 1 and 100."
     assert [game.guess(number) for number in (50, 25, 40)] == ["lower", "higher", "found"] and game.get_reward() == 1
-    trainer = play(tmp_path, "--per_device_train_batch_size=8")
+    trainer = play(tmp_path, "--per_device_train_batch_size=8", *options)
     for logs in logs_of(trainer):
         assert logs["reward"] == logs["rewards/HigherOrLower/mean"] == 0.5 and logs["tools/call_frequency"] > 1
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_agent_with_the_models_own_turns(tmp_path):
-    own = AdaGRPOTrainer._generate_single_turn
+def test_agent_with_turns_of_the_model(tmp_path):
+    generate = AdaGRPOTrainer._generate_single_turn
     few = ["--per_device_train_batch_size=4", "--max_completion_length=32"]
-    trainer = play(tmp_path, *few, "--baseline=posterior", policy=own)
+    trainer = play(tmp_path, *few, "--baseline=posterior", policy=generate)
     assert trainer.pass_rates.reads_hidden_states and [logs["reward"] for logs in logs_of(trainer)] == [0, 0]
-
-
-def test_agent_in_the_papers_mode(tmp_path):
-    trainer = play(tmp_path, "--baseline=pool", "--num_generations=4", "--per_device_train_batch_size=8")
-    assert [logs["reward"] for logs in logs_of(trainer)] == [0.5, 0.5]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The recipe of a real language model: its tasks with their verifiers where reasoning-gym is installed; the model where its package is."""
+"""The reasoning recipe. Its tasks are tested if reasoning-gym is installed, its model if the package can be downloaded."""
 
 import json
 import random
@@ -8,7 +8,8 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 
-from ada_trl.commands.train import build_trainer, parse_args
+from ada_trl.commands.run_setup import build_trainer
+from ada_trl.commands.train import parse_args
 
 from ..documentation import ROOT
 from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
@@ -22,7 +23,7 @@ RECIPES = ROOT / "recipes" / "reasoning"
 
 
 @pytest.mark.parametrize("family", task.FAMILIES)
-def test_a_family_verifies_its_own_answers_and_no_others(family):
+def test_a_family_verifies_its_answers_and_no_others(family):
     rows = task.problems(family, 40, seed=0)
     assert len(set(rows["prompt"])) == len(rows) == 40
     known = {"family": rows["family"], "entry": rows["entry"]}
@@ -30,7 +31,7 @@ def test_a_family_verifies_its_own_answers_and_no_others(family):
     assert sum(task.solved(["none"] * 40, **known)) == 0
     shifted = rows["answer"][1:] + rows["answer"][:1]
     wrong = [float(a == b) for a, b in zip(shifted, rows["answer"], strict=True)]
-    assert sum(task.solved(shifted, **known)) <= sum(wrong) + 4, "Another problem's answer is seldom right."
+    assert sum(task.solved(shifted, **known)) <= sum(wrong) + 4, "Answers of other problems are rarely correct."
 
 
 def test_sets_share_no_problem_and_no_answer_is_too_long(tmp_path, monkeypatch):
@@ -75,7 +76,7 @@ def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter):
         assert rate == pytest.approx(probability, rel=1e-4)
 
 
-def test_recipes_differ_in_what_a_rollout_is_compared_with():
+def test_recipes_differ_in_the_baseline_only():
     files = {path.stem: yaml.safe_load(path.read_text()) for path in RECIPES.glob("*.yaml")}
     assert set(files) == {"posterior", "batch", "grpo-n4"}
     method = {"baseline", "adaptive_sampling", "num_generations", "scale_rewards", "output_dir"}
@@ -84,7 +85,7 @@ def test_recipes_differ_in_what_a_rollout_is_compared_with():
 
 
 @pytest.mark.slow
-def test_the_shipped_model_starts_and_trains(tmp_path):
+def test_the_packaged_model_is_prepared_and_trained(tmp_path):
     """Two supervised steps, and three of the recipe."""
     pytest.importorskip("gguf", reason="needs the extra [reasoning]")
     try:

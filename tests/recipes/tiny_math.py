@@ -1,4 +1,4 @@
-"""A tiny model of each architecture of the paper, with its family's chat template, that answers with a few digits."""
+"""Tiny models of the paper's architectures with their chat templates, whose completions are a few digits."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ ARCHITECTURES = {
 
 
 def build_tokenizer(architecture: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, trained on the prompts, with the family's special tokens and chat template."""
+    """Train byte-level BPE on the prompts, with the family's special tokens and chat template."""
     _, template, family = ARCHITECTURES[architecture]
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator([SYSTEM_PROMPT, INSTRUCTION, *PROBLEMS], vocab_size=500, show_progress=False)
@@ -43,7 +43,7 @@ def build_tokenizer(architecture: str) -> PreTrainedTokenizerFast:
 
 
 def save_model(architecture: str, directory: Path, hidden_size: int = 16, head_dim: int = 8) -> None:
-    """Random weights, but a head that prefers "5", "7" and the end, so that some completions are right."""
+    """Save random weights with a head that prefers "5", "7" and EOS, so that some completions are correct."""
     tokenizer = build_tokenizer(architecture)
     set_seed(0)
     config = ARCHITECTURES[architecture][0](
@@ -70,7 +70,7 @@ def save_model(architecture: str, directory: Path, hidden_size: int = 16, head_d
 
 
 def save_problems(directory: Path) -> None:
-    """The schema of the authors' sets on the hub: `problem` and `gt`."""
+    """Save problems with the schema of the authors' sets on the hub: `problem` and `gt`."""
     directory.mkdir()
     rows = [{"problem": problem, "gt": "5"} for problem in PROBLEMS * 8]
     (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Warnings stand on lines of their own, above the progress bar."""
+"""Warnings are printed on separate lines above the progress bar."""
 
 import logging
 import subprocess
@@ -26,7 +26,7 @@ def test_warnings_do_not_break_the_progress_bar():
     assert lines.count("Only once.") == 3 or lines.count("Only once.") == 1
 
 
-def test_handlers_that_are_not_the_terminals_get_them_once(caplog, capsys):
+def test_other_handlers_receive_warnings_once(caplog, capsys):
     handler = logging.Handler()
     seen = []
     handler.emit = seen.append

@@ -11,7 +11,6 @@ from datasets import load_dataset
 from ada_trl.recipes.math.evaluate import EvaluateArguments
 from ada_trl.recipes.math.evaluate import run as evaluate
 from ada_trl.recipes.math.select import SelectArguments
-from ada_trl.recipes.math.select import main as select_main
 from ada_trl.recipes.math.select import run as select
 
 from ...helpers import tiny_model, tiny_tokenizer
@@ -64,7 +63,7 @@ def selection(**options) -> SelectArguments:
     return SelectArguments(**known | options)
 
 
-def test_problems_are_selected_by_it_and_keep_their_columns(files):
+def test_selected_problems_keep_their_columns(files):
     kept = select(selection(), make)
     assert kept["prompt"] == ["1+1=", "2+2="] and kept["pass_rate"] == [0.25, 0.5] and kept["draws"] == [4, 4]
     assert kept["total"] == [2, 4] and kept["level"] == [{"name": "easy"}] * 2
@@ -82,7 +81,7 @@ def test_another_threshold_needs_no_new_samples(files):
 
 
 @pytest.mark.parametrize("edit", ["reward function", "column"])
-def test_scores_are_made_again_from_the_same_samples_when_what_they_depend_on_changes(edit, files):
+def test_changed_inputs_are_scored_again_without_sampling(edit, files):
     select(selection(), make)
     if edit == "column":
         text = (files / "sums.jsonl").read_text()
@@ -99,7 +98,7 @@ def test_scores_are_made_again_from_the_same_samples_when_what_they_depend_on_ch
 @pytest.mark.parametrize(
     ("name", "average", "unscored"), [("conversational", 7 / 16, 0), ("often_silent", 3 / 4, 1 / 4)]
 )
-def test_models_are_compared_by_it_on_conversations(name, average, unscored, files):
+def test_models_are_evaluated_on_conversations(name, average, unscored, files):
     """Problems with a reward of `None` count as wrong and are reported."""
     options = {"models": ["model"], "datasets": ["talks.jsonl"], "output_dir": "out", "num_samples": 4}
     results = evaluate(EvaluateArguments(**options, reward_func=f"my_rewards.{name}"), make)
@@ -111,17 +110,11 @@ def test_models_are_compared_by_it_on_conversations(name, average, unscored, fil
     ("name", "message"),
     [
         ("my_rewards.nowhere", "could not be imported"),
-        ("a/reward-model", r"reward_func \('a/reward-model'\) is no function"),
+        ("a/reward-model", r"reward_func \('a/reward-model'\) is not a function"),
         ("my_rewards.too_few", "returned 1 rewards for 16 completions. Return one for each, or None"),
     ],
 )
-def test_mistakes_name_the_function(name, message, files):
+def test_errors_contain_the_function(name, message, files):
     with pytest.raises(ValueError, match=message):
         select(selection(reward_func=name), make)
-
-
-def test_a_missing_function_is_noticed_before_anything_is_sampled(files):
-    options = ["--model_name_or_path=model", "--dataset_name=sums.jsonl", "--output_dir=out", "--backend=transformers"]
-    with pytest.raises(ValueError, match="could not be imported"):
-        select_main([*options, "--reward_func=my_rewards.nowhere"])
-    assert not (files / "out").exists()
+    assert (files / "out" / "samples").exists() == (name == "my_rewards.too_few"), "Imports fail before sampling."

@@ -1,16 +1,16 @@
-"""The recipes of the paper: their arithmetic, their prompts, and two training steps of each on tiny models."""
+"""The recipes of the paper: their batch sizes, settings and prompts, and two training steps of each on tiny models."""
 
 import json
 from itertools import cycle, product
 from pathlib import Path
 
 import pytest
-import yaml
 from datasets import Dataset
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.reward_funcs import load_reward_funcs
-from ada_trl.commands.train import build_trainer, main, parse_args
+from ada_trl.commands.run_setup import build_trainer
+from ada_trl.commands.train import main, parse_args
 from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, with_prompts
 
 from ..tiny_math import ARCHITECTURES, PROBLEMS, save_model, save_problems
@@ -24,26 +24,26 @@ MODELS = {
     "qwen3-4b-instruct": "qwen3-instruct-2507",
 }
 HARD = ["qwen2.5-math-1.5b-hard", "qwen2.5-math-7b-hard"]
-METHODS = ["grpo-n4", "dapo", "seq-pos", "seq-balance", "est-ema", "est-value"]
-VARIANTS = [
-    "grpo-n8",
-    "grpo-n16",
-    "seq-balance-hybrid",
-    "est-ema-n4",
-    "est-value-n4",
-    "batch",
-    "posterior",
-    "retry_unsolved",
-]  # trained with the 1.5B only
-ROWS = {
-    "grpo-n8": 8,
-    "grpo-n16": 16,
-    "est-ema": 8,
-    "est-value": 8,
-    "batch": 1,
-    "posterior": 1,
-    "retry_unsolved": 1,
-}  # rollouts per prompt that are trained on; else 4
+# adaptive_sampling, baseline, num_generations, scale_rewards, prompt_weighting, pass_rate_estimator
+METHODS = {  # Algorithm 2 (line 19) has no weight; Est has 8 rollouts on average (section 4.1)
+    "grpo-n4": ("uniform", "pool", 4, "group", "none", None),
+    "dapo": ("uniform", "pool", 4, "group", "none", None),
+    "seq-pos": ("seq-pos", "pool", 4, "none", "none", None),
+    "seq-balance": ("seq-balance", "pool", 4, "none", "none", None),
+    "est-ema": ("est", "pool", 8, "none", "inverse_sqrt", "ema"),
+    "est-value": ("est", "pool", 8, "none", "inverse_sqrt", "value"),
+}
+VARIANTS = {  # trained with the 1.5B only
+    "grpo-n8": ("uniform", "pool", 8, "group", "none", None),
+    "grpo-n16": ("uniform", "pool", 16, "group", "none", None),
+    "seq-balance-hybrid": ("seq-balance", "pool", 4, "none", "inverse_sqrt", None),
+    "est-ema-n4": ("est", "pool", 4, "none", "inverse_sqrt", "ema"),
+    "est-value-n4": ("est", "pool", 4, "none", "inverse_sqrt", "value"),
+    "batch": ("uniform", "batch", 1, "none", "none", None),
+    "posterior": ("uniform", "posterior", 1, "none", "none", "ema+value"),
+    "retry_unsolved": ("seq-pos", "posterior", 1, "none", "none", "ema+value"),
+}
+GROUP_SIZES = {method: settings[2] for method, settings in (METHODS | VARIANTS).items()}
 # Processes that train, prompts per generation, optimizer steps per generation
 HARDWARE = {
     "8-gpus": (8, 512, 4),
@@ -69,14 +69,8 @@ def files(model: str, method: str, hardware: str) -> list[str]:
 
 
 def test_every_file_is_a_model_a_method_or_hardware():
-    assert {path.stem for path in MATH.glob("*.yaml")} == {
-        *("paper", "script"),
-        *MODELS,
-        *HARD,
-        *METHODS,
-        *VARIANTS,
-        *HARDWARE,
-    }
+    known = {"paper", "script", *MODELS, *HARD, *METHODS, *VARIANTS, *HARDWARE}
+    assert {path.stem for path in MATH.glob("*.yaml")} == known
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
@@ -87,13 +81,12 @@ def test_batches(method, hardware, monkeypatch):
     overrides = ["--use_cpu", "--bf16=false", "--fp16=false"]
     _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, hardware), *overrides])
     rows = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
-    if hardware.startswith("lora") or ROWS.get(method) == 1:  # the number of rows is what fits, or what GRPO n=4 has
+    if hardware.startswith("lora") or GROUP_SIZES[method] == 1:  # as many rows as fit, or as GRPO with n = 4
         prompts = prompts * 4 // args.num_generations
     assert args.generation_batch_size == prompts * args.num_generations
     assert rows * updates == args.generation_batch_size
     assert args.steps_per_generation == updates * args.gradient_accumulation_steps
     assert args.max_steps == 600 * updates and args.warmup_steps == 10 * updates
-    assert args.num_generations == ROWS.get(method, 4)
 
 
 @pytest.mark.parametrize("model", [*MODELS, *HARD])
@@ -108,7 +101,7 @@ def test_the_papers_settings(model):
     assert model_args.model_name_or_path.lower().rpartition("/")[2].startswith(model.removesuffix("-hard"))
 
 
-def test_the_settings_of_the_script_are_the_papers_but_for_these():
+def test_differences_between_script_and_paper():
     """Each of them as in the authors' run_reinforce_ada.sh; TRL's `delta` is verl's `clip_ratio_c`."""
     quick = ["--use_cpu", "--bf16=false"]
     paper, script = (
@@ -123,31 +116,20 @@ def test_the_settings_of_the_script_are_the_papers_but_for_these():
 PAPER_FILES = ["paper", "qwen2.5-math-1.5b", "seq-balance", "8-gpus"]
 
 
-def test_the_papers_numbers_are_made_without_a_weight_and_est_with_eight_rollouts():
-    """Algorithm 2, line 19, and section 4.1."""
-    for method, weighting in {"seq-pos": "none", "seq-balance": "none", "seq-balance-hybrid": "inverse_sqrt"}.items():
-        _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-        assert (args.prompt_weighting, args.scale_rewards) == (weighting, "none")
-        assert not args.selection_correction
-    for method, number in {"est-ema": 8, "est-value": 8, "est-ema-n4": 4, "est-value-n4": 4}.items():
-        _, args, _ = parse_args([*files("qwen2.5-math-1.5b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-        assert (args.num_generations, args.prompt_weighting) == (number, "inverse_sqrt")
-
-
-@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
-def test_methods_name_their_mode_and_rewards(method):
+@pytest.mark.parametrize("method", METHODS | VARIANTS)
+def test_settings_and_rewards_of_each_method(method):
     script_args, args, _ = parse_args([*files("qwen2.5-math-7b", method, "8-gpus"), "--use_cpu", "--bf16=false"])
-    mode = "seq-pos" if method == "retry_unsolved" else method.removesuffix("-n4").removesuffix("-hybrid")
-    estimator = mode.removeprefix("est-") if mode.startswith("est") else None
-    assert args.adaptive_sampling == ("est" if estimator else mode if mode.startswith("seq") else "uniform")
-    assert estimator is None or args.pass_rate_estimator == estimator
+    names = "adaptive_sampling baseline num_generations scale_rewards prompt_weighting pass_rate_estimator".split()
+    assert tuple(getattr(args, name) for name in names) == (METHODS | VARIANTS)[method]
+    assert (args.selection_correction is False) == (
+        args.adaptive_sampling.startswith("seq") and args.baseline == "pool"
+    )
     assert args.zero_variance_groups == ("resample" if method == "dapo" else "keep")
-    assert args.scale_rewards == ("group" if method.startswith(("grpo", "dapo")) else "none")
-    names = [function.__name__ for function in load_reward_funcs(script_args.reward_funcs)]
-    assert names == ["math_accuracy_reward"] + ["soft_overlong_punishment_reward"] * (method == "dapo")
-    if method == "dapo":
-        overlong = load_reward_funcs(script_args.reward_funcs)[1]
-        assert (overlong.max_completion_len, overlong.soft_punish_cache) == (args.max_completion_length, 410)
+    accuracy, *others = load_reward_funcs(script_args.reward_funcs)
+    assert accuracy.__name__ == "math_accuracy_reward" and len(others) == (method == "dapo")
+    if others:
+        assert others[0].__name__ == "soft_overlong_punishment_reward"
+        assert (others[0].max_completion_len, others[0].soft_punish_cache) == (args.max_completion_length, 410)
 
 
 # Prompts
@@ -182,7 +164,7 @@ def test_prompts_as_tokens_of_each_family(architecture, rendered, models, proble
     ]
 
 
-def test_problems_become_prompts_and_prompts_stay():
+def test_problems_become_prompts_and_prompts_are_not_changed():
     hub = with_prompts(Dataset.from_list([{"problem": "1 + 1?", "gt": "2"}]))
     messages = [("system", SYSTEM_PROMPT), ("user", f"1 + 1? {INSTRUCTION}")]
     assert hub.to_list() == [
@@ -219,9 +201,9 @@ def problems(tmp_path_factory):
 
 def command_line(model: str, method: str, hardware: str, models: Path, problems: Path, output_dir: Path) -> list[str]:
     """A recipe with its model, its data and its sizes replaced, and what needs a GPU or a server switched off."""
-    rows = (4 if method == "retry_unsolved" else 2) * max(
-        ROWS.get(method, 4), 8
-    )  # new prompts alone count for its reward
+    rows = 2 * max(GROUP_SIZES[method], 8)
+    if method == "retry_unsolved":
+        rows *= 2  # its logged reward is that of new prompts only
     return [
         *files(model, method, hardware),
         f"--model_name_or_path={models / MODELS[model.removesuffix('-hard')]}",
@@ -255,55 +237,20 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     assert any(logs["grad_norm"] > 0 for logs in steps)
     assert 0 < sum(logs["rewards/math_accuracy_reward/mean"] for logs in steps) < 2
     samples = [logs["ada/samples_per_prompt/mean"] for logs in steps]
-    group = ROWS.get(method, 4)
+    group = GROUP_SIZES[method]
     assert all(number >= 8 for number in samples) if method.startswith("seq") else samples == [group, group]
     assert ("rewards/soft_overlong_punishment_reward/mean" in steps[0]) == (method == "dapo")
     assert ("ada/estimator/brier" in steps[-1]) == method.startswith("est")
     assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("posterior", "retry_unsolved"))
 
 
-def test_a_generation_is_trained_on_in_four_steps(models, problems, tmp_path):
+def test_a_generation_batch_has_four_optimizer_steps(models, problems, tmp_path):
     arguments = command_line("qwen2.5-math-1.5b", "seq-balance", "8-gpus", models, problems, tmp_path)
     sizes = ["--generation_batch_size=16", "--per_device_train_batch_size=1", "--gradient_accumulation_steps=4"]
     main([*arguments, *sizes, "--max_steps=8"])
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     generations = [logs["step"] for logs in history if "ada/rounds/mean" in logs]
     assert generations == [1, 5] and len([logs for logs in history if "grad_norm" in logs]) == 8
-
-
-# Composition
-
-
-def test_later_files_win_and_the_command_line_wins_over_all(tmp_path):
-    for name, config in {"a": {"max_steps": 1, "seed": 1, "beta": 0.5}, "b": {"max_steps": 2, "seed": 2}}.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    paths = [str(tmp_path / f"{name}.yaml") for name in "ab"]
-    _, args, _ = parse_args(["--use_cpu", "--bf16=false", "--config", *paths, "--seed", "3"], required=())
-    assert (args.max_steps, args.seed, args.beta) == (2, 3, 0.5)
-    _, args, _ = parse_args(["--config", *reversed(paths), "--use_cpu", "--bf16=false"], required=())
-    assert (args.max_steps, args.seed, args.beta) == (1, 1, 0.5)
-
-
-def test_weights_from_a_file_and_from_the_command_line(tmp_path):
-    quick = ["--use_cpu", "--bf16=false", "--config", str(tmp_path / "weight.yaml")]
-    for text, extra, kept in (
-        ("prompt_weighting: 0.25", [], 0.25),
-        ("prompt_weighting: none", [], "none"),
-        ("prompt_weighting: none", ["--prompt_weighting", "0.75", "--positive_threshold=0.1"], 0.75),
-    ):
-        (tmp_path / "weight.yaml").write_text(text)
-        _, args, _ = parse_args([*quick, *extra], required=())
-        assert (args.prompt_weighting, args.positive_threshold) == (kept, 0.1 if extra else 0.7)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("max_stepz: 1", "unknown field max_stepz: 1 .did you mean .max_steps"), ("- 1", r"a YAML mapping .*\[1\]")],
-)
-def test_bad_files(text, message, tmp_path):
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ValueError, match=f"bad.yaml.*{message}"):
-        parse_args(["--config", str(tmp_path / "bad.yaml"), str(MATH / "seq-pos.yaml")])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The samplers: transformers with a tiny model, vLLM scripted."""
+"""The samplers: transformers with a tiny model, vLLM with a scripted stand-in."""
 
 import sys
 import types
@@ -24,7 +24,7 @@ PROMPT = TOKENIZER("1+2=")["input_ids"]
 def model_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
     model = tiny_model()
-    # What a model's own generation_config would do to sampling that asks for the plain distribution.
+    # A generation_config that would change the distribution.
     model.generation_config.update(top_k=2, repetition_penalty=2.0, temperature=0.1, top_p=0.5, do_sample=True)
     model.save_pretrained(directory)
     TOKENIZER.save_pretrained(directory)
@@ -54,14 +54,14 @@ def test_number_and_end_of_completions(model_dir):
     assert all(TOKENIZER.eos_token_id not in ids[:-1] for ids in completions)
 
 
-def test_a_problems_seed_decides_alone(model_dir):
+def test_completions_depend_on_the_seed_only(model_dir):
     together = sample(model_dir, 0, 1, 2)
     assert together == sample(model_dir, 2, 1, 0)
     assert together[1] == sample(model_dir, 1)[1]
     assert len({str(completions) for completions in together.values()}) == 3
 
 
-def test_the_distribution_is_the_models(model_dir):
+def test_samples_have_the_distribution_of_the_model(model_dir):
     """
     First tokens against the softmax, whatever the model's generation_config says: 4000 draws, a chi-square with 13
     degrees of freedom, below its 0.9999 quantile (40.9).
@@ -83,7 +83,7 @@ def test_temperature_zero_is_greedy(model_dir):
     assert completions[0][0] == best
 
 
-def test_lora_adapters_are_models_too(model_dir, tmp_path):
+def test_lora_adapters(model_dir, tmp_path):
     model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     model.peft_config["default"].base_model_name_or_path = str(model_dir)
     model.save_pretrained(tmp_path)
@@ -91,7 +91,7 @@ def test_lora_adapters_are_models_too(model_dir, tmp_path):
     assert sample(tmp_path, 0) != sample(model_dir, 0)
 
 
-def test_fingerprints_follow_the_weights(model_dir, tmp_path):
+def test_fingerprints_depend_on_the_weights(model_dir, tmp_path):
     model = tiny_model()
     model.save_pretrained(tmp_path)
     before = fingerprint(str(tmp_path))
@@ -120,7 +120,7 @@ def test_the_date_of_a_chat_template_can_be_fixed(tmp_path):
     assert "Today Date: 26 Jul 2024" in model.tokenizer.decode(model.render(Problem("1+2=", {})))
 
 
-# vLLM, scripted: what it is given
+# vLLM: arguments of a scripted stand-in
 
 
 class ScriptedLLM:
@@ -151,7 +151,7 @@ def vllm(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_vllm_gets_prompts_seeds_and_settings(vllm, model_dir):
+def test_vllm_receives_prompts_seeds_and_settings(vllm, model_dir):
     args = arguments(backend="vllm", top_p=0.9, model_kwargs='{"max_model_len": 64}')
     sampler = VLLMSampler(str(model_dir), TOKENIZER, args)
     prompts, seeds = requests(0, 1)
@@ -174,7 +174,7 @@ def test_vllm_serves_an_adapter_on_its_base_model(vllm, tmp_path):
     assert sampler.llm.given[2] == ("adapter", 1, str(tmp_path))
 
 
-def test_without_vllm_the_remedy_is_named(monkeypatch, model_dir):
+def test_the_error_without_vllm_contains_the_fix(monkeypatch, model_dir):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match="--backend transformers"):
         VLLMSampler(str(model_dir), TOKENIZER, arguments(backend="vllm"))

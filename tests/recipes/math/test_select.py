@@ -1,4 +1,4 @@
-"""`select.py` on local files of OpenR1-Math-220k's schema: exactly the right problems, whatever interrupts it."""
+"""`select.py` on local files with the schema of OpenR1-Math-220k: selected problems, interruptions, options, file types."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ def written(directory):
 # Which problems
 
 
-def test_it_selects_exactly_the_problems_in_the_range_and_counts_the_others(files, tmp_path):
+def test_problems_in_the_range_are_selected_and_the_others_counted(files, tmp_path):
     run(arguments(files, tmp_path, max_pass_rate=0.375), scripted)
     rows = written(tmp_path)
     expected = [a for a in SUMS if 0 < SCRIPT[a % 10] / 8 <= 0.375]
@@ -130,7 +130,7 @@ EVIDENCE = {  # answer, solution, verified: the answer with which the problem is
 
 
 @pytest.mark.parametrize("case", EVIDENCE)
-def test_a_problem_is_removed_when_both_references_and_solution_fail(case):
+def test_a_problem_without_verified_reference_and_solution_is_removed(case):
     answer, solution, verified, kept_as = EVIDENCE[case]
     columns = {"answer": answer, "solution": solution, "correctness_math_verify": list(verified)}
     kept, removed = clean([Problem("1+1=", columns)], tiny_tokenizer(), 700)
@@ -159,7 +159,7 @@ def test_the_range_is_open_below_and_closed_above(low, high, selected):
         assert in_range(rates, low, high).tolist() == selected
 
 
-def test_normalisation_merges_spelling_and_nothing_else():
+def test_normalisation():
     assert normalise(" a\n\tb\u00a0c ") == normalise("a b c") == normalise("\uff41 b c")
     assert len({normalise(text) for text in ("x", "X", "x'", "x 1", "x1")}) == 5
 
@@ -224,23 +224,16 @@ def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monk
     assert content(tmp_path) == uninterrupted
 
 
-def test_a_finished_selection_is_not_sampled_again(files, tmp_path, uninterrupted):
-    run(arguments(files, tmp_path / "easy"), scripted)
-    run(arguments(files, tmp_path / "easy"), never)
-    assert content(tmp_path / "easy") == uninterrupted
-    run(arguments(files, tmp_path / "hard", samples_dir=str(tmp_path / "easy"), max_pass_rate=0.125), never)
-    assert {row["pass_rate"] for row in written(tmp_path / "hard")} == {0.125}
-
-
-def test_load_dataset_never_returns_another_selection(files, tmp_path):
-    """Neither an earlier one of the same directory nor one of a directory with the same name, out of its cache."""
-    first = arguments(files, tmp_path / "a" / "set", max_pass_rate=0.375)
-    run(first, scripted)
-    assert len(written(tmp_path / "a" / "set")) == 10
-    run(arguments(files, tmp_path / "b" / "set", samples_dir=first.output_dir, max_pass_rate=0.25), never)
+def test_other_selections_from_the_same_samples(files, tmp_path, uninterrupted):
+    """The cache of `load_dataset` returns neither an earlier selection nor that of a directory with the same name."""
+    first = tmp_path / "a" / "set"
+    run(arguments(files, first), scripted)
+    run(arguments(files, first), never)
+    assert content(first) == uninterrupted
+    run(arguments(files, tmp_path / "b" / "set", samples_dir=str(first), max_pass_rate=0.25), never)
     assert len(written(tmp_path / "b" / "set")) == 8
-    run(arguments(files, first.output_dir, max_pass_rate=0.125), never)
-    assert len(written(tmp_path / "a" / "set")) == 5
+    run(arguments(files, first, max_pass_rate=0.125), never)
+    assert [row["pass_rate"] for row in written(first)] == [0.125] * 5
 
 
 @pytest.mark.parametrize(
@@ -347,7 +340,7 @@ def test_a_configuration_file(files, tmp_path):
         ("--seeed=1", "--seeed=1"),
     ],
 )
-def test_a_wrong_option_ends_the_command(option, message, capsys):
+def test_an_invalid_option_is_rejected(option, message, capsys):
     with pytest.raises((SystemExit, ValueError)) as ended:
         main(["--model_name_or_path=m", "--output_dir=o", option])
     assert message in capsys.readouterr().err + str(ended.value)
@@ -380,7 +373,7 @@ def test_every_kind_of_local_data_set(kind, tmp_path):
     assert [(p.text, p.columns) for p in problems] == [(f"{i}+1=", {"answer": str(i + 1)}) for i in range(3)]
 
 
-def test_columns_are_found_and_named(tmp_path, caplog):
+def test_columns_are_found_and_logged(tmp_path, caplog):
     path = tmp_path / "d.jsonl"
     write_jsonl(path, [{"prompt": "p", "problem": "q", "solution": "s", "gt": ["1", "2"], "answer": "a"}])
     with caplog.at_level(logging.INFO):
@@ -392,7 +385,7 @@ def test_columns_are_found_and_named(tmp_path, caplog):
     assert (problem.text, problem.answers) == ("p", ["1", "2"])
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path):
+def test_errors_of_loading(tmp_path):
     path = tmp_path / "d.jsonl"
     write_jsonl(path, [{"text": "p", "label": "q", "other": [1, 2]}])
     DatasetDict(test=Dataset.from_dict({"problem": ["p"]})).save_to_disk(tmp_path / "s")
@@ -400,7 +393,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
     for name, columns, message in (
         ("d.jsonl", {}, "columns 'text', 'label', 'other', but not any of .* Set --problem_column"),
         ("d.jsonl", {"problem_column": "text", "answer_column": "gold"}, "but not 'gold' for the answer"),
-        ("d.jsonl", {"problem_column": "other", "answer_column": "label"}, "holds neither text nor conversations"),
+        ("d.jsonl", {"problem_column": "other", "answer_column": "label"}, "contains neither text nor conversations"),
         ("d.txt", {}, "is a .txt file"),
         ("s", {}, "'train' is not a split of .*, which has 'test'"),
     ):

@@ -1,4 +1,4 @@
-"""The verifier against human judgement, and against completions that are built to break it."""
+"""The verifier, compared with human judgement, and with adversarial completions."""
 
 import csv
 import multiprocessing
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from math_verify import parse, verify
-from trl.rewards import get_soft_overlong_punishment
 
 from ada_trl.recipes.math import verifier
 from ada_trl.recipes.math.rewards import boxed_format_reward, get_math_accuracy_reward, math_accuracy_reward
@@ -51,7 +50,7 @@ def pairs() -> list[dict[str, str]]:
 # Judgement
 
 
-def test_agrees_with_human_judgement_except_where_it_is_known_not_to():
+def test_agreement_with_human_judgement():
     rows = pairs()
     assert len(rows) >= 150 and len({row["topic"] for row in rows}) >= 12
     texts = [row["answer"] if row["topic"] == "completion" else f"So $\\boxed{{{row['answer']}}}$." for row in rows]
@@ -66,7 +65,7 @@ def test_agrees_with_human_judgement_except_where_it_is_known_not_to():
     assert len(disagree) / len(rows) < 0.04
 
 
-def test_several_references_any_matches_and_none_parsed():
+def test_several_references_and_unparsable_ones():
     completions = [r"\boxed{2}"] * 5
     references = [["1", "2"], ["1", "3"], ["", "2"], ["", " "], []]
     assert verify_answers(completions, references) == [1.0, 0.0, 1.0, None, None]
@@ -98,18 +97,10 @@ def test_extract_answer(completion, answer):
 
 
 @pytest.mark.slow
-def test_hostile_completions_cost_their_own_row_only():
+def test_hostile_completions_affect_no_other_row():
     completions = [*HOSTILE.values(), r"\boxed{5}", "It is $5$."]
     scores = verify_answers(completions, ["5"] * len(completions), timeout=TIMEOUT, num_workers=2)
     assert scores == [0.0] * len(HOSTILE) + [1.0, 1.0]
-
-
-def test_from_another_thread():
-    scores = []
-    thread = threading.Thread(target=lambda: scores.extend(score_a_hang()))
-    thread.start()
-    thread.join()
-    assert scores == [0.0, 1.0]
 
 
 def score_a_hang() -> list[float | None]:
@@ -139,15 +130,15 @@ def test_in_a_daemon_process_of_multiprocessing(method):
     assert verify_answers([r"\boxed{6}"], ["6"]) == [1.0] and worker_pids() & ours
 
 
-def test_a_reference_that_hangs_is_one_that_cannot_be_parsed_and_costs_its_timeout_once(monkeypatch):
-    asked = []
+def test_a_reference_that_times_out_is_unparsable_and_parsed_once(monkeypatch):
+    requests = []
     ask = verifier._Worker._ask
     monkeypatch.setattr(
-        verifier._Worker, "_ask", lambda self, seconds, *task: asked.append(task) or ask(self, seconds, *task)
+        verifier._Worker, "_ask", lambda self, seconds, *task: requests.append(task) or ask(self, seconds, *task)
     )
     completions = [f"\\boxed{{{i}}}" for i in range(8)]
     assert verify_answers(completions, [NESTED] * 7 + ["7"], timeout=TIMEOUT) == [None] * 7 + [1.0]
-    assert asked.count(("parse", NESTED)) == 1 and len(asked) == 3
+    assert requests.count(("parse", NESTED)) == 1 and len(requests) == 3
 
 
 def test_workers_that_died_in_between_are_replaced():
@@ -159,7 +150,7 @@ def test_workers_that_died_in_between_are_replaced():
     assert verify_answers([r"\boxed{5}", r"\boxed{6}"], ["5", "5"]) == [1.0, 0.0]
 
 
-def test_an_interrupt_is_not_held_up_by_a_hang():
+def test_an_interrupt_does_not_wait_for_a_comparison():
     assert verify_answers([r"\boxed{5}"], ["5"], num_workers=1) == [1.0]
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -169,37 +160,40 @@ def test_an_interrupt_is_not_held_up_by_a_hang():
 
 
 def test_threads_at_the_same_time():
+    """One of them with a comparison that exceeds the time limit, which a signal could not interrupt in a thread."""
     scores = {}
 
     def score(offset):
         scores[offset] = verify_answers([f"\\boxed{{{i}}}" for i in range(50)], [str(offset)] * 50, num_workers=2)
 
     threads = [threading.Thread(target=score, args=(offset,)) for offset in range(4)]
+    threads.append(threading.Thread(target=lambda: scores.update(hang=score_a_hang())))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert scores.pop("hang") == [0.0, 1.0]
     assert scores == {offset: [float(i == offset) for i in range(50)] for offset in range(4)}
 
 
-def test_equal_answers_are_compared_once_and_each_reference_is_parsed_once_for_eight(monkeypatch):
-    asked = []
+def test_equal_answers_are_compared_once_and_references_are_parsed_once_per_chunk(monkeypatch):
+    requests = []
     ask = verifier._Worker._ask
     monkeypatch.setattr(
-        verifier._Worker, "_ask", lambda self, seconds, *task: asked.append(task) or ask(self, seconds, *task)
+        verifier._Worker, "_ask", lambda self, seconds, *task: requests.append(task) or ask(self, seconds, *task)
     )
     completions = [f"Way {i}: \\boxed{{5}}" for i in range(30)] + [r"\boxed{6}", "", "\n"]
     assert verify_answers(completions, ["5"] * 33, num_workers=1) == [1.0] * 30 + [0.0] * 3
-    assert asked == [("parse", "5"), ("compare", "5", r"\boxed{5}"), ("compare", "5", r"\boxed{6}")]
-    asked.clear()
+    assert requests == [("parse", "5"), ("compare", "5", r"\boxed{5}"), ("compare", "5", r"\boxed{6}")]
+    requests.clear()
     assert verify_answers([f"\\boxed{{{i}}}" for i in range(20)], ["3"] * 20, num_workers=1)[3:5] == [1.0, 0.0]
-    assert len(asked) == 23 and asked.count(("parse", "3")) == 3
+    assert len(requests) == 23 and requests.count(("parse", "3")) == 3
 
 
 @pytest.mark.parametrize(
     "pair", [("42", "042"), ("42", "-42"), ("-0", "0"), ("7" * 99, "7" * 99), ("7" * 99, "7" * 98)]
 )
-def test_the_short_cut_for_integers_agrees_with_math_verify(pair):
+def test_comparison_of_integers_agrees_with_math_verify(pair):
     reference, answer = (f"\\boxed{{{number}}}" for number in pair)
     assert compare(reference, answer) == verify(parse(reference), parse(answer))
 
@@ -285,17 +279,3 @@ def test_boxed_format_reward():
     texts = [r"so \boxed{1}", "1", r"\boxed{}", r"\boxed{1", r"\boxed{1} \boxed{2}", r"\boxed{\frac{1}{\boxed{2}}}"]
     assert boxed_format_reward(texts) == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert boxed_format_reward([[{"role": "assistant", "content": texts[0]}]], answer=["1"]) == [1.0]
-
-
-def test_trls_overlong_penalty_is_equation_13_of_dapo():
-    length_limit, cache = 2048, 512
-    lengths = [0, 1, 1535, 1536, 1537, 1792, 2047, 2048, 2049, 9999]
-
-    def equation_13(length):
-        if length <= length_limit - cache:
-            return 0
-        return (length_limit - cache - length) / cache if length <= length_limit else -1
-
-    reward = get_soft_overlong_punishment(max_completion_len=length_limit, soft_punish_cache=cache)
-    assert reward(completion_ids=[[0] * length for length in lengths]) == [equation_13(length) for length in lengths]
-    assert equation_13(1792) == -0.5
