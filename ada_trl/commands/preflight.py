@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
-from ..vllm.client import VLLMServerError
+from ..vllm.errors import VLLMServerError
 from .errors import UserError, one_line, user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 

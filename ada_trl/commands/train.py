@@ -142,7 +142,7 @@ def build_trainer(
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
-    from ..vllm.client import VLLMServerError
+    from ..vllm.errors import VLLMServerError
 
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
@@ -272,7 +272,7 @@ def main(args: list[str] | None = None) -> None:
     script_args, training_args, model_args = parse_args(args)
     checkpoint = checkpoint_to_resume(training_args)
     trainer = build_trainer(script_args, training_args, model_args)
-    from ..vllm.client import VLLMServerError
+    from ..vllm.errors import VLLMServerError
 
     try:
         with user_errors(VLLMServerError):
