@@ -1,7 +1,6 @@
 """The trainer with prompts from the queue: dynamic sampling, retries, selection, exact resume."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -210,19 +209,6 @@ def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
         assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
-
-
-def test_a_batch_of_two_slots_has_one_retry(tmp_path):
-    sampled = []
-
-    def never(prompts, **kwargs):
-        sampled.extend(prompts)
-        return [0.0] * len(prompts)
-
-    options = RETRIES | {"per_device_train_batch_size": 2, "max_rounds": 3, "max_steps": 6}
-    build(tmp_path, never, prompts(), **options).train()
-    steps = [set(sampled[i : i + 2]) for i in range(0, len(sampled), 2)]
-    assert all(len(before & after) == 1 for before, after in pairwise(steps))
 
 
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path):

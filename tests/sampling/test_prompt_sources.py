@@ -13,7 +13,6 @@ from trl.trainer.utils import RepeatSampler
 from ada_trl.core import ExitCondition, Pool, Rollout, expected_rounds
 from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from ada_trl.sampling.prompt_queue import (
-    MAX_RETRY_FRACTION,
     MAX_SKIPS,
     MIN_IN_ORDER_FRACTION,
     CandidateScores,
@@ -209,12 +208,17 @@ def test_the_number_of_retries_follows_the_truncated_log_objective():
     assert finished.max() == max_rounds
 
 
-def test_retries_of_a_hard_data_set_do_not_fill_the_batch():
-    queue = PromptQueue(stream(1000), slot_config(slots=8, max_rounds=50))
-    steps = list(simulate(queue, lambda position: 0.0, 20, 1))
-    for played, _ in steps:
-        assert sum(not slot.candidates[0].rounds for slot in played) >= 8 - MAX_RETRY_FRACTION * 8
-    assert steps[-1][1]["prompts/frac_new"] == 0.25 and steps[-1][1]["prompts/retries_dropped"] == 2
+@pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
+def test_retries_of_a_hard_data_set_do_not_fill_the_batch(slots, retries):
+    """Three quarters of the slots, but at least one."""
+    queue = PromptQueue(stream(1000), slot_config(slots=slots, max_rounds=50))
+    (first, _), *steps = simulate(queue, lambda position: 0.0, 20, 1)
+    assert not any(slot.candidates[0].rounds for slot in first)
+    for played, metrics in steps:
+        assert (
+            sum(slot.candidates[0].rounds > 0 for slot in played) == slots * metrics["prompts/frac_retried"] == retries
+        )
+        assert metrics["prompts/retries_dropped"] == slots - retries
     assert max(candidate.rounds for candidate in queue.retry_queue) < 50
 
 

@@ -1,6 +1,7 @@
 """These tests need vLLM in the environment (`make test-vllm`): TRL's client does not work without it."""
 
 import importlib.util
+import threading
 
 import pytest
 import requests
@@ -17,6 +18,14 @@ collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch):
     monkeypatch.setattr("ada_trl.vllm.transport.BACKOFF_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path):
+    """No test leaves a thread of the client, or weights that were written for a server."""
+    yield
+    assert "vLLM requests" not in [thread.name for thread in threading.enumerate()]
+    assert not list(tmp_path.rglob("vllm_weight_sync"))
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ class FakeServer:
     It is started from `model` (by default the tiny one that these tests train), loads the weights that it is sent, and computes
     the log-probabilities of prompts from them. Functions of the tests may respond instead: `behave` to requests for
     completions, and before the default response, if they return one, `control` to other POST requests, `render` to images,
-    `prove` to the weight check, and `read` to GET requests.
+    `check_weights` to the weight check, and `read` to GET requests.
     """
 
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right
@@ -98,9 +98,9 @@ class FakeServer:
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
     render: Respond | None = None
-    prove: Respond | None = None
+    check_weights: Respond | None = None
     read: Respond | None = None
-    proofs: int = 0  # number of weight checks
+    weight_checks: int = 0
     completions: list[Call] = field(default_factory=list)
     controls: list[tuple[str, dict]] = field(default_factory=list)
     most_in_flight: int = 0
@@ -150,7 +150,7 @@ class FakeServer:
         if payload["model"] not in self.served:
             return web.json_response({"error": {"message": f"no model {payload['model']}"}}, status=404)
         if "prompt_logprobs" in payload:
-            return await self._proof(request, payload)
+            return await self._weight_check(request, payload)
         features, sampling = payload.get("features"), payload.get("sampling_params", payload)
         if features:
             return await self._complete(request, payload["model"], sampling["n"], payload["token_ids"], features)
@@ -175,9 +175,9 @@ class FakeServer:
         finally:
             self.in_flight -= 1
 
-    async def _proof(self, request: web.Request, payload: dict) -> web.StreamResponse:
-        self.proofs += 1
-        if self.prove is not None and (response := await self.prove(request)) is not None:
+    async def _weight_check(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        self.weight_checks += 1
+        if self.check_weights is not None and (response := await self.check_weights(request)) is not None:
             return response
         (ids,) = payload["prompt"]
         choice = {"token_ids": [0], "finish_reason": "length", "prompt_token_ids": ids, "logprobs": None}

@@ -15,29 +15,15 @@ SYNCING = {
     "disk": ("/collective_rpc", "/reset_prefix_cache"),
     "lora": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
-SAMPLING = ("/v1/completions", "proof")
+SAMPLING = ("/v1/completions", "weight check")
 # Status codes, responses that are not vLLM's, connections that end or never do, and wrong weights.
-KINDS = (
-    "500",
-    "503",
-    "429",
-    "404",
-    "page",
-    "object",
-    "nonsense",
-    "stall",
-    "reset",
-    "half",
-    "lie",
-    "restart",
-    "foreign",
-)
+KINDS = "500 503 429 404 page object nonsense stall reset half lie restart foreign".split()
 FOREVER = 10**6
 
 
 @dataclass
 class Fault:
-    path: str  # endpoint, or "proof" for the weight check
+    path: str  # endpoint, or "weight check"
     kind: str  # see `FaultyServer.break_down`
     first: int  # the first request to the endpoint that it affects
     number: int  # of affected requests
@@ -54,7 +40,10 @@ class FaultyServer(FakeServer):
 
     def __init__(self, faults: list[Fault]):
         super().__init__(
-            behave=self._sample, control=self._control_or_fail, read=self._read_or_fail, prove=self._prove
+            behave=self._sample,
+            control=self._control_or_fail,
+            read=self._read_or_fail,
+            check_weights=self._check_weights,
         )
         self.faults = faults
         self.met: list[float | None] = []  # by run, time of the first affected request
@@ -130,8 +119,8 @@ class FaultyServer(FakeServer):
             return web.json_response({})
         return await self._fail(request.path, request)
 
-    async def _prove(self, request: web.Request) -> web.StreamResponse | None:
-        return await self._fail("proof", request)
+    async def _check_weights(self, request: web.Request) -> web.StreamResponse | None:
+        return await self._fail("weight check", request)
 
 
 def logprob_of(number: int) -> float:

@@ -76,6 +76,14 @@ def build(
     )
 
 
+def train(tmp_path, server, *args, **options):
+    """A training against a server that runs as long as this; returns both."""
+    with server:
+        trainer = build(tmp_path, server, *args, **options)
+        trainer.train()
+    return trainer, server
+
+
 def record_batches(trainer):
     """The batches that the trainer trains on, as they come."""
     batches, original = [], trainer._replace_advantages_and_metrics
@@ -132,10 +140,6 @@ def fails(match):
 
 def our_threads():
     return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
-
-
-def nothing_left(directory):
-    return our_threads() == [] and not (directory / "vllm_weight_sync").exists()
 
 
 def error_response(message, status=500):

@@ -50,7 +50,7 @@ def test_weights_are_verified_before_and_after_the_step(mode, sync, task, capsys
             receive = getattr(server, name)
             setattr(server, name, lambda *args, receive=receive: (received.append(args), receive(*args)))
         start("check", arguments(task, server, *sync, *f"--adaptive_sampling={mode}".split()))
-        assert len(server.completions) and server.proofs >= 2
+        assert len(server.completions) and server.weight_checks >= 2
         assert len(received) == 2  # the first weights, and those of the step
         assert set(server.served) == {"base"}  # no adapter stays
     printed = capsys.readouterr().out

@@ -18,7 +18,7 @@ from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer
-from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, our_threads, reject, stall
+from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, reject, stall
 
 
 CHAT = chat_tokenizer()
@@ -74,7 +74,6 @@ def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
         assert "tool_response" not in text and ("It is" in text) == (advantage > 0)
     sampled = output["completion_mask"].bool() & output["tool_mask"].bool()
     assert (output["sampling_per_token_logps"][sampled] == -1.0).all()
-    assert our_threads() == []
 
 
 def test_environments_are_reset_for_each_rollout(tmp_path):
@@ -97,7 +96,6 @@ def test_a_failure_between_tool_calls_stops_the_run(tmp_path):
         trainer = build(tmp_path, server, says_the_sum, tools=[add])
         with pytest.raises(Exception, match="engine dead"):
             trainer.train()
-    assert our_threads() == []
 
 
 def color_of(call):
@@ -139,7 +137,6 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
     assert trainer.state.log_history[0]["ada/frac_exit_condition_met"] == 1
     assert trainer.state.log_history[0]["ada/vllm/retries"] == 1
     assert len(trainer.output["pixel_values"]) == 16
-    assert our_threads() == []
 
 
 def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path):
@@ -156,7 +153,6 @@ def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path)
     assert Counter(asked) == dict.fromkeys(asked[:4], 3)  # four pictures in each of three steps, each sent once
     logs = [step for step in trainer.state.log_history if "ada/staleness" in step]
     assert [step["ada/staleness"] for step in logs] == [0, 1, 1]
-    assert our_threads() == []
 
 
 async def says_red(call):
@@ -183,7 +179,6 @@ def test_processing_images_may_fail_like_other_requests(render, message, tmp_pat
         with fails(message):
             trainer.train()
         assert time.monotonic() - started < IN_TIME
-    assert our_threads() == []
 
 
 def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
@@ -199,4 +194,3 @@ def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
             trainer.train()
         assert time.monotonic() - started < IN_TIME
         assert becomes_idle(server)
-    assert our_threads() == []

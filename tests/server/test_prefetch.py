@@ -10,7 +10,7 @@ import pytest
 from ada_trl.vllm.requested_batch import RequestedBatch
 
 from .fake import TOKENIZER, FakeServer, answer
-from .helpers import becomes_idle, build, fails, our_threads, reject
+from .helpers import becomes_idle, build, fails, reject
 
 
 def tokens(*texts):
@@ -39,7 +39,6 @@ def generation(tmp_path):
         yield vllm
         vllm.close()
         assert becomes_idle(server)
-    assert our_threads() == []
 
 
 def take_prefetched(generation, rows=ROWS):

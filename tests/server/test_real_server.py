@@ -11,7 +11,7 @@ from ada_trl.vllm.generation import AdaVLLMGeneration
 from ada_trl.vllm.weight_sync import WeightSync
 from recipes.arithmetic.task import exact_match
 
-from .helpers import fails, nothing_left
+from .helpers import fails
 from .real import LORA, largest_difference, served_models, train
 
 
@@ -29,7 +29,6 @@ def test_the_reward_rises_with_the_trained_weights(
     assert max(step["ada/vllm/retries"] for step in logs) == 0
     if steps == 25:
         assert mean(step["reward"] for step in logs[-5:]) > mean(step["reward"] for step in logs[:5]) + 0.1
-    assert nothing_left(tmp_path)
     assert served_models(server) == [str(task_dir / "base")]
 
 
@@ -47,7 +46,6 @@ def test_the_weight_check_stops_a_run_without_the_synchronization(server, task_d
     monkeypatch.setattr(WeightSync, "sync_lora", lambda self: None)
     with fails("does not have this step's weights.*per token"):
         train(server, task_dir, tmp_path, LORA, vllm_weight_sync="lora", learning_rate=5e-3, max_steps=4)
-    assert nothing_left(tmp_path)
 
 
 def test_another_run_on_the_same_server_is_detected(server, task_dir, tmp_path):

@@ -12,7 +12,7 @@ from ada_trl.commands.train import main
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import free_port
-from .helpers import ROOT, launch, our_threads, started, wait_until
+from .helpers import ROOT, launch, started, wait_until
 from .real import largest_difference, served_models, train
 
 
@@ -83,5 +83,5 @@ def test_check_verifies_the_weights_and_leaves_nothing(server, task_dir, tmp_pat
     start("check", [f"--{name}={value}" for name, value in options.items()])
     printed = capsys.readouterr().out
     assert "sent by 'lora'" in printed and "weights after the step" in printed
-    assert list(tmp_path.iterdir()) == [] and our_threads() == []
+    assert list(tmp_path.iterdir()) == []
     assert served_models(server) == [str(task_dir / "base")]

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from ..helpers import PROMPTS, Watch, logs_of, prompt_dataset
 from .fake import RIGHT, WRONG, FakeServer, answer, by_prompt
-from .helpers import ONE_ROUND, UNIFORM, build, our_threads
+from .helpers import ONE_ROUND, UNIFORM, build
 
 
 POSTERIOR = {
@@ -35,7 +35,6 @@ def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator
         assert max(sizes) == logs["ada/samples_per_prompt/max"]
         assert logs["ada/samples_per_prompt/mean"] == 4
     assert any(len(set(sizes)) > 1 for sizes in steps)
-    assert our_threads() == []
 
 
 def test_one_completion_per_prompt_is_requested_and_all_are_trained_on(tmp_path):
@@ -82,4 +81,3 @@ def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path)
     (logs,) = logs_of(trainer)
     assert finished[-1:] == slow and len(finished) == 3
     assert logs["ada/prompts/resampled"] == 1 and logs["ada/frac_zero_advantage_groups"] == 0.5
-    assert our_threads() == []

@@ -12,7 +12,7 @@ from ada_trl.vllm.weight_check import sampling_restrictions
 
 from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, choices_of, fingerprint, half_right
-from .helpers import LORA, ONE_ROUND, UNIFORM, build, error_response, fails, nothing_left, page
+from .helpers import LORA, ONE_ROUND, UNIFORM, build, error_response, fails, page, train
 
 
 MODES = pytest.mark.parametrize("mode", [UNIFORM, {}], ids=["uniform", "seq"])
@@ -90,7 +90,6 @@ def test_a_server_restarted_during_a_generation_stops_the_run(mode, evaluating, 
         with fails("restarted during the step .*first became second|no model ada-") as error:
             trainer.evaluate(prompt_dataset(1)) if evaluating else trainer.train()
     assert server.url in str(error.value)
-    assert nothing_left(tmp_path)
 
 
 def test_rollouts_of_a_rollout_function_are_verified(tmp_path):
@@ -163,7 +162,6 @@ def test_a_synchronization_without_effect_stops_the_run(control, mode, message, 
     assert control is confirmation_only or server.completions == []
     assert server.url in str(error.value)
     assert "resume from the last checkpoint" in str(error.value) or "dedicated server" in str(error.value)
-    assert nothing_left(tmp_path)
 
 
 @MODES
@@ -182,10 +180,8 @@ def test_weights_of_another_run_on_the_same_server_are_detected(mode, tmp_path):
 
 @MODES
 def test_the_weight_check_is_one_request_before_and_after_a_step(mode, tmp_path):
-    with FakeServer() as server:
-        trainer = build(tmp_path, server, max_steps=3, **mode)
-        trainer.train()
-    assert server.proofs == 2 * 3
+    trainer, server = train(tmp_path, FakeServer(), max_steps=3, **mode)
+    assert server.weight_checks == 2 * 3
     assert max(logs["ada/vllm/weight_check_logprob_diff"] for logs in logs_of(trainer)) < 1e-5
 
 

@@ -1,6 +1,7 @@
 """Weight synchronization with a scripted server: flags, versions, adapters, and nothing left behind."""
 
 import resource
+import shutil
 import signal
 
 import pytest
@@ -11,7 +12,7 @@ from ada_trl.vllm.weight_sync import IN_USE
 
 from ..helpers import prompt_dataset
 from .fake import FakeServer
-from .helpers import LORA, build, error_response, fails, nothing_left, our_threads, stall, started, wait_until
+from .helpers import LORA, build, error_response, fails, stall, started, train, wait_until
 
 
 def adapter(**options):
@@ -26,21 +27,17 @@ def test_versions_on_disk_follow_each_other_and_are_removed(tmp_path):
             seen.append(sorted(p.name for p in (tmp_path / "vllm_weight_sync").iterdir()))
             assert payload["kwargs"]["weights_path"].endswith(seen[-1][-1])
 
-    with FakeServer(control=control) as server:
-        build(tmp_path, server, max_steps=3).train()
+    trainer, server = train(tmp_path, FakeServer(control=control), max_steps=3)
     assert [len(names) for names in seen] == [1, 2, 2]
     assert len({name for names in seen for name in names}) == 3
-    assert nothing_left(tmp_path)
 
 
 def test_adapters_are_loaded_used_and_unloaded(tmp_path):
-    with FakeServer() as server:
-        build(tmp_path, server, max_steps=2, **LORA).train()
+    trainer, server = train(tmp_path, FakeServer(), max_steps=2, **LORA)
     actions = [(path.split("/")[-1].split("_")[0], payload["lora_name"]) for path, payload in server.controls]
     first, second = actions[0][1], actions[1][1]
     assert actions == [("load", first), ("load", second), ("unload", first), ("unload", second)]
     assert [call.model for call in server.completions] == [first] * 4 + [second] * 4
-    assert nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +55,6 @@ def test_missing_server_flags_are_named(info, sync, message, tmp_path):
         server.info["vllm_config"] |= info
         with fails(message):
             build(tmp_path, server, peft_config=adapter(r=8) if sync == "lora" else None, vllm_weight_sync=sync)
-    assert our_threads() == []
 
 
 def test_runtime_lora_loading_must_be_allowed(tmp_path):
@@ -101,7 +97,6 @@ def test_a_full_disk_is_named(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "set vllm_weight_sync_dir to another directory" in str(error.value)
-    assert nothing_left(tmp_path)
 
 
 # Leftovers
@@ -111,7 +106,6 @@ def test_evaluation_without_training_leaves_nothing(tmp_path):
     with FakeServer() as server:
         build(tmp_path, server, **LORA).evaluate(prompt_dataset(1))
         assert len(server.completions) == 4 and list(server.served) == ["base"]
-    assert nothing_left(tmp_path)
 
 
 def test_unloading_an_adapter_is_retried_and_does_not_stop_the_run(tmp_path):
@@ -125,7 +119,7 @@ def test_unloading_an_adapter_is_retried_and_does_not_stop_the_run(tmp_path):
     with FakeServer(control=control) as server:
         build(tmp_path, server, max_steps=4, **LORA).train()
         assert list(server.served) == ["base"]
-    assert len(failed) == 2 and nothing_left(tmp_path)
+    assert len(failed) == 2
 
 
 def test_an_adapter_that_stays_on_the_server_is_named_and_removed_by_the_next_run(tmp_path, caplog):
@@ -140,7 +134,6 @@ def test_an_adapter_that_stays_on_the_server_is_named_and_removed_by_the_next_ru
         server.control = None
         build(tmp_path, server, **LORA).train()
         assert list(server.served) == ["base"]
-    assert nothing_left(tmp_path)
 
 
 def test_an_adapter_whose_load_was_reported_as_failed_is_unloaded(tmp_path):
@@ -154,7 +147,6 @@ def test_an_adapter_whose_load_was_reported_as_failed_is_unloaded(tmp_path):
         with fails("lost"):
             trainer.train()
         assert list(server.served) == ["base"]
-    assert nothing_left(tmp_path)
 
 
 @pytest.mark.slow
@@ -187,3 +179,4 @@ def test_leftovers_of_killed_runs_are_removed_and_nothing_of_running_ones(tmp_pa
         assert sorted(server.served) == ["a user's", "ada-11111111-7", "base"]
     assert sorted(path.name for path in directory.iterdir()) == ["ada-11111111-7", "notes"]
     locks["ada-11111111-7"].release()
+    shutil.rmtree(directory)
