@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_hooks import override_attributes
-from ..vllm.client import VLLMServerError
+from ..vllm.errors import VLLMServerError
 from .errors import UserError, one_line, user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 

@@ -35,7 +35,7 @@ def build_trainer(
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
-    from ..vllm.client import VLLMServerError
+    from ..vllm.errors import VLLMServerError
 
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)

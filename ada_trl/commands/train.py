@@ -99,7 +99,7 @@ def main(args: list[str] | None = None) -> None:
     script_args, training_args, model_args = parse_args(args)
     checkpoint = checkpoint_to_resume(training_args)
     trainer = build_trainer(script_args, training_args, model_args)
-    from ..vllm.client import VLLMServerError
+    from ..vllm.errors import VLLMServerError
 
     try:
         with user_errors(VLLMServerError):

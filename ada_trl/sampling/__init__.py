@@ -1,1 +1,1 @@
-"""Sampling: selection of prompts (stream, queue), strategies, and generation of rollouts in rounds or through a vLLM server."""
+"""Sampling: strategies, prompt sources (data loader, prompt queue), and samplers (synchronous rounds, asynchronous vLLM)."""

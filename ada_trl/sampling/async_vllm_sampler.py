@@ -1,4 +1,4 @@
-"""A vLLM server: one request per prompt and round, and no prompt waits for another."""
+"""Sampling from a vLLM server: one request per prompt and round, and no prompt waits for another."""
 
 import queue
 import sys
@@ -7,51 +7,50 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from ..core import Pool, Rollout, eliminate_async
-from ..core.sequential_sampling import round_sizes
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
+from ..vllm.errors import VLLMServerUnavailable
 from ..vllm.generation import AdaVLLMGeneration
-from ..vllm.transport import VLLMServerUnavailable
+from ..vllm.transport import RequestGroup
 from .rollout_sampler import Completions, RolloutSampler
 
 
 logger = get_logger(__name__)
 
 TICK_SECONDS = 1.0
-MAX_FAILURES = 3  # one after the other, after which a step asks no more
+MAX_FAILURES = 3  # in a row, after which no more rollouts are requested in a step
 
 
 class AsyncVLLMSampler(RolloutSampler):
     """
-    Draws rollouts from a vLLM server, without a barrier.
+    Samples rollouts from a vLLM server, without a barrier.
 
-    Every process looks after its own prompts and keeps one request of `samples_per_round` completions in flight for each.
-    All completions of a request are awaited together, so short ones gain
-    nothing. Reward functions run on the main thread (they may use signals) while further requests are under way; what
-    has arrived in the meantime is scored in one call.
+    Every rank samples its own prompts and keeps one request of `samples_per_round` completions in flight for each. All
+    completions of a request are awaited together, so that short ones are not over-represented. Reward functions run on the
+    main thread (they may use signals) while further requests are in flight; the completions that have arrived in the
+    meantime are scored in one call.
 
-    When few requests are left, the server has capacity to spare: rounds of the prompts still active are then asked for ahead
-    of time. Those that turn out not to be needed are cancelled or thrown away.
+    When few requests are left, the server has capacity to spare: next rounds of the active prompts are then requested
+    speculatively, and cancelled or discarded if they turn out not to be needed.
 
-    A first round that fails stops the run on every process. When a later one fails because the server is unavailable,
-    its prompt is retired with the pool it has, which is counted in `vllm/truncated_prompts`. After three such failures in a row all
-    prompts are, so that a step waits for a dead server once, not once for each prompt.
+    A first round that fails stops the run on all ranks. When a later one fails because the server is unavailable, its prompt
+    keeps the rollouts it has, which is counted in `vllm/truncated_prompts`. After three such failures in a row all prompts
+    do, so that a step waits for a dead server once, not once for each prompt.
 
     Args:
         vllm (`AdaVLLMGeneration`):
             Sends the requests.
         prompt_ids (`list[list[int]]`):
-            Token ids of this process's prompts, or candidates.
+            Token ids of this rank's prompts or candidates.
         images (`list[list | None]`, *optional*):
             Images of each prompt, for vision-language models.
         score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
-            Takes this process's prompt of each row, completion ids, log-probabilities and whether the rows belong to
-            the first round; decodes and scores them on this process alone.
+            Decodes and scores completions on this rank alone. Takes the position of each completion's prompt in
+            `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
 
-    barrier = False  # see `eliminate_async`; set by the benchmark that measures what one costs
-    max_in_flight = sys.maxsize  # the server queues
-    speculate_below = 0.25  # requests under way per prompt; fewer leave the server capacity to spare
+    barrier = False  # see `eliminate_async`; set by the benchmark that measures the cost of a barrier
+    speculate_below = 0.25  # requests in flight per prompt; with fewer the server has capacity to spare
 
     def __init__(
         self,
@@ -69,139 +68,138 @@ class AsyncVLLMSampler(RolloutSampler):
         self.score = score
         self.stats |= dict.fromkeys(("vllm/truncated_prompts", "time/idle", "time/reward_overlapped"), 0.0)
         self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
-        self._in_flight: set[tuple[int, int]] = set()  # prompt and first draw of what is under way
-        self._failed_prompts: set[int] = set()  # prompts
+        self._in_flight: set[tuple[int, int]] = set()  # prompt and first draw of each request that is waited for
+        self._truncated_prompts: set[int] = set()
         self._submitted = self._failures = 0
-        self._unavailable: VLLMServerUnavailable | None = None
+        self._unavailable: VLLMServerUnavailable | None = None  # set after `MAX_FAILURES` failures in a row
         self._idle_since: float | None = None
 
     def sample(self, **loop) -> list[Pool]:
-        self._tick = loop["progress"].tick
-        # The same words on every process, whatever its share of the prompts.
-        received = gather_results(
-            lambda: self._sample_local(loop), self.vllm.error_factory("rollouts of this step are missing")
-        )
+        # The same message on every rank, whatever its share of the prompts.
+        error_factory = self.vllm.error_factory("rollouts of this step are missing")
+        received = gather_results(lambda: self._sample_local(**loop), error_factory)
+        by_prompt = [rollouts for of_rank in received for rollouts in of_rank]
         if self.slots is None:
-            return [Pool(loop["positive_threshold"], rollouts) for process in received for rollouts in process]
-        for i, (slot, rollouts) in enumerate(
-            zip(self.slots, (rollouts for process in received for rollouts in process), strict=True)
-        ):
-            if i not in self.prompts:
+            return [Pool(loop["positive_threshold"], rollouts) for rollouts in by_prompt]
+        for i, (slot, rollouts) in enumerate(zip(self.slots, by_prompt, strict=True)):
+            if i not in self.prompts:  # slots of this rank were filled while sampling
                 for rollout in rollouts:
                     slot.add(rollout)
         return list(self.slots)
 
-    def _sample_local(self, loop: dict) -> list[list[Rollout]]:
-        """The rollouts of each prompt of this process."""
+    def _sample_local(self, *, samples_per_round: int, progress, **loop) -> list[list[Rollout]]:
+        """The rollouts of each prompt of this rank."""
         started = time.perf_counter()
-        client, sizes = self.vllm.vllm_client, round_sizes(loop["samples_per_round"], len(self.prompts))
-        client.reset_counts()
-        with self.vllm.requests() as start:  # what is still in flight on leaving is cancelled
+        transport = self.vllm.vllm_client.transport
+        transport.retries = transport.timeouts = 0
+        with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
             pools = eliminate_async(
                 len(self.prompts),
-                self._submitter(start, sizes),
-                self._collect,
-                max_in_flight=self.max_in_flight,
+                lambda prompt, first_draw: self._submit(group, prompt, first_draw, samples_per_round),
+                lambda: self._collect(group, progress.tick),
+                samples_per_round=samples_per_round,
+                max_in_flight=sys.maxsize,  # the server queues
                 pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
-                # What a slot asks next is not known before its round is over.
+                # A slot may continue with another candidate, which is unknown before its round is complete.
                 speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,
                 barrier=self.barrier,
+                progress=progress,
                 **loop,
             )
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
-        needed = sum(-(-len(pool) // size) for pool, size in zip(pools, sizes, strict=True))
+        needed = sum(-(-len(pool) // samples_per_round) for pool in pools)
         self.stats["vllm/wasted_rounds"] = self._submitted - needed
-        self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_difference  # 0 on all processes but one
-        self.stats["vllm/truncated_prompts"] = len(self._failed_prompts)
-        self.stats["vllm/retries"], self.stats["vllm/timeouts"] = client.retries, client.timeouts
+        self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_difference  # 0 on all ranks but the main one
+        self.stats["vllm/truncated_prompts"] = len(self._truncated_prompts)
+        self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.retries, transport.timeouts
         return [pool.rollouts for pool in pools]
 
-    def _submitter(self, start, sizes: Sequence[int]) -> Callable[[int, int], None]:
-        def submit(prompt: int, first_draw: int) -> None:
-            if self._idle_since is not None:
-                self.stats["time/idle"] += time.perf_counter() - self._idle_since
-                self._idle_since = None
-            self._in_flight.add((prompt, first_draw))
-            if self._unavailable is not None:  # it is not even sent
-                future: Future = Future()
-                future.set_exception(self._unavailable)
-                self._completed.put((prompt, first_draw, future))
-                return
+    def _submit(self, group: RequestGroup, prompt: int, first_draw: int, number: int) -> None:
+        """Request the next round of a prompt or slot of this rank."""
+        if self._idle_since is not None:
+            self.stats["time/idle"] += time.perf_counter() - self._idle_since
+            self._idle_since = None
+        self._in_flight.add((prompt, first_draw))
+        if self._unavailable is not None:  # fails without being sent
+            future: Future = Future()
+            future.set_exception(self._unavailable)
+        else:
             self._submitted += 1
             row = self._local_row(prompt, first_draw)
-            future = start([self.prompt_ids[row]], sizes[prompt], self.images[row])
-            future.add_done_callback(lambda done: self._completed.put((prompt, first_draw, done)))
-
-        return submit
+            future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
+        future.add_done_callback(lambda done: self._completed.put((prompt, first_draw, done)))
 
     def _local_row(self, prompt: int, draw: int) -> int:
-        """Which of this process's rows prompt or slot `prompt` of this process asks."""
+        """Position in `prompt_ids` of the prompt that rollout `draw` of a prompt or slot of this rank belongs to."""
         if self.slots is None:
             return prompt
         first = self.prompts.start
         return self.dataset_row_index(first + prompt, draw) - self._first[first]
 
-    def _collect(self) -> list[tuple[int, int, list[Rollout] | None]]:
-        """Wait for an answer, take all that there are, score them."""
-        arrived: list[tuple[int, int, Future]] = []
-        while not arrived:
-            try:
-                arrived.append(self._completed.get(timeout=TICK_SECONDS))
-            except queue.Empty:
-                self._tick()
-        while not self._completed.empty():
-            arrived.append(self._completed.get())
+    def _collect(self, group: RequestGroup, tick: Callable[[], None]) -> list[tuple[int, int, list[Rollout] | None]]:
+        """Wait for a request, take all that have finished, and score their completions."""
         answered, failed = [], []
-        for prompt, first_draw, future in arrived:
+        for prompt, first_draw, future in self._wait_for_finished(tick):
             if (prompt, first_draw) not in self._in_flight:
-                continue  # no longer
+                continue  # given up with all others after `MAX_FAILURES` failures
             self._in_flight.remove((prompt, first_draw))
             try:
                 answered.append((prompt, first_draw, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
-                failed += self._fail(prompt, first_draw, error)
+                failed += self._fail(group, prompt, first_draw, error)
         if not self._in_flight:
             self._idle_since = time.perf_counter()
-        collected: list[tuple[int, int, list[Rollout] | None]] = [
-            (prompt, first_draw, None) for prompt, first_draw in failed
-        ]
+        collected: list[tuple[int, int, list[Rollout] | None]] = [(*request, None) for request in failed]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for is_first_round in (True, False):
-            collected += self._score(
-                [answer for answer in answered if (answer[1] == 0) == is_first_round], is_first_round
-            )
+            of_kind = [request for request in answered if (request[1] == 0) == is_first_round]
+            if of_kind:
+                collected += self._score(of_kind, is_first_round)
         return collected
 
-    def _fail(self, prompt: int, first_draw: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
-        """What is not waited for any more: this request, or after several failures in a row all that are under way."""
+    def _wait_for_finished(self, tick: Callable[[], None]) -> list[tuple[int, int, Future]]:
+        finished: list[tuple[int, int, Future]] = []
+        while not finished:
+            try:
+                finished.append(self._completed.get(timeout=TICK_SECONDS))
+            except queue.Empty:
+                tick()
+        while not self._completed.empty():
+            finished.append(self._completed.get())
+        return finished
+
+    def _fail(
+        self, group: RequestGroup, prompt: int, first_draw: int, error: VLLMServerUnavailable
+    ) -> list[tuple[int, int]]:
+        """The requests that are given up: this one, or after several failures in a row all that are in flight."""
         self._failures += 1
         failed = [(prompt, first_draw)]
         if self._failures == MAX_FAILURES and self._unavailable is None:
             self._unavailable = error
             failed += sorted(self._in_flight)
             self._in_flight.clear()
-            self.vllm.vllm_client.cancel()
+            group.cancel()
             logger.warning(
-                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. The prompts that it "
-                "was to sample further keep the rollouts they have; if it does not recover, the next step stops."
+                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. Prompts with pending "
+                "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
             )
         if any(first == 0 for _, first in failed):
             raise error
-        self._failed_prompts |= {prompt for prompt, _ in failed}
+        self._truncated_prompts |= {prompt for prompt, _ in failed}
         return failed
 
-    def _score(self, answers: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
-        if not answers:
-            return []
-        rows = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answers for i in range(len(ids))]
-        completion_ids = [ids for *_, group, _ in answers for ids in group]
-        logprobs = [[top[0] for top in sequence] for *_, group in answers for sequence in group]
-        hidden = bool(self._in_flight)
-        completions = self.score([self._local_row(*row) for row in rows], completion_ids, logprobs, is_first_round)
-        if hidden:
+    def _score(self, answered: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
+        requests = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answered for i in range(len(ids))]
+        completion_ids = [ids for *_, group, _ in answered for ids in group]
+        logprobs = [[top[0] for top in sequence] for *_, group in answered for sequence in group]
+        is_overlapped = bool(self._in_flight)
+        completions = self.score(
+            [self._local_row(*request) for request in requests], completion_ids, logprobs, is_first_round
+        )
+        if is_overlapped:
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         offset = self.store(completions, is_first_round=is_first_round)
-        sources = [(self.process_index, offset + i) for i in range(len(rows))]
-        rollouts = iter(self.rollouts([draw for _, draw in rows], completions.rewards, sources))
-        return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answers]
+        sources = [(self.process_index, offset + i) for i in range(len(requests))]
+        rollouts = iter(self.rollouts([draw for _, draw in requests], completions.rewards, sources))
+        return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answered]

@@ -1,6 +1,7 @@
 """Batch slots: each samples one prompt, or several candidates one after another (dynamic sampling)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..core import ExitCondition, Pool, Rollout
@@ -8,13 +9,11 @@ from ..core import ExitCondition, Pool, Rollout
 
 class QueuedPrompt(NamedTuple):
     """
-    A candidate for a slot, with its results in earlier steps.
+    A candidate for a slot, with its rounds, positive and negative rollouts in earlier steps.
 
     Args:
         position (`int`):
             Position of its row in the [`~sampling.prompt_stream.PromptStream`].
-        rounds (`int`, *optional*, defaults to `0`), positives (`int`, *optional*, defaults to `0`), negatives (`int`, *optional*, defaults to `0`):
-            Rounds, positive and negative rollouts in earlier steps.
         from_data_order (`bool`, *optional*, defaults to `True`):
             Whether it was taken in data set order, so that it is an unbiased sample of the data set. `False` for retries and for
             prompts selected by their score.
@@ -25,6 +24,19 @@ class QueuedPrompt(NamedTuple):
     positives: int = 0
     negatives: int = 0
     from_data_order: bool = True
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """Configuration of the slots of a step."""
+
+    slots: int  # their number
+    candidates_per_slot: int  # maximum number of prompts that are sampled one after another in a slot
+    exit_condition: ExitCondition  # condition under which a prompt has enough rollouts, counted over all steps
+    max_rounds: int  # maximum number of rounds of a prompt, counted over all steps
+    fixed_budget: bool  # whether a slot is one round of one prompt
+    positive_threshold: float  # see `Pool`
+    choices_per_prompt: int = 1  # new prompts out of which one is selected; 1 takes all of them, in data set order
 
 
 class BatchSlot(Pool):
@@ -41,38 +53,20 @@ class BatchSlot(Pool):
     [DAPO](https://huggingface.co/papers/2503.14476).
 
     Args:
-        positive_threshold (`float`):
-            See [`~core.Pool`].
         candidates (`Sequence[QueuedPrompt]`):
             At least one; exactly one with a fixed budget.
-        exit_condition ([`~core.ExitCondition`]):
-            When a prompt has enough rollouts, counted over all steps.
         samples_per_round (`int`):
             Rollouts per round.
-        max_rounds (`int`):
-            Maximum number of rounds of a prompt, counted over all steps.
-        fixed_budget (`bool`):
-            Whether the slot is one round of one prompt.
     """
 
-    def __init__(
-        self,
-        positive_threshold: float,
-        candidates: Sequence[QueuedPrompt],
-        *,
-        exit_condition: ExitCondition,
-        samples_per_round: int,
-        max_rounds: int,
-        fixed_budget: bool,
-    ):
-        super().__init__(positive_threshold)
+    def __init__(self, config: SlotConfig, candidates: Sequence[QueuedPrompt], samples_per_round: int):
+        super().__init__(config.positive_threshold)
         self.candidates = candidates
-        self.pools = [Pool(positive_threshold) for _ in candidates]  # rollouts of this step, by candidate
+        self.pools = [Pool(config.positive_threshold) for _ in candidates]  # rollouts of this step, by candidate
         self.current = 0  # index of the candidate that is being sampled
         self.done = False
         self._candidate_of_round: list[int] = [0]  # index of the candidate sampled in each round of the slot
-        self._exit_condition, self._max_rounds = exit_condition, max_rounds
-        self._samples_per_round, self._fixed_budget = samples_per_round, fixed_budget
+        self._config, self._samples_per_round = config, samples_per_round
 
     def candidate_at(self, draw: int) -> int:
         """Index of the candidate that rollout `draw` of the slot belongs to; known once the previous round is complete."""
@@ -94,8 +88,7 @@ class BatchSlot(Pool):
 
     def resolved(self, index: int) -> bool:
         """Whether a candidate has met its exit condition, counted over all steps."""
-        known, needed = self.history(index), self._exit_condition
-        return known.positives >= needed.min_positives and known.negatives >= needed.min_negatives
+        return self._config.exit_condition(self.history(index))
 
     def prompt_has_zero_variance(self, index: int) -> bool:
         """
@@ -110,7 +103,7 @@ class BatchSlot(Pool):
     def unsolved(self) -> QueuedPrompt | None:
         """The prompt sampled last, if it has neither met its exit condition nor used all its rounds."""
         last = self.sampled[-1]
-        over = self.resolved(last) or self.history(last).rounds >= self._max_rounds
+        over = self.resolved(last) or self.history(last).rounds >= self._config.max_rounds
         # A retry is not an unbiased sample of the data set: only prompts without a success are retried.
         return None if over else self.history(last)._replace(from_data_order=False)
 
@@ -123,7 +116,7 @@ class BatchSlot(Pool):
             self._end_round()
 
     def _end_round(self) -> None:
-        if self._fixed_budget:
+        if self._config.fixed_budget:
             # One round per step. The queue decides whether the prompt is retried in the next one, see `unsolved`.
             self.done = True
             return

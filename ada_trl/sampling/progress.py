@@ -3,7 +3,7 @@
 from tqdm.auto import tqdm
 
 
-class StepProgress:
+class StepProgress(tqdm):
     """
     A bar of the prompts whose sampling is finished in this step, with the number of rollouts and the elapsed time. It appears
     after two seconds, so that quick steps show nothing, and disappears at the end of the step.
@@ -18,27 +18,13 @@ class StepProgress:
     """
 
     def __init__(self, total: int, step: int, disable: bool):
-        self._bar = tqdm(
-            total=total,
-            desc=f"Sampling for step {step}",
-            unit="prompt",
-            delay=2,
-            miniters=0,
-            leave=False,
-            dynamic_ncols=True,
-            disable=disable,
-        )
+        label, look = f"Sampling for step {step}", {"miniters": 0, "leave": False, "dynamic_ncols": True}
+        super().__init__(total=total, desc=label, unit="prompt", delay=2, disable=disable, **look)
 
     def __call__(self, active: int, rollouts: int) -> None:
-        self._bar.set_postfix(active=active, rollouts=rollouts, refresh=False)
-        self._bar.update(self._bar.total - active - self._bar.n)
+        self.set_postfix(active=active, rollouts=rollouts, refresh=False)
+        self.update(self.total - active - self.n)
 
     def tick(self) -> None:
         """Refresh the elapsed time while nothing else has changed."""
-        self._bar.update(0)
-
-    def __enter__(self) -> "StepProgress":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._bar.close()
+        self.update(0)

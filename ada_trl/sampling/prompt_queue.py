@@ -2,67 +2,30 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core import ExitCondition
 from ..utils.logging import get_logger
-from .batch_slots import BatchSlot, QueuedPrompt
+from .batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from .prompt_stream import PromptStream
 
 
 logger = get_logger(__name__)
 
-MAX_RETRY_FRACTION = (
-    0.75  # of the slots (at least one slot): on a hard data set retries would otherwise fill the batch
-)
-MIN_IN_ORDER_FRACTION = (
-    0.25  # of the new prompts are taken in data set order, so that no prompt depends on its estimate alone
-)
+# Of the slots (at least one slot): on a hard data set, retries would otherwise fill the batch.
+MAX_RETRY_FRACTION = 0.75
+# Of the new prompts are taken in data set order, so that no prompt depends on its estimate alone.
+MIN_IN_ORDER_FRACTION = 0.25
 MAX_SKIPS = 8  # a prompt that was skipped this often is taken next
 
 
 class CandidateScores(NamedTuple):
-    """
-    Predictions for the candidates of a step.
+    """Predictions for the candidates of a step."""
 
-    Args:
-        keys (`list[str]`):
-            Identifier of each prompt, the same in every epoch.
-        gains (`list[float]`, *optional*):
-            Predicted gain of sampling each prompt; `None` while the estimates are not better than the batch mean.
-        pass_rate (`float`):
-            Mean predicted pass rate of the candidates.
-    """
-
-    keys: list[str]
-    gains: list[float] | None
-    pass_rate: float
-
-
-@dataclass(frozen=True)
-class SlotConfig:
-    """
-    Configuration of the slots of a step.
-
-    Args:
-        slots (`int`):
-            Number of slots.
-        candidates_per_slot (`int`):
-            Maximum number of prompts that are sampled one after another in a slot.
-        exit_condition ([`~core.ExitCondition`]), max_rounds (`int`), fixed_budget (`bool`), positive_threshold (`float`):
-            See [`BatchSlot`].
-        choices_per_prompt (`int`):
-            Number of new prompts out of which one is selected; 1 takes all of them, in data set order.
-    """
-
-    slots: int
-    candidates_per_slot: int
-    exit_condition: ExitCondition
-    max_rounds: int
-    fixed_budget: bool
-    positive_threshold: float
-    choices_per_prompt: int = 1
+    keys: list[str]  # identifier of each prompt, the same in every epoch
+    gains: (
+        list[float] | None
+    )  # predicted gain of sampling each; `None` while estimates are not better than the batch mean
+    pass_rate: float  # mean predicted pass rate
 
 
 class PromptQueue:
@@ -125,28 +88,13 @@ class PromptQueue:
 
     def make_slots(self, candidates: Sequence[Sequence[QueuedPrompt]], sizes: Sequence[int]) -> list[BatchSlot]:
         """Create the slots of a step, with `sizes` rollouts per round."""
-        s = self.config
-        return [
-            BatchSlot(
-                s.positive_threshold,
-                of_slot,
-                exit_condition=s.exit_condition,
-                samples_per_round=size,
-                max_rounds=s.max_rounds,
-                fixed_budget=s.fixed_budget,
-            )
-            for of_slot, size in zip(candidates, sizes, strict=True)
-        ]
+        return [BatchSlot(self.config, *slot) for slot in zip(candidates, sizes, strict=True)]
 
     def finish_step(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
         """Queue unsolved prompts for a retry, put unused ones back, and return metrics."""
         sampled = [slot.candidates[i] for slot in slots for i in slot.sampled]
         used = {candidate.position for candidate in sampled}
-        unused = [candidate for candidate in self._new_prompts if candidate.position not in used]
-        # Unused prompts in data set order stay unbiased samples, so they return to the stream. Selected ones do not: they wait in
-        # a separate list, so that they are never mistaken for samples in data set order.
-        self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
-        self.reserved = [candidate.position for candidate in unused if not candidate.from_data_order] + self.reserved
+        self._put_back([candidate for candidate in self._new_prompts if candidate.position not in used])
         candidates = [slot.unsolved for slot in slots] if self.config.fixed_budget else []
         unsolved = sorted((c for c in candidates if c is not None), key=lambda candidate: candidate.rounds)
         self.retry_queue = unsolved[: self._max_retries]
@@ -160,6 +108,12 @@ class PromptQueue:
             "prompts/queue": float(len(self.retry_queue) + len(self.reserved) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
         }
+
+    def _put_back(self, unused: Sequence[QueuedPrompt]) -> None:
+        # Prompts in data set order stay unbiased samples, so they return to the stream. Selected ones do not: they wait in a
+        # separate list, so that they are never mistaken for samples in data set order.
+        self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
+        self.reserved = [candidate.position for candidate in unused if not candidate.from_data_order] + self.reserved
 
     @property
     def _max_retries(self) -> int:
@@ -181,7 +135,7 @@ class PromptQueue:
         positions = self.stream.take(factor * number, exclude | {candidate.position for candidate in chosen})
         keys, gains, pass_rate = score_candidates(positions)
         self.metrics = {"prompts/pass_rate": pass_rate, "prompts/skipped": 0.0}
-        self.metrics["prompts/max_skips"] = float(max(self.skips.values(), default=0))
+        self.metrics["prompts/max_skips"] = self._max_skips
         if gains is None:
             # Selecting by uninformative estimates would only bias the sample. The other candidates are put back.
             self._warn_estimator_uninformative()
@@ -206,11 +160,13 @@ class PromptQueue:
                 self.skips.pop(keys[i], None)
             else:
                 self.skips[keys[i]] = self.skips.get(keys[i], 0) + 1
-        self.metrics |= {
-            "prompts/skipped": float(len(positions) - len(chosen)),
-            "prompts/max_skips": float(max(self.skips.values(), default=0)),
-        }
+        self.metrics["prompts/skipped"] = float(len(positions) - len(chosen))
+        self.metrics["prompts/max_skips"] = self._max_skips
         return [QueuedPrompt(positions[i], from_data_order=i in exploring) for i in chosen]
+
+    @property
+    def _max_skips(self) -> float:
+        return float(max(self.skips.values(), default=0))
 
     def _warn_estimator_uninformative(self) -> None:
         self._steps_without_scores += 1
@@ -221,9 +177,12 @@ class PromptQueue:
             )
 
     def _state(self) -> dict[str, Any]:
-        retries = [candidate._asdict() for candidate in self.retry_queue]
-        state = {"stream": self.stream.state_dict(), "retry_queue": retries, "reserved": list(self.reserved)}
-        return state | {"skips": dict(self.skips)}
+        return {
+            "stream": self.stream.state_dict(),
+            "retry_queue": [candidate._asdict() for candidate in self.retry_queue],
+            "reserved": list(self.reserved),
+            "skips": dict(self.skips),
+        }
 
     def state_dict(self, *, steps_back: int = 0) -> dict[str, Any]:
         """The current state, or the state before the last `steps_back` (1 or 2) calls of [`next_slots`]."""
@@ -235,10 +194,7 @@ class PromptQueue:
 
         Retries need no undoing: `next_slots` leaves them in the queue until `finish_step` replaces it.
         """
-        self.stream.put_back([candidate.position for candidate in self._new_prompts if candidate.from_data_order])
-        self.reserved = [
-            candidate.position for candidate in self._new_prompts if not candidate.from_data_order
-        ] + self.reserved
+        self._put_back(self._new_prompts)
         self._before, self._new_prompts = self._before[1:], []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

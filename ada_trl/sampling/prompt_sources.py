@@ -10,8 +10,8 @@ from datasets import Dataset, IterableDataset
 from ..core import Pool
 from ..pass_rates.tracker import PassRateTracker
 from ..utils.logging import get_logger
-from .batch_slots import BatchSlot, QueuedPrompt
-from .prompt_queue import CandidateScores, PromptQueue, SlotConfig
+from .batch_slots import BatchSlot, QueuedPrompt, SlotConfig
+from .prompt_queue import CandidateScores, PromptQueue
 from .prompt_stream import PromptStream
 
 
@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class PlaceholderRow(dict):
-    """Row of the data loader where prompts come from the queue. It has no values: code that reads one is told why."""
+    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that says why."""
 
     def __getitem__(self, column: Any) -> Any:
         raise RuntimeError(
@@ -40,35 +40,21 @@ class PromptBatch(NamedTuple):
     """
     The prompts of one generation batch, before they are sampled. A slot has one prompt, or several candidates of which the next
     is sampled if the one before has zero reward variance.
-
-    Args:
-        local_rows (`list[dict]`):
-            Data set rows of the candidates whose slots belong to this rank.
-        row_ranks (`list[int]`):
-            Rank of each candidate of all ranks, in slot order.
-        slot_ranks (`list[int]`):
-            Rank of each slot.
-        candidates (`list[list[QueuedPrompt]]`, *optional*):
-            Candidates of each slot, where prompts come from the queue.
-        is_predicted (`bool`):
-            Whether the tracker has predicted these prompts, and only these, already.
     """
 
-    local_rows: list[dict]
-    row_ranks: list[int]
-    slot_ranks: list[int]
-    candidates: list[list[QueuedPrompt]] | None = None
-    is_predicted: bool = False
+    local_rows: list[dict]  # data set rows of the candidates whose slots belong to this rank
+    row_ranks: list[int]  # rank of each candidate of all ranks, in slot order
+    slot_ranks: list[int]  # rank of each slot
+    candidates: list[list[QueuedPrompt]] | None = None  # of each slot, where prompts come from the queue
+    is_predicted: bool = False  # whether the tracker has predicted these prompts, and only these, already
 
 
 @dataclass
 class SampledPrompts:
     """
-    The prompts that were sampled in a step, in slot order; one entry per prompt in each list.
+    The prompts that were sampled in a step, in slot order, with one entry per prompt in each list.
 
     Args:
-        pools (`list[Pool]`):
-            All rollouts of the prompt in this step.
         indices (`list[int]`):
             Position among the candidates of the [`PromptBatch`].
         seeds (`list[tuple[int, ...]]`):
@@ -114,17 +100,17 @@ class DataLoaderPrompts:
         return PromptBatch(local_rows, ranks, ranks)
 
     def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot] | None:
-        """The slots to be filled, `sizes` rollouts per round; `None` where each slot is one prompt and a plain pool is enough."""
+        """Empty slots, with `sizes` rollouts per round; `None` where each slot is one prompt and a plain pool is enough."""
         return None
 
     def sampled_prompts(self, pools: Sequence[Any]) -> SampledPrompts:
-        """The prompts behind the pools or slots of a step."""
+        """The prompts that the pools or slots of a step belong to."""
         number = len(pools)
         seeds: list[tuple[int, ...]] = [(i,) for i in range(number)]
         return SampledPrompts(list(pools), list(range(number)), seeds, [True] * number, [True] * number)
 
     def finish_step(self, pools: Sequence[Any]) -> dict[str, float]:
-        """Return prompts that have to be sampled again or were not needed to the queue; returns metrics."""
+        """Return unsolved and unused prompts to the queue, and metrics to the caller."""
         return {}
 
     def rollback(self) -> None:
@@ -146,14 +132,10 @@ class QueuedPrompts(DataLoaderPrompts):
     Args:
         dataset (`Dataset` or `IterableDataset`), shuffle (`bool`), seed (`int`):
             See [`PromptStream`].
-        config ([`SlotConfig`]):
-            How the slots of a step are filled.
-        accelerator (`Accelerator`):
-            This rank and the others.
         tracker ([`PassRateTracker`], *optional*):
-            Predicts the pass rates of the candidates.
+            Predicts the pass rates of the candidates; required if they are selected by their score.
         learnability (`Callable[[float], float]`):
-            Predicted pass rate to the expected gradient magnitude of the prompt.
+            Function from the predicted pass rate to the expected gradient magnitude of a prompt.
     """
 
     def __init__(
@@ -168,7 +150,7 @@ class QueuedPrompts(DataLoaderPrompts):
         seed: int,
     ):
         self.dataset, self.config, self.accelerator = dataset, config, accelerator
-        self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # always given if prompts are selected by score
+        self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # not used without selection by score
         self.learnability, self.shuffle, self.seed = learnability, shuffle, seed
         self._predicted: list[int] = []  # positions that were predicted for the selection in this step
         self._reset_queue()
@@ -187,23 +169,21 @@ class QueuedPrompts(DataLoaderPrompts):
         return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
 
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
-        """The expected gradient magnitude of the rows at `positions`. Collective."""
+        """Predict the expected gradient magnitude of the rows at `positions`. Collective."""
         tracker, self._predicted = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
         tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
         rates = tracker.shared_estimates()
-        scores = [self.learnability(p) for p in rates]
-        return CandidateScores(
-            tracker.predictions.keys, scores if tracker.is_informative else None, sum(rates) / len(rates)
-        )
+        gains = list(map(self.learnability, rates)) if tracker.is_informative else None
+        return CandidateScores(tracker.predictions.keys, gains, sum(rates) / len(rates))
 
     def _reuse_predictions(self, selected: list[int]) -> bool:
         """
         Restrict the tracker to the selected prompts and return True, if all of them were predicted for the selection.
 
-        Retries and prompts reserved in an earlier step were not; then the whole step has to be predicted again, because the
-        tracker holds the predictions of one call.
+        Retries and prompts reserved in an earlier step were not. In that case, the whole step has to be predicted again,
+        because the tracker holds the predictions of one call.
         """
         index = {position: i for i, position in enumerate(self._predicted)}
         if not index.keys() >= set(selected):

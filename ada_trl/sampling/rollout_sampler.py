@@ -1,4 +1,4 @@
-"""What every source of rollouts has in common: it keeps the completions and hands out the selected ones."""
+"""Base class of the samplers: completions stay on the rank that generated them, and selected ones are sent to where they are used."""
 
 import itertools
 import pickle
@@ -11,97 +11,72 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..core import Pool, Rollout
-from ..utils.distributed import exchange
+from ..utils.distributed import exchange_rows
 from .batch_slots import BatchSlot
 
 
 class Completion(NamedTuple):
     """
-    One completion, with what it takes to train on it.
+    One completion, with everything that is needed to train on it.
 
     Args:
         columns (`tuple`):
-            Its entries of what the trainer's generation returned; opaque here.
+            Entries of this completion in the columns that TRL's generation returned; not interpreted here.
         row (`dict`):
-            What the prompt can be prepared from again: the prompt as generated from, with images and an environment's
-            observation in its messages, and the environment's name where there are several.
-        extras (`dict[str, Any]`):
-            What reward functions logged of it for the completions table.
-        length (`int`):
-            Generated tokens.
-        truncated (`bool`):
-            Whether the length cap ended it.
-        environment (`Any`, *optional*):
-            In which it was played.
+            Row from which TRL can prepare the prompt again: the prompt as it was generated from, with images and an
+            environment's observation in its messages, and the environment's name where there are several.
     """
 
     columns: tuple
     row: dict
-    extras: dict[str, Any]
-    length: int
-    truncated: bool
-    environment: Any = None
+    extras: dict[str, Any]  # values that reward functions logged for the completions table
+    length: int  # number of generated tokens
+    truncated: bool  # at the maximum length
+    environment: Any = None  # of the episode
 
 
 class Completions(NamedTuple):
     """
-    What one process has generated and scored at once.
+    Completions that one rank has generated and scored together; at least one.
 
     Args:
-        rows (`list[Completion]`):
-            At least one.
         rewards (`torch.Tensor` of shape `(rows, num_reward_funcs)`):
             Unweighted rewards; NaN where a function returned `None`.
-        tool_calls (`tuple[int, int]`):
-            Calls of tools, and how many of them failed.
-        reward_seconds (`float`):
-            Time spent in reward functions.
-        tokens_seen (`int`):
-            Tokens of prompts and completions.
         states (`torch.Tensor` of shape `(rows, H)`, *optional*):
-            The policy's hidden states at the last prompt token, where they were caught.
+            The policy's hidden states at the last prompt token, if they were captured.
     """
 
     rows: list[Completion]
     rewards: torch.Tensor
-    tool_calls: tuple[int, int]
+    tool_calls: tuple[int, int]  # their number, and how many of them failed
     reward_seconds: float
-    tokens_seen: int
+    tokens_seen: int  # of prompts and completions
     states: torch.Tensor | None = None
 
 
 class SelectedRollouts(NamedTuple):
-    """
-    The selected completions that one process trains on, and what is known of all processes' sampling.
-
-    Args:
-        rows (`list[Completion]`):
-            Of this process.
-        stats (`dict[str, float]`):
-            Counts summed over processes, seconds averaged.
-        first_round (`list[tuple[int, bool]]`):
-            Length of every completion of the first round, and whether it was truncated.
-    """
+    """The selected completions that one rank trains on, and statistics of all ranks' sampling."""
 
     rows: list[Completion]
-    stats: dict[str, float]
-    first_round: list[tuple[int, bool]]
+    stats: dict[str, float]  # counts summed over ranks, seconds averaged
+    first_round: list[tuple[int, bool]]  # length of every completion of the first round, and whether it was truncated
 
 
 class RolloutSampler:
     """
-    Base class of the sources of rollouts. A rollout's `source` is `(process, row)`: which process holds the completion, and where.
+    Base class of the samplers. The `source` of a rollout is `(rank, row)`: the rank that holds the completion, and its position
+    there.
 
     Args:
         prompts (`range`):
-            Which of all processes' prompts this process asks for.
+            Prompts of all ranks that this rank samples.
         split_rewards (`Callable[[torch.Tensor], tuple[list[float], list[float]]]`):
-            Rewards of shape `(rows, num_reward_funcs)` to total rewards and signals.
+            Function from rewards of shape `(rows, num_reward_funcs)` to total rewards and success rewards.
         accelerator (`Accelerator`):
-            This process and the others.
+            This rank and the others.
         slots (`Sequence[BatchSlot]`, *optional*):
-            Of all processes, if there are several prompts to ask one after another in place of each. `prompts` are
-            slots then; what is given for each prompt is given for each candidate of each slot, in their order.
+            Slots of all ranks, where several candidates may be sampled one after another. `prompts` are positions of slots
+            then, and data set rows are those of each candidate of each slot, in their order.
     """
 
     def __init__(
@@ -120,50 +95,41 @@ class RolloutSampler:
         self.accelerator = accelerator
         self.process_index = accelerator.process_index
         self.num_processes = accelerator.num_processes
-        # Sums over the step on this process: `tokens/*`, `server/*` are counts, `time/*` seconds.
+        # Sums over the step on this rank: `tokens/*`, `vllm/*` are counts, `time/*` seconds.
         self.stats: dict[str, float] = defaultdict(float)
-        self.first_round: list[tuple[int, bool]] = []  # of this process's completions: length, truncated
-        self._rows: list[Completion] = []  # what this process generated
-        self.states: dict[
-            int, torch.Tensor
-        ] = {}  # by row (see `dataset_row_index`) that this process was the first to generate for
+        self.first_round: list[tuple[int, bool]] = []  # length and truncation of this rank's completions
+        self.completions: list[Completion] = []  # generated by this rank
+        # Hidden states by data set row, on the rank that was the first to generate for it.
+        self.states: dict[int, torch.Tensor] = {}
 
     def dataset_row_index(self, prompt: int, draw: int) -> int:
-        """Which of the rows that the source was given is asked: the prompt, or the slot's candidate of that time."""
+        """Index of the data set row that rollout `draw` of a prompt or slot belongs to."""
         return prompt if self.slots is None else self._first[prompt] + self.slots[prompt].candidate_at(draw)
 
     def sample(self, **loop) -> list[Pool]:
         """
-        Draw until every prompt is retired. Collective.
+        Sample until every prompt is retired. Collective.
 
         Args:
             loop:
-                `exit_condition`, `samples_per_round`, `max_rounds`, `positive_threshold`, `progress` of the loop. Where
-                `samples_per_round` differs by prompt, it has one entry for each of `prompts`.
+                `exit_condition`, `samples_per_round`, `max_rounds`, `positive_threshold` and `progress` of the sampling loop
+                ([`~core.eliminate`]).
 
         Returns:
-            `list[Pool]`: the pools of all processes' prompts, in order; the same on every process. The slots, if there
-            are slots.
+            `list[Pool]`: the pools of all ranks' prompts, or the slots, in order; the same on every rank.
         """
         raise NotImplementedError
 
     def store(self, completions: Completions, *, is_first_round: bool, padding: int = 0) -> int:
         """
-        Store what this process has generated.
+        Keep completions of this rank and add up their statistics; returns the position of the first of them.
 
         Args:
-            completions ([`Completions`]):
-                Of one round.
-            is_first_round (`bool`):
-                Whether that was the first one.
             padding (`int`, *optional*, defaults to `0`):
-                How many at their end are nobody's rollouts: they cost tokens, and that is all.
-
-        Returns:
-            `int`: position of the first of them.
+                Number of completions at the end that are not rollouts of a prompt. They count as generated tokens only.
         """
-        offset, rows = len(self._rows), completions.rows
-        self._rows += rows
+        offset, rows = len(self.completions), completions.rows
+        self.completions += rows
         self.stats["tokens/generated"] += sum(row.length for row in rows)
         self.stats["tokens/seen"] += completions.tokens_seen
         self.stats["time/reward"] += completions.reward_seconds
@@ -176,53 +142,36 @@ class RolloutSampler:
         return offset
 
     def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, sources: Sequence[tuple]) -> list[Rollout]:
-        totals, signals = self.split_rewards(rewards)
-        return [
-            Rollout(draw, total, signal, tuple(per_func), source)
-            for draw, total, signal, per_func, source in zip(
-                draws, totals, signals, rewards.tolist(), sources, strict=True
-            )
-        ]
+        totals, success_rewards = self.split_rewards(rewards)
+        columns = zip(draws, totals, success_rewards, map(tuple, rewards.tolist()), sources, strict=True)
+        return [Rollout(*column) for column in columns]
 
     def fetch(self, selected: Sequence[Rollout]) -> SelectedRollouts:
         """
-        Bring the selected completions to the processes that train on them, and to nobody else. Collective; a completion
-        that is trained on where it was generated does not travel.
-
-        Args:
-            selected (`Sequence[Rollout]`):
-                The update batch of all processes, in process order; the same on every process.
+        Send the selected completions, the update batch of all ranks in rank order, to the ranks that train on them. Collective; a
+        completion that is trained on where it was generated does not travel.
         """
-        share = len(selected) // self.num_processes
-        rows: dict[int, Completion] = {}  # by position in the batch
-        outgoing: dict[int, dict[int, Completion]] = defaultdict(dict)
-        somebody_sends = False
-        for position, rollout in enumerate(selected):
-            (holder, row), trains = rollout.source, position // share
-            somebody_sends |= holder != trains
-            if holder == self.process_index == trains:
-                rows[position] = self._rows[row]
-            elif holder == self.process_index:
-                outgoing[trains][position] = _portable(self._rows[row])
-        if somebody_sends:
-            for package in exchange(outgoing, self.accelerator).values():
-                rows |= package
+        share, rank = len(selected) // self.num_processes, self.process_index
+        holders = [rollout.source[0] for rollout in selected]
+        held = []
+        for position, (holder, row) in enumerate(rollout.source for rollout in selected):
+            if holder == rank:
+                completion = self.completions[row]
+                held.append(completion if position // share == rank else _portable(completion))
+        needed = [range(first, first + share) for first in range(0, len(selected), share)]
+        rows = exchange_rows(held, holders, needed, self.accelerator)
         received = gather_object([(dict(self.stats), self.first_round)])
         names = sorted({name for stats, _ in received for name in stats})
-        start = self.process_index * share
+        sums = {name: sum(stats.get(name, 0.0) for stats, _ in received) for name in names}
         return SelectedRollouts(
-            rows=[rows[position] for position in range(start, start + share)],
-            stats={
-                name: sum(stats.get(name, 0.0) for stats, _ in received)
-                / (self.num_processes if name.startswith("time/") else 1)
-                for name in names
-            },
+            rows=[rows[position] for position in needed[rank]],
+            stats={name: s / self.num_processes if name.startswith("time/") else s for name, s in sums.items()},
             first_round=[row for _, first_round in received for row in first_round],
         )
 
 
 def _portable(completion: Completion) -> Completion:
-    """Without its environment where that cannot leave its process, because it holds a connection, say."""
+    """The completion without its environment, if that cannot be pickled (because it holds a connection, for example)."""
     try:
         pickle.dumps(completion.environment)
     except (pickle.PicklingError, TypeError, AttributeError):

@@ -13,9 +13,21 @@ from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
 
 class SamplingStrategy(ABC):
     """
+    Numbers of rollouts per prompt, with one round unless a subclass says otherwise.
+
     Args:
         num_generations (`int`):
             Rollouts per prompt that are trained on; the average where it differs between prompts.
+
+    Attributes:
+        exit_condition ([`~core.ExitCondition`]):
+            Condition under which sampling of a prompt stops. With one round, it is used for metrics only.
+        rollouts_per_round (`int`):
+            Rollouts of a prompt in one round; the average where budgets differ.
+        rounds_per_step (`int`), max_rounds (`int`):
+            Maximum number of rounds of a prompt within one step, and over all steps in which it is retried.
+        max_rollouts (`int`):
+            Maximum number of rollouts of a prompt over all of these rounds.
     """
 
     options: tuple[str, ...] = ()  # options of the config that only this strategy uses
@@ -26,32 +38,9 @@ class SamplingStrategy(ABC):
     default_weighting = "none"  # default of `prompt_weighting`
 
     def __init__(self, num_generations: int):
-        self.num_generations = num_generations
-
-    @property
-    def exit_condition(self) -> ExitCondition:
-        """When sampling of a prompt stops. For metrics only where there is one round."""
-        return ExitCondition(1, 1)
-
-    @property
-    def rollouts_per_round(self) -> int:
-        """Rollouts of a prompt in one round; the average where budgets differ."""
-        return self.num_generations
-
-    @property
-    def rounds_per_step(self) -> int:
-        """Maximum number of rounds of a prompt within one step."""
-        return 1
-
-    @property
-    def max_rounds(self) -> int:
-        """Maximum number of rounds of a prompt over all steps in which it is retried."""
-        return 1
-
-    @property
-    def max_rollouts(self) -> int:
-        """Maximum number of rollouts of a prompt over all of these rounds."""
-        return self.rollouts_per_round * self.max_rounds
+        self.num_generations = self.rollouts_per_round = self.max_rollouts = num_generations
+        self.rounds_per_step = self.max_rounds = 1
+        self.exit_condition = ExitCondition(1, 1)
 
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
         """The rollouts of a pool that are trained on: all of them, unless a subclass selects."""
@@ -90,11 +79,7 @@ class EstimatedSampling(SamplingStrategy):
             check_budget(1, num_generations, min_samples=min_samples, max_samples=max_samples)
         except ValueError as error:
             raise ValueError(f"{error} The budget per prompt is num_generations ({num_generations}).") from error
-        self.min_samples, self.max_samples = min_samples, max_samples
-
-    @property
-    def max_rollouts(self) -> int:
-        return self.max_samples
+        self.max_rollouts = max_samples
 
     def describe(self) -> str:
         return f"{self.num_generations} rollouts each on average, more for prompts with a low estimated pass rate"
@@ -126,7 +111,9 @@ class SequentialSampling(SamplingStrategy):
         self, num_generations: int, *, samples_per_round: int, max_rounds: int, exit_condition: ExitCondition
     ):
         super().__init__(num_generations)
-        self._samples_per_round, self._max_rounds, self._exit_condition = samples_per_round, max_rounds, exit_condition
+        self.rollouts_per_round, self.max_rollouts = samples_per_round, samples_per_round * max_rounds
+        self.rounds_per_step = self.max_rounds = max_rounds
+        self.exit_condition = exit_condition
         if samples_per_round < num_generations:
             raise ValueError(
                 f"samples_per_round ({samples_per_round}) must be at least num_generations "
@@ -141,27 +128,11 @@ class SequentialSampling(SamplingStrategy):
                 "Lower min_positives and min_negatives, or raise max_rounds."
             )
 
-    @property
-    def exit_condition(self) -> ExitCondition:
-        return self._exit_condition
-
-    @property
-    def rollouts_per_round(self) -> int:
-        return self._samples_per_round
-
-    @property
-    def rounds_per_step(self) -> int:
-        return self._max_rounds
-
-    @property
-    def max_rounds(self) -> int:
-        return self._max_rounds
-
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
         return select_group(pool, self.num_generations, tuple(seed))
 
     def describe(self) -> str:
-        rounds = f"rounds of {self._samples_per_round} rollouts until {self._goal}, at most {self.max_rollouts}"
+        rounds = f"rounds of {self.rollouts_per_round} rollouts until {self._goal}, at most {self.max_rollouts}"
         return f"{rounds}, of which {self.num_generations} are trained on"
 
     @property
@@ -172,16 +143,16 @@ class SequentialSampling(SamplingStrategy):
 
 class RetryAcrossSteps(SequentialSampling):
     """
-    The same with a baseline that trains on every rollout: a round is `num_generations` rows of the batch, and a prompt that has
-    not met its exit condition is sampled again in the next step.
+    Sequential sampling with a baseline that trains on every rollout: a round is `num_generations` rows of the batch, and a
+    prompt that has not met its exit condition is sampled again in the next step.
     """
 
     retries_across_steps = True
     default_weighting = "none"
 
-    @property
-    def rounds_per_step(self) -> int:
-        return 1
+    def __init__(self, num_generations: int, **options: Any):
+        super().__init__(num_generations, **options)
+        self.rounds_per_step = 1
 
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
         return SamplingStrategy.select(self, pool, seed)
@@ -200,14 +171,14 @@ STRATEGIES: dict[str, type[SamplingStrategy]] = {
 
 
 def strategy_class(adaptive_sampling: str, baseline: str) -> type[SamplingStrategy]:
-    """With a `baseline` other than the pool mean, rounds of the sequential modes are those of later steps."""
+    """Class of the strategy. With a `baseline` other than the pool mean, the sequential modes retry across steps."""
     found = STRATEGIES[adaptive_sampling]
     return RetryAcrossSteps if found is SequentialSampling and baseline != "pool" else found
 
 
 def build_strategy(args: Any) -> SamplingStrategy:
     """
-    The strategy that the options of `args` describe, an [`AdaGRPOConfig`] whose defaults are resolved.
+    Build the strategy from `args`, an [`AdaGRPOConfig`] whose defaults are resolved.
 
     Raises:
         `ValueError`: for options that contradict each other.
@@ -244,5 +215,5 @@ def _exit_condition(args: Any, *, needs_group: bool) -> ExitCondition:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Such as "1 rollout" and "4 rollouts"."""
+    """A number with its noun, such as "1 rollout" and "4 rollouts"."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -377,11 +377,10 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.vllm.prefetch(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:
-        """Forget the next step that was planned and requested; its prompts are the next ones again."""
+        """Forget the next step that was planned, before its requests are cancelled; its prompts are the next ones again."""
         if self._prefetched is not None:
             self._prefetched = None
             self.prompt_source.rollback()
-        self.vllm.cancel_prefetch()
 
     # Several rounds: sample and select first, then let TRL's method assemble the batch
 

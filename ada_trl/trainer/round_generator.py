@@ -38,12 +38,11 @@ class RoundGenerator:
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
-        self._used_environments: dict[str | None, list] | None = (
-            None  # by environment name, instances used in this step
-        )
+        # Instances that were used in this step, by environment name.
+        self._used_environments: dict[str | None, list] | None = None
 
     def prepare(self, rows: list[dict]) -> list:
-        """Prompts of data set rows. Not collective."""
+        """Prepare the prompts of data set rows as TRL does. Not collective."""
         trainer = self.trainer
         try:
             with using_hook(trainer, PromptPreparation(trainer)):
@@ -63,7 +62,7 @@ class RoundGenerator:
 
     @contextmanager
     def hold_environments(self) -> Iterator[None]:
-        """No two rollouts of a step share an environment. Afterwards all of them are free again."""
+        """While the block runs, no two rollouts share an environment. Afterwards all of them are free again."""
         if self.trainer.environment_factories is None:
             yield
             return
@@ -77,16 +76,16 @@ class RoundGenerator:
 
     def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Completions:
         """
-        One completion for each of `rows`, on this rank. Ranks need not call it together, except where the model's own forward
-        pass is collective (FSDP, ZeRO-3).
+        Generate and score one completion for each of `rows`, on this rank. Ranks need not call it together, except where the
+        model's own forward pass is collective (FSDP, ZeRO-3).
         """
-        rows = [copy_containers(row) for row in rows]  # as from the data loader: reward functions may modify their row
+        rows = [copy_containers(row) for row in rows]  # reward functions may modify their row
         return self._sample(rows, self.prepare(rows), is_first_round, LocalSampling(self.trainer))
 
     def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
         """
-        A function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions of
-        prompts, completion ids, their log-probabilities, and whether they belong to the first round.
+        Return a function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions
+        of prompts, completion ids, their log-probabilities, and whether they belong to the first round.
         """
 
         def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
@@ -100,8 +99,8 @@ class RoundGenerator:
     def _sample(self, rows: list[dict], prompts: list, is_first_round: bool, hook: LocalSampling) -> Completions:
         trainer = self.trainer
         tokens_seen = trainer.state.num_input_tokens_seen
-        # Metrics of a part of the step are not metrics of the step. What reward functions log themselves is kept of the first
-        # round only, which is comparable with GRPO.
+        # TRL's metrics of a part of the step would be mistaken for those of the step. Metrics that reward functions log are kept
+        # for the first round only, which is comparable with GRPO.
         isolated: dict[str, Any] = {"_metrics": trainer._metrics | {"train": defaultdict(list)}}
         if not is_first_round:
             isolated["_pending_metrics"] = defaultdict(list)
@@ -148,7 +147,7 @@ class RoundGenerator:
         ]
 
     def _take_extra_columns(self, rows: int) -> list[dict]:
-        """By row, what reward functions logged with `log_extra`; the last one's where several logged the same column."""
+        """Values that reward functions logged with `log_extra`, by row; the last one's where several logged the same column."""
         trainer = self.trainer
         extras: list[dict] = [{} for _ in range(rows)]
         for name, values in trainer._pending_extra_logs.items():

@@ -1,9 +1,9 @@
-"""The trainer's vLLM engine: the right weights before each generation, verified after it, and everything cleaned up at the end."""
+"""The trainer's vLLM engine: weights are pushed before a generation and verified after it, and everything is cleaned up at the end."""
 
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from trl.extras.profiling import profiling_context
 
 from ..utils.logging import get_logger
-from ..vllm.generation import sampling_restrictions
+from ..vllm.weight_check import sampling_restrictions
 from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
 
 
@@ -28,28 +28,26 @@ MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
 
 class VLLMSession:
     """
-    Looks after the vLLM engine of a trainer; does nothing without one.
+    Manages the vLLM engine of a trainer; does nothing without one.
 
-    A server gets this step's weights before a generation, and is asked for log-probabilities of a known prompt before and after
-    it: rollouts of other weights would be trained on without any other sign. A colocated engine stays awake over the rounds of a
-    step.
+    A server gets this step's weights before a generation, and returns log-probabilities of a fixed prompt before and after it:
+    nothing else would show that rollouts come from other weights. A colocated engine stays awake over the rounds of a step; its
+    weights are verified by the log-probabilities of the rollouts.
     """
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
         self.trainer = trainer
         self._is_running = False
         self._is_generating = False
-        self._weights_verified = (
-            True  # whether the weights of the last rollouts could be verified after the generation
-        )
-        self._has_prefetched = False
+        # Whether the weights of the last rollouts could be verified after the generation.
+        self._weights_verified = True
         self._prefetch_verified: bool | None = None  # the same for prefetched rollouts; None while they are generated
         self._warned_of_other_weights = False
         if trainer.use_vllm:
             self._warn_of_restricted_sampling()
 
     def _warn_of_restricted_sampling(self) -> None:
-        """The ratio of a token is the probability mass that is kept, below 1: its product over a completion vanishes."""
+        """Warn where the ratio of a token is the kept probability mass, below 1, whose product over a completion vanishes."""
         restrictions, args = sampling_restrictions(self.trainer.args), self.trainer.args
         mode = args.vllm_importance_sampling_mode
         if restrictions and args.vllm_importance_sampling_correction and mode.startswith("sequence"):
@@ -67,7 +65,7 @@ class VLLMSession:
 
     @property
     def samples_async(self) -> bool:
-        """Whether every rank samples its own prompts at its own pace, which some features do not allow."""
+        """Whether every rank samples its own prompts independently. Some features need all ranks in each round."""
         trainer = self.trainer
         multi_turn = trainer.tools or trainer.environment_factories is not None  # a rollout is more than one request
         sharded = trainer.accelerator.num_processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
@@ -110,22 +108,21 @@ class VLLMSession:
             return
         self._is_generating = True
         try:
-            if self.uses_server:
-                self.sync_weights_if_needed()
-                with trainer.vllm_generation.returning_prefetched() if prefetched else nullcontext():
-                    yield
-                self._verify_after_generation(prefetched)
-            else:
+            if not self.uses_server:
                 with trainer.vllm_generation.keep_awake(self.push_weights):
                     yield
+            elif prefetched:
+                self.sync_weights_if_needed()
+                with trainer.vllm_generation.returning_prefetched():
+                    yield
+                # These rollouts were verified before the newer weights were pushed.
+                self._weights_verified = bool(self._prefetch_verified)
+            else:
+                self.sync_weights_if_needed()
+                yield
+                self._weights_verified = trainer.vllm_generation.verify_weights_after()
         finally:
             self._is_generating = False
-
-    def _verify_after_generation(self, prefetched: bool) -> None:
-        if prefetched:  # verified before newer weights were pushed
-            self._weights_verified, self._has_prefetched = bool(self._prefetch_verified), False
-        else:
-            self._weights_verified = self.trainer.vllm_generation.verify_weights_after()
 
     def sync_weights_if_needed(self) -> None:
         """Push new weights to a server, and the same again to one that was restarted. Collective."""
@@ -135,20 +132,16 @@ class VLLMSession:
 
     def _finish_prefetch(self) -> None:
         """Wait for prefetched rollouts: nothing may be in flight while the weights change. Collective."""
-        if self._has_prefetched and self._prefetch_verified is None:
-            self.trainer.vllm_generation.wait_for_prefetch()
-            self._prefetch_verified = self.trainer.vllm_generation.verify_weights_after()
+        generation = self.trainer.vllm_generation
+        if generation.has_prefetched and self._prefetch_verified is None:
+            generation.wait_for_prefetch()
+            self._prefetch_verified = generation.verify_weights_after()
 
     def prefetch(self, prompt_ids: list[list[int]], images: list[list | None] | None) -> None:
         """Request the rollouts of the next step's rows now, from the newest weights. Collective."""
         self.sync_weights_if_needed()
         self.trainer.vllm_generation.prefetch(prompt_ids, images)
-        self._has_prefetched, self._prefetch_verified = True, None
-
-    def cancel_prefetch(self) -> None:
-        if self._has_prefetched:
-            self.trainer.vllm_generation.cancel_prefetch()
-        self._has_prefetched = False
+        self._prefetch_verified = None
 
     def push_weights(self) -> None:
         trainer = self.trainer
@@ -163,13 +156,13 @@ class VLLMSession:
         mark_weights_loaded(self.trainer, False)
 
     def collect_metrics(self) -> dict[str, float]:
-        """Repeated requests and missed deadlines of all ranks since the last call, and the last weight check. Collective."""
+        """Retries and timeouts of all ranks since the last call, and the result of the last weight check. Collective."""
         if not self.uses_server:
             return {}
         generation = self.trainer.vllm_generation
-        client = generation.vllm_client
-        of_ranks = gather_object([(client.retries, client.timeouts, generation.weight_difference)])
-        client.reset_counts()
+        transport = generation.vllm_client.transport
+        of_ranks = gather_object([(transport.retries, transport.timeouts, generation.weight_difference)])
+        transport.retries = transport.timeouts = 0
         names = ("vllm/retries", "vllm/timeouts", "vllm/weight_check_logprob_diff")
         # The main process alone checks the weights; the others have a difference of 0.
         return {name: float(sum(values)) for name, values in zip(names, zip(*of_ranks, strict=True), strict=True)}
@@ -178,30 +171,45 @@ class VLLMSession:
 
     def check_logprobs(self, output: dict[str, torch.Tensor], *, same_weights: bool) -> None:
         """
-        Look at how far the engine's log-probabilities are from the trainer's.
+        Compare the engine's log-probabilities of a batch with the trainer's. Collective.
 
         Args:
             output (`dict[str, torch.Tensor]`):
-                A batch, as [`~trl.GRPOTrainer`] made it.
+                The batch, as returned by [`~trl.GRPOTrainer`].
             same_weights (`bool`):
                 Whether it was sampled from the weights that recomputed its log-probabilities.
 
         Raises:
-            `VLLMServerError`: if the weights could not be verified after the generation, and the log-probabilities do not show
-                that they were the right ones. Collective.
+            `VLLMServerError`: if a server's weights could not be verified after the generation and the log-probabilities do not
+                match, or if those of a colocated engine do not match.
         """
+        if not self.trainer.use_vllm:
+            return
         if not self.uses_server:
+            self._verify_colocated(output)
             return
         if not self._weights_verified:
-            self.trainer.vllm_generation.verify_logprobs(mean_logprob_diff(output) if same_weights else None)
+            differences = mean_logprob_diff(output) if same_weights else None
+            self.trainer.vllm_generation.verify_logprobs(differences)
         if same_weights:
             self._warn_of_other_weights()
 
+    def _verify_colocated(self, output: dict[str, torch.Tensor]) -> None:
+        """Verify the weights of a colocated engine, where its log-probabilities can be compared with the trainer's. Collective."""
+        trainer = self.trainer
+        # Restricted sampling returns those of another distribution, and a rollout function may return any.
+        if not _has_logprobs(output) or sampling_restrictions(trainer.args) or trainer.rollout_func is not None:
+            return
+        differences, mask = logprob_diff(output)
+        of_tokens = differences[mask.bool()]  # none if all rows are masked
+        # vLLM may fail to score single tokens; if it has scored none of them, the mean is NaN and not accepted.
+        trainer.vllm_generation.verify_colocated(of_tokens.nanmean().item() if len(of_tokens) else 0.0)
+
     def _warn_of_other_weights(self) -> None:
-        """A server that was started from another model, or without processed log-probabilities, responds all the same."""
+        """Warn of a server that was started from another model, or without processed log-probabilities."""
         mode = "train" if self.trainer.model.training else "eval"
         difference = latest_metric(self.trainer, "sampling/sampling_logp_difference/mean", mode) or 0.0
-        # With restricted sampling the right weights differ, too.
+        # With restricted sampling, log-probabilities differ even for the right weights.
         expected = difference <= SUSPICIOUS_LOGP_DIFFERENCE or sampling_restrictions(self.trainer.args)
         if expected or self._warned_of_other_weights:
             return
@@ -216,23 +224,30 @@ class VLLMSession:
 
 
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:
-    """Effective sample size of the batch of all ranks under the new weights, (Σw)²/(N Σw²), w being sequence ratios. Collective."""
+    """Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w. Collective."""
     differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
     ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
     ratios = accelerator.gather(ratios)
     return (ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item()
 
 
+def _has_logprobs(output: dict[str, torch.Tensor]) -> bool:
+    """Whether the batch has log-probabilities of both engine and trainer, which may not recompute them."""
+    return {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys()
+
+
+def logprob_diff(output: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute differences between engine and trainer in nats, and the mask of the sampled tokens; both `(B, T)`."""
+    mask = output["completion_mask"] * output.get("tool_mask", 1)
+    return (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs(), mask
+
+
 def mean_logprob_diff(output: dict[str, torch.Tensor]) -> list[float] | None:
-    """
-    By row, the mean absolute difference of the sampled tokens' log-probabilities between engine and trainer, in nats per token;
-    `None` where the trainer does not recompute them.
-    """
-    if not {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys():
+    """Mean of [`logprob_diff`] of each row; `None` where the trainer does not recompute log-probabilities."""
+    if not _has_logprobs(output):
         return None
-    mask = output["completion_mask"] * output.get("tool_mask", 1)  # (B, T)
-    differences = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs() * mask
-    return (differences.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
+    differences, mask = logprob_diff(output)
+    return ((differences * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
 
 
 @contextmanager
@@ -241,8 +256,8 @@ def sigterm_as_exit() -> Iterator[None]:
     Convert SIGTERM, by which schedulers and launchers end a process, to `SystemExit`, so that cleanup code runs. A handler that
     the user has installed stays in place.
     """
-    in_charge = threading.current_thread() is threading.main_thread()
-    if not in_charge or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 

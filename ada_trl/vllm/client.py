@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 
 from trl.generation.vllm_client import VLLMClient, to_openai_messages
 
+from .errors import VLLMServerError, VLLMServerUnavailable
 from .response_validation import check_completions, check_server_info, quote, sampled_logprobs, served_model
 from .transport import (
     CONNECT_SECONDS,
     PROBES_PER_TIMEOUT,
     STALLED_SECONDS,
     HTTPTransport,
-    RequestGroup,
-    VLLMServerError,
-    VLLMServerUnavailable,
 )
 
 
@@ -29,14 +27,15 @@ REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/g
 COMPLETIONS = ("/v1/completions", "/inference/v1/generate")
 TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 NOT_VLLM = "Is a vLLM server running there? Start one, or correct vllm_server_base_url."
+CHECKS = {"/v1/models": served_model, "/server_info": check_server_info}  # validation of responses to GET
 
 
 class VLLMServerNotFound(VLLMServerUnavailable, ConnectionError):
-    """No server has answered at the start."""
+    """No vLLM server has answered at the start."""
 
 
 class _Response(NamedTuple):
-    """As much of a `requests.Response` as TRL's client reads."""
+    """The part of `requests.Response` that TRL's client reads."""
 
     status_code: int
     content: dict
@@ -47,39 +46,37 @@ class _Response(NamedTuple):
 
 
 class _Session:
-    """Takes the place of TRL's HTTP session, so that what its client sends by itself has a deadline and an end too."""
+    """Replaces the HTTP session of TRL's client, so that requests that bypass `_get` and `_post` have a deadline, too."""
 
     def __init__(self, client: "TimeoutVLLMClient"):
         self._client = client
 
     def get(self, url: str, **kwargs: Any) -> _Response:
-        return self._answer(self._client._get, url, **kwargs)
+        return self._respond(self._client._get, url, **kwargs)
 
     def post(self, url: str, **kwargs: Any) -> _Response:
-        return self._answer(self._client._post, url, **kwargs)
+        return self._respond(self._client._post, url, **kwargs)
 
-    def _answer(self, send: Callable[..., dict], url: str, **kwargs: Any) -> _Response:
+    def _respond(self, send: Callable[..., dict], url: str, **kwargs: Any) -> _Response:
         try:
             return _Response(200, send(url, **kwargs), "")
         except VLLMServerError as error:
-            if error.status != 404:  # of which TRL knows the cause
+            if error.status != 404:  # TRL explains a missing endpoint
                 raise
             return _Response(404, {}, str(error))
 
 
 class TimeoutVLLMClient(VLLMClient):
     """
-    [`~trl.generation.vllm_client.VLLMClient`] whose requests end in time.
+    [`~trl.generation.vllm_client.VLLMClient`] with a deadline on every request.
 
-    Requests are those of TRL's client, but every request has a deadline for connecting, its response and its retries
-    together. Requests that are safe to repeat (sampling and reading) are repeated after a broken connection, a broken
-    response or a 5xx, all requests after a 408, 429 or 503. Every completion is validated
-    ([`~vllm.response_validation.check_completions`]). After a missed deadline the timeout of all requests but those for
-    completions is short until the server responds, so that a stalled server is waited for once.
+    Requests are those of TRL's client. Those that are safe to repeat (sampling and reading) are repeated after a broken
+    connection, a broken response or a 5xx, all requests after a 408, 429 or 503; the deadline includes the retries. Every
+    completion is validated ([`~vllm.response_validation.check_completions`]). After a missed deadline, the timeout of all
+    requests but those for completions is short until the server responds, so that a stalled server is waited for once.
 
-    Rollouts are coroutines ([`sample_completions`], started in a [`group`]): any number may be in flight, and a request that waits
-    in the server's queue while others are answered does not fail. [`cancel`] ends all requests, so that the server
-    stops working on them.
+    Rollouts are coroutines ([`sample_completions`]), started in a group of the `transport`: any number of them may be in
+    flight, and a request that waits in the server's queue while others are answered does not fail.
 
     Args:
         base_url (`str`), group_port (`int`):
@@ -91,11 +88,11 @@ class TimeoutVLLMClient(VLLMClient):
 
     Raises:
         [`VLLMServerNotFound`]: if the server is not up after `connection_timeout`.
-        [`VLLMServerError`]: if what answers there is no vLLM server.
+        [`VLLMServerError`]: if the server that answers is not a vLLM server.
     """
 
-    vocab_size: int | None = None  # where it is known, completions are checked against it
-    session: Any  # TRL's until the server was met, then a `_Session`
+    vocab_size: int | None = None  # upper bound of the token ids in completions, once it is known
+    session: Any  # TRL's until the server has responded, then a `_Session`
 
     def __init__(
         self,
@@ -105,18 +102,18 @@ class TimeoutVLLMClient(VLLMClient):
         request_timeout: float = 300.0,
     ):
         self.request_timeout = request_timeout
-        self._transport = HTTPTransport(self._count_tokens)
+        self.transport = HTTPTransport(self._count_tokens)
         self._server_info: dict | None = None
-        atexit.register(self.close)
+        atexit.register(self.transport.close)
         try:
             super().__init__(base_url=base_url, group_port=group_port, connection_timeout=connection_timeout)
         except BaseException:
-            self.close()
+            self.transport.close()
             raise
         self.session.close()
         self.session = _Session(self)
 
-    # The four ways in which TRL's client talks to the server: these, and its session.
+    # Methods through which TRL's client sends requests, besides its session
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
         deadline = time.monotonic() + total_timeout
@@ -125,7 +122,8 @@ class TimeoutVLLMClient(VLLMClient):
                 self._request("GET", f"{self.base_url}/health", timeout=min(CONNECT_SECONDS, self.request_timeout))
                 return
             except VLLMServerError as error:
-                answered = not isinstance(error, VLLMServerUnavailable)  # by something that is up
+                # Whatever responds is up. If it is not a healthy vLLM server, waiting does not help.
+                answered = not isinstance(error, VLLMServerUnavailable)
                 if answered or time.monotonic() + retry_interval > deadline:
                     waited = "" if answered else f" within vllm_server_timeout ({total_timeout:g} s)"
                     raise VLLMServerNotFound(
@@ -134,7 +132,7 @@ class TimeoutVLLMClient(VLLMClient):
             time.sleep(retry_interval)
 
     def _get(self, url: str, **kwargs: Any) -> dict:
-        check = next((check for end, check in READ.items() if url.endswith(end)), None)
+        check = next((check for end, check in CHECKS.items() if url.endswith(end)), None)
         try:
             return self._request("GET", url, retry=True, check=check, **kwargs)
         except VLLMServerUnavailable:
@@ -149,7 +147,7 @@ class TimeoutVLLMClient(VLLMClient):
         return self._request("POST", url, retry=url.endswith(REPEATABLE), check=check, **kwargs)
 
     def read_server_info(self) -> dict:
-        """The server's `/server_info` now: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
+        """Request the server's `/server_info`: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
         try:
             self._server_info = info = self._get(f"{self.base_url}/server_info", params={"config_format": "json"})
             return info
@@ -162,16 +160,16 @@ class TimeoutVLLMClient(VLLMClient):
             ) from error
 
     def get_server_info(self) -> dict:
-        """As it was read last: TRL asks for it on one process alone, where a failure would leave the others waiting."""
+        """Return the `vllm_config` that was read last: TRL calls this on one rank, where a failure would hang the others."""
         info = self.read_server_info() if self._server_info is None else self._server_info
         return info["vllm_config"]
 
     def reset_prefix_cache(self) -> None:
-        answer = self._post(f"{self.base_url}/reset_prefix_cache")
-        if answer and answer.get("success") is not True:  # before vLLM 0.26 it answered with nothing
+        response = self._post(f"{self.base_url}/reset_prefix_cache")
+        if response and response.get("success") is not True:  # before vLLM 0.26 the response was empty
             raise VLLMServerError(
-                f"it could not reset its prefix cache, which holds keys and values of old weights: {quote(answer)}",
-                "Somebody else is using the server: give this run a server of its own.",
+                f"it could not reset its prefix cache, which holds keys and values of old weights: {quote(response)}",
+                "Another client is probably using it: use a dedicated server for this run.",
             )
 
     # Rollouts
@@ -183,28 +181,24 @@ class TimeoutVLLMClient(VLLMClient):
         Sample completions on the event loop. The request may wait in the server's queue, see [`~vllm.transport.HTTPTransport`].
 
         Args:
-            prompts (`list[list[int]]`):
-                Token ids; one prompt only with `features`.
             features (`dict`, *optional*):
-                Of the prompt's images, see [`render`].
+                Features of the images of the only prompt, see [`render`].
             sampling_params:
-                Of [`~trl.generation.vllm_client.VLLMClient.generate`], with `n` completions per prompt.
+                As in [`~trl.generation.vllm_client.VLLMClient.generate`], with `n` completions per prompt.
 
         Returns:
-            `tuple`: ids and log-probabilities of `len(prompts) * n` completions; those of a prompt are neighbours.
+            `tuple`: ids and log-probabilities of `len(prompts) * n` completions, prompt by prompt.
         """
         path, request = completion_request(self.model, prompts, features, sampling_params)
         check = functools.partial(check_completions, request, vocab_size=self.vocab_size)
-        answer = await self._queued_post(path, request, check)
-        choices = answer["choices"]
-        return [choice["token_ids"] for choice in choices], [
-            TokenLogprobs(sampled_logprobs(choice["logprobs"])) for choice in choices
-        ]
+        choices = (await self._queued_post(path, request, check))["choices"]
+        logprobs = [TokenLogprobs(sampled_logprobs(choice["logprobs"])) for choice in choices]
+        return [choice["token_ids"] for choice in choices], logprobs
 
     async def render(self, images: list) -> dict:
         """Let the server turn the images of one prompt into features, on the event loop."""
         content = [{"type": "image", "image": image} for image in images]
-        # Images are encoded beside the event loop, which it would block.
+        # In a thread, because encoding images would block the event loop.
         messages = await asyncio.to_thread(to_openai_messages, [{"role": "user", "content": content}])
         request = {"model": self.model, "messages": messages, "max_tokens": 1}
         try:
@@ -218,7 +212,7 @@ class TimeoutVLLMClient(VLLMClient):
             ) from error
 
     async def _queued_post(self, path: str, request: dict, check: Callable[[dict], Any] | None) -> dict:
-        return await self._transport.request(
+        return await self.transport.request(
             "POST",
             self.base_url + path,
             timeout=self.request_timeout,
@@ -230,56 +224,25 @@ class TimeoutVLLMClient(VLLMClient):
         )
 
     async def _count_tokens(self) -> float | None:
-        """How many tokens the server has processed since its start. It may not tell."""
+        """Number of tokens that the server has processed since its start; `None` if it does not serve its metrics."""
         timeout = min(STALLED_SECONDS, self.request_timeout / PROBES_PER_TIMEOUT)
         try:
-            text = (await self._transport.request("GET", f"{self.base_url}/metrics", timeout=timeout))["text"]
+            text = (await self.transport.request("GET", f"{self.base_url}/metrics", timeout=timeout))["text"]
             lines = [line for line in text.splitlines() if line.startswith(TOKEN_COUNTERS)]
             return sum(float(line.split()[-1]) for line in lines) if lines else None
         except (VLLMServerError, LookupError, ValueError):
             return None
 
-    # The transport
-
-    @property
-    def retries(self) -> int:
-        return self._transport.retries
-
-    @property
-    def timeouts(self) -> int:
-        return self._transport.timeouts
-
-    def reset_counts(self) -> None:
-        self._transport.retries = self._transport.timeouts = 0
-
-    def group(self) -> RequestGroup:
-        """Requests that are cancelled together."""
-        return self._transport.group()
-
-    def cancel(self) -> None:
-        """End all requests in flight, which raises `CancelledError` where they are awaited. Later requests fail at once."""
-        self._transport.cancel()
-
-    def resume(self) -> None:
-        """Accept requests again after [`cancel`]."""
-        self._transport.resume()
-
-    def close(self) -> None:
-        """End all requests and the network thread. A later request starts it again."""
-        self._transport.close()
-
     def _request(self, method: str, url: str, *, timeout: float | None = None, **options: Any) -> dict:
         limit_name = TIMEOUT_OPTION if timeout is None else ""
         timeout = self.request_timeout if timeout is None else timeout
-        if self._transport.stalled and not url.endswith(COMPLETIONS):
+        if self.transport.stalled and not url.endswith(COMPLETIONS):
+            # The full timeout has just been waited for; a server that is alive responds to short requests at once.
             limit_name = ""
             timeout = min(timeout, STALLED_SECONDS, self.request_timeout / 6)
-        return self._transport.run(
-            self._transport.request(method, url, timeout=timeout, limit_name=limit_name, **options)
+        return self.transport.run(
+            self.transport.request(method, url, timeout=timeout, limit_name=limit_name, **options)
         )
-
-
-READ = {"/v1/models": served_model, "/server_info": check_server_info}  # what is looked at in answers to GET
 
 
 class TokenLogprobs(Sequence):
@@ -307,7 +270,7 @@ class TokenLogprobs(Sequence):
 def completion_request(
     model: str, prompts: list[list[int]], features: dict | None, sampling_params: dict
 ) -> tuple[str, dict]:
-    """Path and body of a request for completions, the same as TRL's client sends."""
+    """Path and body of a request for completions, as TRL's client sends it."""
     params = dict(sampling_params)
     regex, overrides = params.pop("structured_outputs_regex", None), params.pop("generation_kwargs", None)
     if regex is not None:

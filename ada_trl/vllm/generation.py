@@ -1,10 +1,9 @@
-"""vLLM behind the trainer: one client per process, three ways of getting the weights across, no engine left asleep."""
+"""vLLM integration: a client per rank, weight synchronization and its verification, prefetched batches, sleep mode."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from itertools import groupby
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,8 +13,18 @@ from trl.generation.vllm_generation import VLLMGeneration
 from ..utils.distributed import ErrorFactory, collectives_disabled, gather_results, synchronized_errors
 from ..utils.logging import get_logger
 from .client import TimeoutVLLMClient
-from .transport import CONNECT_SECONDS, VLLMServerError, VLLMServerUnavailable
-from .weight_check import check_model, dtypes, logprob_tolerance, probe_prompt, token_logprobs, verify_weights
+from .errors import RESUME, VLLMServerError, VLLMServerUnavailable, make_error_factory
+from .requested_batch import RequestedBatch
+from .transport import CONNECT_SECONDS, RequestGroup
+from .weight_check import (
+    check_model,
+    dtypes,
+    logprob_tolerance,
+    probe_prompt,
+    sampling_restrictions,
+    token_logprobs,
+    verify_weights,
+)
 from .weight_sync import CLOSE_SECONDS, WeightSync
 
 
@@ -23,46 +32,25 @@ logger = get_logger(__name__)
 
 CHECK_IT = "Check its log, and vllm_server_base_url."
 OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
-RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
-ROLLOUTS_PER_REQUEST = 16
-LONGEST_ERROR = 250  # characters; the whole of it is in the exception that it was raised from
-
-
-UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
-
-
-def sampling_restrictions(options: Any) -> list[str]:
-    """
-    Options with which vLLM does not sample from the model's own distribution, as `name=value`.
-
-    vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
-    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
-    ratio of the two is the probability mass that is kept, for every token.
-
-    Args:
-        options (`Any`):
-            A config or an engine, with attributes `top_p`, `top_k`, `min_p` and `repetition_penalty`.
-    """
-    values = {name: getattr(options, name) for name in UNRESTRICTED}
-    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
+COLOCATE_FIX = "Set vllm_enable_sleep_mode=False, or try another version of vLLM."
 
 
 class AdaVLLMGeneration(VLLMGeneration):
     """
     [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
 
-    Server mode: every process has a client and requests the completions of its own rows, all of them at once; the server
-    queues. A failure on one process is raised on all of them. Colocate mode: the engine stays awake over the rounds
+    Server mode: every rank has a client and requests the completions of its own rows, all of them at once; the server
+    queues. A failure on one rank is raised on all of them. Colocate mode: the engine stays awake over the rounds
     of a step ([`keep_awake`]).
 
     Args:
-        weight_sync (`str`):
-            How a server gets the weights: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads all
+        weight_sync (`str`, *optional*, defaults to `"nccl"`):
+            Transfer of the weights to a server: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads all
             weights from a directory that server and trainer share.
-        weight_sync_dir (`str`):
-            Where `"lora"` and `"disk"` write; a new directory for every sync, removed after the next one.
-        request_timeout (`float`):
-            Seconds without any response after which the server is taken for stalled.
+        weight_sync_dir (`str`, *optional*, defaults to `"vllm_weight_sync"`):
+            Directory of `"lora"` and `"disk"`, with a subdirectory for every sync that is removed after the next one.
+        request_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds without any response after which the server is considered stalled.
 
     Raises:
         `ValueError`: if the model or the device does not allow the `weight_sync`.
@@ -70,7 +58,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     """
 
     vllm_client: TimeoutVLLMClient
-    # Of the parent:
+    # Attributes of the base class
     enable_sleep_mode: bool
     _llm_weights_sleeping: bool
 
@@ -84,7 +72,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
-        self._prefetched: _SentBatch | None = None
+        self._prefetched: RequestedBatch | None = None
         self._returns_prefetched = False
         super().__init__(*args, **kwargs)
 
@@ -97,6 +85,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
+        # The client has a thread, which must not outlive a trainer that was never built.
         with ExitStack() as on_failure:
             with synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
                 self._connect(on_failure)
@@ -109,7 +98,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             connection_timeout=self.server_timeout,
             request_timeout=self.request_timeout,
         )
-        on_failure.callback(self.vllm_client.close)
+        on_failure.callback(self.vllm_client.transport.close)
         self.base_model = self.vllm_client.model
         info = self.vllm_client.read_server_info()
         self.weight_sync.check_server(info)
@@ -134,41 +123,33 @@ class AdaVLLMGeneration(VLLMGeneration):
         self._tolerance = logprob_tolerance(served, trained)
         self._prompt_ids = probe_prompt(self.processing_class, config["model_config"]["max_model_len"] - 1)
         self._expected_logprobs: list[float] | None = None
-        self._recheck_failure = ""  # why the last confirmation was not made
-        self.weight_difference = 0.0  # nats per token; of the last proof, on the main process
+        self._recheck_failure = ""  # why the last check after a generation was not possible
+        self.weight_difference = 0.0  # result of the last weight check, in nats per token; on the main process
 
     # Failures
 
     def error_factory(self, what: str, fix: str = RESUME) -> ErrorFactory:
-        """In which all processes say that the server has failed, and what has failed with it, in one sentence."""
+        """Function that creates the same error on every rank, see [`~vllm.errors.make_error_factory`]."""
+        if self.mode != "server":
+            return make_error_factory("colocated vLLM engine", what, fix)
+        return make_error_factory(f"vLLM server at {self.base_url}", what, fix, url=self.base_url)
 
-        def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
-            where = f" (process {process})" if process else ""
-            start = f"vLLM server at {self.base_url}{where}: {what}: "
-            cause, end = cause.replace(self.base_url, ""), its_fix or fix
-            room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
-            return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
-
-        return error
-
-    # Whose weights
+    # Weight check
 
     def has_weights(self) -> bool:
-        """Whether the server is still the one that was sent the weights. Collective."""
-
-        def instance() -> str | None:
-            return self._read_instance() if self.accelerator.is_main_process else None
-
-        error_factory = self.error_factory("it was not seen whether it still has the weights")
-        return gather_results(instance, error_factory)[0] == self._instance
+        """Whether the server is still the instance that was sent the weights. Collective."""
+        instances = gather_results(
+            lambda: self._read_instance() if self.accelerator.is_main_process else None,
+            self.error_factory("it could not be checked whether it still has the weights"),
+        )
+        return instances[0] == self._instance
 
     def verify_weights(self, model: torch.nn.Module) -> None:
         """
-        See whether a weight sync has done what it should. Collective.
+        Check the server's weights after a synchronization, against the model as prepared for training. Collective.
 
-        Args:
-            model (`torch.nn.Module`):
-                That is trained, as prepared for training.
+        Raises:
+            [`VLLMServerError`]: if the server's log-probabilities are not those of the model.
         """
         self._expected_logprobs = expected = token_logprobs(model, self._prompt_ids, self.accelerator.device)
         with synchronized_errors(self.error_factory("it does not have this step's weights")):
@@ -177,26 +158,26 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def verify_weights_after(self) -> bool:
         """
-        See whether what has been generated since the last weight sync came from those weights: from the same server, which
-        still has them. Collective.
+        Check that all completions since the last synchronization came from its weights: that the server is the same
+        instance, with the same weights. Collective.
 
         Returns:
-            `bool`: `False` if nobody knows, because the server does not answer any more: see [`verify_logprobs`].
+            `bool`: `False` if this is unknown, because the server does not respond any more: see [`verify_logprobs`].
 
         Raises:
-            [`VLLMServerError`]: if the server has been restarted, or has got other weights.
+            [`VLLMServerError`]: if the server was restarted, or has received other weights.
         """
+        # The completions have arrived: a server that has failed since then should not be waited for long.
         timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
         try:
-            self._recheck_failure = next(
-                filter(None, gather_results(self._recheck_server, self.error_factory(OTHER_WEIGHTS))), ""
-            )
+            failures = gather_results(self._recheck_server, self.error_factory(OTHER_WEIGHTS))
+            self._recheck_failure = next(filter(None, failures), "")
         finally:
             self.vllm_client.request_timeout = timeout
         return not self._recheck_failure
 
     def _recheck_server(self) -> str:
-        """Why it could not be seen whether the server is still the same, if it could not."""
+        """Check instance and weights; returns the reason if the server does not respond, else an empty string."""
         try:
             found = self._read_instance()
             if found != self._instance:
@@ -209,36 +190,56 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def verify_logprobs(self, differences: Sequence[float] | None) -> None:
         """
-        What [`verify_weights_after`] could not see, from the rollouts themselves. Collective.
+        Check by the rollouts' own log-probabilities what [`verify_weights_after`] could not. Collective.
 
         Args:
             differences (`Sequence[float]`, *optional*):
-                By row of this process, how far its tokens' log-probabilities are from the trainer's, in nats per token.
-                `None` where the trainer does not compute them.
+                Difference of each row of this rank from the trainer's log-probabilities, in nats per token. `None` where the
+                trainer does not recompute them.
 
         Raises:
-            [`VLLMServerError`]: if a row is not shown to come from the weights that are trained.
+            [`VLLMServerError`]: if a row may come from other weights than those that are trained.
         """
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
-            if self.sampling_restrictions:
-                # The server's log-probabilities are those of another distribution than the model's, so that they differ
-                # for the right weights too.
+            if restrictions := sampling_restrictions(self):
+                # The server's log-probabilities are those of another distribution, so that they differ even for the right
+                # weights.
                 raise VLLMServerError(
-                    f"it does not answer any more, and with {', '.join(self.sampling_restrictions)} the rollouts' "
-                    "log-probabilities cannot be compared with the trainer's"
+                    f"it does not respond any more, and with {', '.join(restrictions)} the rollouts' log-probabilities "
+                    "cannot be compared with the trainer's"
                 )
             if differences is None:
-                raise VLLMServerError(f"it was asked afterwards and did not answer ({self._recheck_failure})")
-            largest = max(differences, default=0.0)
-            if not largest <= self._tolerance:  # nor is NaN
                 raise VLLMServerError(
-                    f"it does not answer any more, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
+                    f"it did not respond to the weight check after generation ({self._recheck_failure})"
+                )
+            largest = max(differences, default=0.0)
+            if not largest <= self._tolerance:  # NaN is not, either
+                raise VLLMServerError(
+                    f"it does not respond any more, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
                     "per token"
                 )
         logger.warning(
-            "The vLLM server did not answer when it was asked whose weights the last rollouts came from. Their own "
-            f"log-probabilities say that they were the right ones. ({self._recheck_failure})"
+            "The vLLM server did not respond to the weight check after generation. The log-probabilities of the rollouts match "
+            f"the current policy, so training continues. ({self._recheck_failure})"
         )
+
+    def verify_colocated(self, difference: float) -> None:
+        """
+        Check the weights of a colocated engine by the rollouts: `difference` is the mean difference of this rank's sampled tokens
+        from the trainer's log-probabilities, in nats per token. Collective.
+
+        Raises:
+            [`VLLMServerError`]: if the rollouts of any rank come from other weights than those that are trained.
+        """
+        config, model = self.llm.llm_engine.model_config, self.accelerator.unwrap_model(self.model)
+        served = {"model_config": {"dtype": config.dtype, "quantization": config.quantization}}
+        # Sampled tokens differ more than those of the weight check's prompt, hence at least the tolerance of bfloat16.
+        tolerance = logprob_tolerance("bfloat16", *dtypes(model, served, self.accelerator.mixed_precision))
+        with synchronized_errors(self.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
+            if not difference <= tolerance:  # NaN is not, either
+                raise VLLMServerError(
+                    f"log-probabilities differ from the trainer's by {difference:.2f} per token, rounding explains {tolerance:g}"
+                )
 
     def _read_instance(self) -> str | None:
         return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
@@ -247,11 +248,6 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_difference = verify_weights(self.vllm_client, self._prompt_ids, expected, self._tolerance)
 
     # Generation
-
-    @property
-    def sampling_restrictions(self) -> list[str]:
-        """Options with which completions are not sampled from the model's own distribution, with their values."""
-        return sampling_restrictions(self)
 
     def sampling_params(self, num_generations: int) -> dict:
         return {
@@ -267,8 +263,19 @@ class AdaVLLMGeneration(VLLMGeneration):
             "generation_kwargs": self.generation_kwargs,
         }
 
+    def start_request(
+        self, group: RequestGroup, prompts: list[list[int]], num_generations: int, images: list | None = None
+    ) -> Future:
+        """
+        Request `num_generations` completions of each prompt in the background, in a group of the client's transport. With
+        images there is one prompt.
+
+        Returns:
+            `Future`: completion ids and log-probabilities, each of shape `(prompts × num_generations, length[, 1])`.
+        """
+        return group.start(self._sample_completions(prompts, num_generations, images))
+
     async def _sample_completions(self, prompts: list[list[int]], num_generations: int, images: list | None) -> tuple:
-        """A request for completions, on the client's event loop. With images there is one prompt."""
         client = self.vllm_client
         try:
             features = None
@@ -278,46 +285,35 @@ class AdaVLLMGeneration(VLLMGeneration):
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
 
-    @contextmanager
-    def requests(self) -> Iterator["StartRequest"]:
-        """A function that starts a request in the background; requests in flight on leaving are cancelled."""
-        group = self.vllm_client.group()
-
-        def start(prompts: list[list[int]], num_generations: int, images: list | None = None) -> Future:
-            return group.start(self._sample_completions(prompts, num_generations, images))
-
-        try:
-            yield start
-        finally:
-            group.cancel()
-            self.vllm_client.resume()
-
     def generate(
         self, prompts: list[list[int]], images: list | None, num_generations: int, profiler: Any = None
     ) -> tuple:
         """
-        Generate one completion per row of this process, as TRL's method of the same name. Collective in server mode.
+        Generate one completion per row of this rank, as TRL's method of the same name. Collective in server mode.
 
-        With a server every process sends its own rows; equal neighbouring rows are completions of one prompt, whatever
+        With a server every rank sends its own rows; equal neighbouring rows are completions of one prompt, whatever
         `num_generations` is. Inside of [`returning_prefetched`] nothing is sent: the completions of [`prefetch`] are
-        awaited and returned. Outside of it a prefetch stays as it is.
+        awaited and returned. Outside of it, a prefetched batch is not touched.
 
         Raises:
-            [`VLLMServerError`]: on all processes, if rows of any of them received no completion.
-            `RuntimeError`: on all processes, if prefetched completions are requested for other rows.
+            [`VLLMServerError`]: on all ranks, if rows of any of them received no completion.
+            `RuntimeError`: on all ranks, if prefetched completions are requested for other rows.
         """
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
-        # An evaluation and a prefetch alike take part in `synchronized_errors`, so that a hit on one process and a miss on another
-        # cannot leave either waiting.
+        # New and prefetched batches alike take part in `synchronized_errors`: otherwise ranks of which one finds its prefetched
+        # batch and another does not would wait for each other.
         collective = (
             nullcontext()
             if collectives_disabled()
             else synchronized_errors(self.error_factory("rollouts are missing"))
         )
         with collective, profiler or nullcontext():
-            send = self._take_prefetched if self._returns_prefetched else self._send
-            with send(prompts, images) as batch:
+            if self._returns_prefetched:
+                batch = self._take_prefetched(prompts, images)
+            else:
+                batch = RequestedBatch(self, prompts, images)
+            with closing(batch):
                 completion_ids, logprobs = batch.results()
         return prompts, completion_ids, logprobs, None
 
@@ -328,11 +324,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         Send the requests of a batch now; [`generate`] returns their completions inside of [`returning_prefetched`]. Server
         mode only; not collective.
 
-        The completions come from the weights that the server has at this time: [`sync_weights`] waits for them.
-
-        Args:
-            prompt_ids (`list[list[int]]`), images (`list`, *optional*):
-                By row, as [`generate`] will be given them.
+        The completions come from the weights that the server has at this time: call [`wait_for_prefetch`] before they change.
 
         Raises:
             `RuntimeError`: if a batch was prefetched before that was neither returned nor cancelled.
@@ -341,14 +333,19 @@ class AdaVLLMGeneration(VLLMGeneration):
             raise RuntimeError(
                 "A batch is prefetched already. Call generate with its rows, or cancel_prefetch, first."
             )
-        self._prefetched = self._send(prompt_ids, images)
+        self._prefetched = RequestedBatch(self, prompt_ids, images)
+
+    @property
+    def has_prefetched(self) -> bool:
+        """Whether a batch was prefetched that was neither returned nor cancelled."""
+        return self._prefetched is not None
 
     @contextmanager
     def returning_prefetched(self) -> Iterator[None]:
         """
-        While the block runs, [`generate`] is given the rows of [`prefetch`] and returns their completions.
+        While the block runs, [`generate`] receives the rows of [`prefetch`] and returns their completions.
 
-        The rows alone would not tell: an evaluation may have the same ones, and needs completions of the newest weights.
+        The rows do not identify the batch: an evaluation may have the same ones, and needs completions of the newest weights.
         """
         self._returns_prefetched = True
         try:
@@ -367,33 +364,28 @@ class AdaVLLMGeneration(VLLMGeneration):
         if batch is not None:
             batch.close()
 
-    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> "_SentBatch":
+    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> RequestedBatch:
         batch = self._prefetched
         if batch is None or not batch.has_rows(prompts, images):
             raise RuntimeError("The rows of this step are not those whose completions were requested one step ahead.")
         self._prefetched = None
         return batch
 
-    def _send(self, prompts: list[list[int]], images: list | None) -> "_SentBatch":
-        return _SentBatch(self.requests(), prompts, images)
+    # Colocate mode
 
     @contextmanager
     def keep_awake(self, sync: Callable[[], None]) -> Iterator[None]:
         """
-        Keep a colocated engine awake over several calls of [`generate`]: waking discards the weights, so that going to
-        sleep between the rounds of a step would push all of them again.
-
-        Args:
-            sync (`Callable`):
-                Pushes the weights; called when the engine was asleep.
+        Keep a colocated engine awake over several calls of [`generate`]: sleep discards the weights, so that sleeping between the
+        rounds of a step would push all of them again. `sync` pushes the weights if the engine was asleep.
         """
-        if self.mode != "colocate" or not self.enable_sleep_mode:
+        if not self.enable_sleep_mode:
             yield
             return
         if self._llm_weights_sleeping:
             sync()
         self.llm.wake_up(tags=["kv_cache"])
-        self.enable_sleep_mode = False
+        self.enable_sleep_mode = False  # TRL's `generate` would send the engine to sleep
         try:
             yield
         finally:
@@ -406,9 +398,8 @@ class AdaVLLMGeneration(VLLMGeneration):
     def sync_weights(self) -> None:
         if self.mode != "server":
             return super().sync_weights()
-        self.wait_for_prefetch()  # no request may be in flight while the weights change
         error_factory = self.error_factory("the weights could not be sent")
-        with synchronized_errors(error_factory):
+        with synchronized_errors(error_factory):  # before the transfer, whose collectives a failed rank would not join
             self._reconnect()
         with synchronized_errors(error_factory):
             {
@@ -418,21 +409,19 @@ class AdaVLLMGeneration(VLLMGeneration):
             }[self.weight_sync.method]()
 
     def _reconnect(self) -> None:
-        """A restarted server is welcome between steps if its flags are still right: it is about to get the weights."""
+        """Accept a server that was restarted since the last generation, if its flags are still valid: it gets the weights next."""
         info = self.vllm_client.read_server_info()
         instance = info["vllm_config"].get("instance_id")
         if instance != self._instance:
             if self.weight_sync.method == "nccl":
-                raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run, too.")
+                raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run.")
             self.weight_sync.check_server(info)
             self._prepare_weight_check(info["vllm_config"])
             self._instance = instance
             self.vllm_client.model = self.base_model
 
     def close(self) -> None:
-        """
-        Leave nothing behind: no adapter on the server, no directory, no thread. The next use needs a weight sync.
-        """
+        """Remove adapters from the server and directories, and end the thread. The next use needs a weight sync."""
         self.cancel_prefetch()
         self.vllm_client.request_timeout = min(CLOSE_SECONDS, self.request_timeout)
         if self.accelerator.is_main_process:
@@ -440,82 +429,4 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.vllm_client.request_timeout = self.request_timeout
         self.vllm_client.model = self.base_model
         self._expected_logprobs = None
-        self.vllm_client.close()
-
-
-StartRequest = Callable[..., Future]
-"""Takes prompts, the number of completions of each, and the images of the prompt if there is only one. The result of the
-future is completion ids and log-probabilities, each of shape `(prompts × completions, length[, 1])`."""
-
-
-class _SentBatch:
-    """
-    The requests of a batch of rows, in flight or completed.
-
-    Args:
-        requests (`AbstractContextManager[StartRequest]`):
-            See [`AdaVLLMGeneration.requests`]; left by [`close`], which cancels the requests in flight.
-        prompts (`list[list[int]]`), images (`list`, *optional*):
-            By row.
-    """
-
-    def __init__(self, requests: AbstractContextManager, prompts: list[list[int]], images: list | None):
-        self._rows = _rows(prompts, images)
-        with ExitStack() as on_failure:
-            start = on_failure.enter_context(requests)
-            self._futures = [start(*request) for request in _requests(self._rows)]
-            self._requests = on_failure.pop_all()
-
-    def __enter__(self) -> "_SentBatch":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
-    def has_rows(self, prompts: list[list[int]], images: list | None) -> bool:
-        return self._rows == _rows(prompts, images)
-
-    def wait(self) -> None:
-        wait(self._futures)
-
-    def results(self) -> tuple[list, list]:
-        """Completion ids and log-probabilities, in the order of the rows."""
-        completion_ids, logprobs = [], []
-        for future in self._futures:
-            ids, logps = future.result()
-            completion_ids += ids
-            logprobs += logps
-        return completion_ids, logprobs
-
-    def close(self) -> None:
-        self._requests.close()
-
-
-_Row = tuple[list[int], list | None]
-
-
-def _rows(prompts: list[list[int]], images: list | None) -> list[_Row]:
-    return list(zip(prompts, images or [None] * len(prompts), strict=True))
-
-
-def _requests(rows: list[_Row]) -> Iterator[tuple[list[list[int]], int, list | None]]:
-    """
-    Prompts, completions per prompt and images of each request for `rows`.
-
-    Equal neighbours are completions of one prompt. Prompts with as many completions share a request, up to
-    `ROLLOUTS_PER_REQUEST`: sending and receiving it costs as much as a few hundred tokens of its response.
-    """
-    prompts: list[list[int]] = []
-    number = 0
-    for (ids, images), copies in groupby(rows):
-        before, number = number, len(list(copies))
-        is_full = number != before or (len(prompts) + 1) * number > ROLLOUTS_PER_REQUEST
-        if prompts and (images or is_full):
-            yield prompts, before, None
-            prompts = []
-        if images:  # the endpoint for images takes one prompt
-            yield [ids], number, images
-        else:
-            prompts.append(ids)
-    if prompts:
-        yield prompts, number, None
+        self.vllm_client.transport.close()

@@ -1,4 +1,4 @@
-"""What a vLLM server's answers must look like before anything of them is used."""
+"""Validation of a vLLM server's responses, before anything in them is used."""
 
 import json
 import math
@@ -6,37 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 
-try:
-    import orjson  # several times as fast, and holds the interpreter's lock for as much less
-except ImportError:
-    orjson = None  # type: ignore[assignment]
-
-ENDS = ("stop", "length", "repetition")  # vLLM's others, "abort" and "error", leave a completion unfinished
+FINISH_REASONS = ("stop", "length", "repetition")  # vLLM's others, "abort" and "error", leave a completion unfinished
 QUOTED_CHARACTERS = 300
 
 
 class InvalidResponseError(Exception):
-    """An answer with status 200 that is not one of vLLM's. The text says what is wrong with it."""
+    """A response with status 200 that is not what vLLM returns to the request."""
 
 
-def quote(answer: Any) -> str:
-    text = answer.strip() if isinstance(answer, str) else json.dumps(answer, default=str)
+def quote(content: Any) -> str:
+    """The start of a response, for an error message."""
+    text = content.strip() if isinstance(content, str) else json.dumps(content, default=str)
     return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}…"
 
 
 def parse(content_type: str, body: bytes) -> dict:
     """
-    The answer's JSON. Some endpoints answer with nothing, `{}` here, or with a sentence, `{"text": …}` here.
+    Content of a response: a JSON object. Some endpoints of vLLM return nothing (`{}` here) or plain text (`{"text": …}` here).
 
     Raises:
-        [`InvalidResponseError`]: for a web page, or JSON that is no object.
-        `json.JSONDecodeError`: for half an answer.
+        [`InvalidResponseError`]: for a web page, or JSON that is not an object.
+        `json.JSONDecodeError`: for an incomplete response.
     """
     if content_type == "application/json":
-        answer = _loads(body) if body else {}
-        if not isinstance(answer, dict):
-            raise InvalidResponseError(f"its answer is no JSON object: {quote(answer)}")
-        return answer
+        content = _loads(body) if body else {}
+        if not isinstance(content, dict):
+            raise InvalidResponseError(f"its answer is not a JSON object: {quote(content)}")
+        return content
     text = body.decode()
     if content_type == "text/html" or text.lstrip().startswith("<"):
         raise InvalidResponseError(f"its answer is a web page, which vLLM does not send: {quote(text)}")
@@ -44,45 +40,42 @@ def parse(content_type: str, body: bytes) -> dict:
 
 
 def _loads(body: bytes) -> Any:
-    if orjson is not None:
-        try:
-            return orjson.loads(body)
-        except ValueError:
-            pass  # what the standard library accepts too (NaN) is judged below, and its errors are the ones reported
-    return json.loads(body)
+    import orjson  # several times as fast, and holds the interpreter's lock for as much less
+
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        # NaN is valid for the standard library, and then reported as a log-probability that is not finite.
+        return json.loads(body)
 
 
-def check_completions(request: dict, answer: dict, vocab_size: int | None) -> None:
+def check_completions(request: dict, response: dict, vocab_size: int | None) -> None:
     """
-    Check an answer to a request for completions; what is asked for may not be missing and nothing else may be there.
+    Validate the response to a request for completions.
 
     Args:
         request (`dict`):
-            What was sent to `/v1/completions` or `/inference/v1/generate`.
-        answer (`dict`):
-            What came back.
-        vocab_size (`int`, *optional*):
-            Of the model. Token ids are below it.
+            Body of the request to `/v1/completions` or `/inference/v1/generate`.
 
     Raises:
-        [`InvalidResponseError`]: for another number of completions or another prompt than was asked for; for a completion that is
-            empty, too long, unfinished or holds tokens that do not exist; for log-probabilities that are missing, not
-            finite, or of other tokens.
+        [`InvalidResponseError`]: for another number of completions or another prompt than requested; for a completion that is
+            empty, too long, unfinished or has unknown tokens; for log-probabilities that are missing, not finite, or of other
+            tokens.
     """
-    if answer.get("error"):
-        raise InvalidResponseError(f"the server answered with an error: {quote(answer['error'])}")
-    choices = answer.get("choices")
+    if response.get("error"):
+        raise InvalidResponseError(f"the server answered with an error: {quote(response['error'])}")
+    choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise InvalidResponseError(f"its answer was not understood, it has no choices: {quote(answer)}")
+        raise InvalidResponseError(f"its answer was not understood, it has no choices: {quote(response)}")
     sampling = request.get("sampling_params", request)
     prompts = request.get("prompt", [None])
     copies = sampling.get("n") or 1
     if len(choices) != copies * len(prompts):
         raise InvalidResponseError(
-            f"asked for {copies * len(prompts)} completions, the server answered with {len(choices)}"
+            f"{copies * len(prompts)} completions were requested, the server returned {len(choices)}"
         )
     if "prompt" in request and not request.get("return_token_ids"):
-        return
+        return  # a request of the user's own, of text
     for i, choice in enumerate(choices):
         _check_prompt(prompts[i // copies], choice)
         ids = _check_tokens(choice, sampling.get("max_tokens"), vocab_size)
@@ -90,11 +83,11 @@ def check_completions(request: dict, answer: dict, vocab_size: int | None) -> No
             _check_logprobs(ids, choice.get("logprobs"))
 
 
-def _check_prompt(asked: Sequence[int] | str | None, choice: dict) -> None:
-    answered = choice.get("prompt_token_ids")
-    if isinstance(asked, list) and answered != asked:
+def _check_prompt(requested: Sequence[int] | str | None, choice: dict) -> None:
+    completed = choice.get("prompt_token_ids")
+    if isinstance(requested, list) and completed != requested:
         raise InvalidResponseError(
-            f"asked to complete the tokens {quote(asked)}, the server completed {quote(answered)}"
+            f"a completion of the tokens {quote(requested)} was requested, the server completed {quote(completed)}"
         )
 
 
@@ -103,22 +96,22 @@ def _check_tokens(choice: dict, max_tokens: int | None, vocab_size: int | None) 
     # Millions of tokens per step pass here and below: built-in functions loop over them, not generators.
     if not isinstance(ids, list) or set(map(type, ids)) - {int} or min(ids, default=0) < 0:
         raise InvalidResponseError(f"its answer was not understood, the tokens of a completion are {quote(ids)}")
-    if end not in ENDS:
+    if end not in FINISH_REASONS:
         raise InvalidResponseError(f"a completion of {len(ids)} tokens is not finished (finish_reason {end!r})")
     if not ids:
         raise InvalidResponseError("a completion is empty")
     if max_tokens is not None and len(ids) > max_tokens:
-        raise InvalidResponseError(f"a completion has {len(ids)} tokens, at most {max_tokens} were asked for")
+        raise InvalidResponseError(f"a completion has {len(ids)} tokens, at most {max_tokens} were requested")
     if vocab_size is not None and max(ids) >= vocab_size:
         raise InvalidResponseError(
-            f"a completion holds token {max(ids)}, but the model's vocabulary has {vocab_size}: the server serves another "
-            "model"
+            f"a completion has token {max(ids)}, but the model's vocabulary has {vocab_size} tokens: the server serves "
+            "another model"
         )
     return ids
 
 
 def _check_logprobs(ids: list[int], logprobs: Any) -> None:
-    """In the layout of `/v1/completions`, or that of `/inference/v1/generate`."""
+    """Validate `logprobs` in the layout of either endpoint, see [`sampled_logprobs`]."""
     try:
         tokens, values = _sampled_tokens(logprobs), sampled_logprobs(logprobs)
         lengths = {len(ids), len(tokens), len(values)}
@@ -139,31 +132,31 @@ def _sampled_tokens(logprobs: dict) -> list[str]:
 
 
 def sampled_logprobs(logprobs: dict) -> list[float]:
-    """The log-probability of each sampled token, from a choice of either endpoint."""
+    """Log-probability of each sampled token, from a choice of `/v1/completions` or `/inference/v1/generate`."""
     if "content" in logprobs:
         return [entry["logprob"] for entry in logprobs["content"]]
     return logprobs["token_logprobs"]
 
 
-def served_model(answer: dict) -> str:
-    """The name of the base model in an answer of `/v1/models`."""
+def served_model(response: dict) -> str:
+    """Name of the base model in a response of `/v1/models`."""
     try:
-        name = answer["data"][0]["id"]
+        name = response["data"][0]["id"]
     except (LookupError, TypeError):
         name = None
     if not isinstance(name, str):
-        raise InvalidResponseError(f"it lists no model: {quote(answer)}")
+        raise InvalidResponseError(f"it lists no model: {quote(response)}")
     return name
 
 
-def check_server_info(answer: dict) -> None:
-    """Whether an answer of `/server_info` holds what is read of it."""
+def check_server_info(response: dict) -> None:
+    """Check that a response of `/server_info` has the fields that are read."""
     try:
-        config = answer["vllm_config"]
+        config = response["vllm_config"]
         model = config["model_config"]
         complete = isinstance(model["max_model_len"], int) and isinstance(model["logprobs_mode"], str)
         complete &= {"lora_config", "parallel_config", "weight_transfer_config"} <= config.keys()
     except (LookupError, TypeError, AttributeError):
         complete = False
     if not complete:
-        raise InvalidResponseError(f"it does not describe a vLLM server: {quote(answer)}")
+        raise InvalidResponseError(f"it does not describe a vLLM server: {quote(response)}")

@@ -5,13 +5,14 @@ import functools
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
 
-from ..utils.distributed import DistributedError
+from .errors import VLLMServerError, VLLMServerUnavailable
 from .response_validation import InvalidResponseError, parse
 
 
@@ -20,30 +21,10 @@ BACKOFF_SECONDS = 0.25  # doubles with every retry
 MAX_BACKOFF_SECONDS = 4
 CONNECT_SECONDS = 10
 STALLED_SECONDS = 5  # longest timeout of short requests to a server that let a deadline pass
-PROBES_PER_TIMEOUT = 4  # while nothing is answered, how often the server is asked whether it makes progress
+PROBES_PER_TIMEOUT = 4  # while no response arrives, requests for the token count per timeout
 BUSY = (408, 429, 503)  # the request was not processed: any request may be sent again, until its deadline
 MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
-
-
-class VLLMServerError(DistributedError):
-    """
-    The vLLM server did not do what was requested, and a retry would not help.
-
-    Args:
-        cause (`str`), fix (`str`, *optional*):
-            As in [`~utils.distributed.DistributedError`].
-        status (`int`, *optional*):
-            HTTP status of the server's error response.
-    """
-
-    def __init__(self, cause: str, fix: str = "", *, status: int | None = None):
-        super().__init__(cause, fix)
-        self.status = status
-
-
-class VLLMServerUnavailable(VLLMServerError):
-    """A request missed its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
 
 
 class _EventLoop(NamedTuple):
@@ -56,7 +37,7 @@ class _EventLoop(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """A request that may wait behind others on the server."""
+    """Start and timeout of a request that may wait behind others on the server."""
 
     started: float
     timeout: float
@@ -74,9 +55,9 @@ class HTTPTransport:
       requests that wait for a stalled server therefore fail together, once.
 
     Args:
-        count_tokens (`Callable[[], Awaitable[float | None]]`, *optional*):
-            Returns how many tokens the server has processed since its start, `None` if it does not tell. A server that
-            processes requests of other clients is not stalled.
+        count_tokens (`Callable[[], Awaitable[float | None]]`):
+            Returns the number of tokens that the server has processed since its start, or `None` if that is unknown. A
+            server that processes requests of other clients is not stalled.
 
     Attributes:
         retries (`int`), timeouts (`int`):
@@ -85,41 +66,25 @@ class HTTPTransport:
             Whether the last request missed its deadline.
     """
 
-    def __init__(self, count_tokens: Callable[[], Awaitable[float | None]] | None = None):
+    def __init__(self, count_tokens: Callable[[], Awaitable[float | None]]):
         self.retries = self.timeouts = 0
         self.stalled = False
         self._count_tokens = count_tokens
         self._lock = threading.Lock()
         self._running: _EventLoop | None = None
-        self._tasks: set[asyncio.Task] = set()
-        self._queued: dict[asyncio.Task, _Queued] = {}
-        self._expired: set[asyncio.Task] = set()
+        self._queued: dict[asyncio.Timeout, _Queued] = {}
         self._watchdog: asyncio.Task | None = None
         self._last_progress = 0.0  # time of the event loop
-        self._cancelled = False
 
     # Called from other threads
 
     def run(self, work: Coroutine) -> Any:
         """Run a coroutine on the event loop and return its result."""
-        return self.start(work).result()
-
-    def start(self, work: Coroutine) -> Future:
-        """Start a coroutine on the event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._started().loop)
+        return asyncio.run_coroutine_threadsafe(work, self._started().loop).result()
 
     def group(self) -> "RequestGroup":
+        """Requests that are cancelled together."""
         return RequestGroup(self._started().loop)
-
-    def cancel(self) -> None:
-        """Cancel all requests in flight, which raises `CancelledError` where they are awaited. Later requests fail at once."""
-        self._cancelled = True
-        if self._running is not None:
-            self._running.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
-
-    def resume(self) -> None:
-        """Accept requests again after [`cancel`]."""
-        self._cancelled = False
 
     def close(self) -> None:
         """Cancel all requests and end the thread. A later request starts it again."""
@@ -128,16 +93,8 @@ class HTTPTransport:
                 return
             thread, loop, session, _ = self._running
             self._running = None
-        asyncio.run_coroutine_threadsafe(self._shut_down(session), loop).result()
+        asyncio.run_coroutine_threadsafe(_shut_down(session), loop).result()
         shutdown_event_loop_in_daemon(thread, loop)
-
-    async def _shut_down(self, session: Any) -> None:
-        tasks = [*self._tasks, *filter(None, [self._watchdog])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await session.close()
-        await asyncio.get_running_loop().shutdown_default_executor()
 
     def _started(self) -> _EventLoop:
         with self._lock:
@@ -182,99 +139,88 @@ class HTTPTransport:
             [`VLLMServerUnavailable`]: after the deadline, or after the last retry.
             [`VLLMServerError`]: if the server rejects the request, or keeps sending broken responses.
         """
-        name = f"{method} {url}"
+        running = self._started()
         failures: list[str] = []
-        session = self._started().session
-        attempt = functools.partial(_attempt, session, method, url, check, kwargs)
-        task: Any = asyncio.current_task()  # a coroutine of the loop runs in a task
-        send = functools.partial(self._attempts, attempt, name, MAX_RETRIES if retry else 0, failures)
-        if self._cancelled:
-            raise asyncio.CancelledError
-        self._tasks.add(task)
+        deadline = asyncio.timeout(None if queued else timeout)  # the watchdog ends queued requests
+        if queued:
+            self._watch(deadline, _Queued(running.loop.time(), timeout))
         try:
-            if queued:
-                response = await self._within_queue(send, task, timeout)
-            else:
-                response = await asyncio.wait_for(send(), timeout)
+            async with deadline, running.connections if queued else nullcontext():
+                attempt = functools.partial(_attempt, running.session, method, url, check, kwargs)
+                response = await self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, failures)
         except TimeoutError as error:
             if not queued:
-                self.timeouts += 1  # the watchdog has counted those of queued requests
+                self.timeouts += 1  # the watchdog counts those of queued requests
             self.stalled = True
             limit = f"{limit_name} ({timeout:g} s)" if limit_name else f"{timeout:g} s"
             before = f"; the last attempt {failures[-1]}" if failures else ""
-            raise VLLMServerUnavailable(f"{name} was not answered within {limit}{before}", TOO_SLOW) from error
+            raise VLLMServerUnavailable(f"{method} {url} was not answered within {limit}{before}", TOO_SLOW) from error
         finally:
-            self._tasks.discard(task)
+            self._queued.pop(deadline, None)
+        if queued:
+            self._last_progress = running.loop.time()
         self.stalled = False
         return response
 
-    async def _within_queue(self, send: Callable[[], Coroutine], task: asyncio.Task, timeout: float) -> dict:
-        running = self._started()
-        loop = running.loop
-        self._queued[task] = _Queued(loop.time(), timeout)
-        if self._watchdog is None or self._watchdog.done():
-            self._watchdog = loop.create_task(self._watch())
-        try:
-            async with running.connections:
-                response = await send()
-        except asyncio.CancelledError:
-            if task not in self._expired:  # cancelled by its caller, not by the watchdog
-                raise
-            raise TimeoutError from None
-        finally:
-            del self._queued[task]
-            self._expired.discard(task)
-        self._last_progress = loop.time()
-        return response
-
-    async def _watch(self) -> None:
-        """Cancel queued requests whose deadline passes. One task for all, so that a request costs no timer."""
-        loop = asyncio.get_running_loop()
-        tokens: float | None = None
-        while self._queued:
-            interval = min(queued.timeout for queued in self._queued.values()) / PROBES_PER_TIMEOUT
-            await asyncio.sleep(min(max(self._first_deadline() - loop.time(), 0.01), interval))
-            if self._queued and loop.time() - self._last_progress >= interval and self._count_tokens is not None:
-                before, tokens = tokens, await self._count_tokens()
-                if None not in (before, tokens) and tokens > before:  # type: ignore[operator]
-                    self._last_progress = loop.time()
-            waiting = {task: queued for task, queued in self._queued.items() if task not in self._expired}
-            overdue = [task for task, queued in waiting.items() if self._deadline(queued) <= loop.time()]
-            self.timeouts += bool(overdue)
-            self._expired.update(overdue)
-            for task in overdue:
-                task.cancel()
-
-    def _deadline(self, queued: _Queued) -> float:
-        return max(queued.started, self._last_progress) + queued.timeout
-
-    def _first_deadline(self) -> float:
-        return min(map(self._deadline, self._queued.values()))
-
-    async def _attempts(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
-        number = 0
+    async def _send(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
+        """Repeat the attempt until it succeeds; `failures` receives the reasons of the others."""
         while True:
             try:
                 return await attempt()
             except _AttemptFailed as failed:
                 if failed.is_final:
                     raise VLLMServerError(f"{name} {failed}", status=failed.status) from failed
-                if number >= max_retries and failed.status not in BUSY:
+                if len(failures) >= max_retries and failed.status not in BUSY:
                     kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
-                    times = f" (asked {number + 1} times)" if number else ""
+                    times = f" (sent {len(failures) + 1} times)" if failures else ""
                     raise kind(f"{name} {failed}{times}") from failed
                 failures.append(str(failed))
             self.retries += 1
-            await asyncio.sleep(min(BACKOFF_SECONDS * 2**number, MAX_BACKOFF_SECONDS))
-            number += 1
+            await asyncio.sleep(min(BACKOFF_SECONDS * 2 ** (len(failures) - 1), MAX_BACKOFF_SECONDS))
+
+    # Deadlines of queued requests: one task for all, so that a request costs no timer
+
+    def _watch(self, deadline: asyncio.Timeout, queued: _Queued) -> None:
+        self._queued[deadline] = queued
+        if self._watchdog is None or self._watchdog.done():
+            self._watchdog = asyncio.get_running_loop().create_task(self._expire_deadlines())
+
+    async def _expire_deadlines(self) -> None:
+        now = asyncio.get_running_loop().time
+        tokens: float | None = None
+        while self._queued:
+            interval = min(queued.timeout for queued in self._queued.values()) / PROBES_PER_TIMEOUT
+            first = min(map(self._deadline, self._queued.values()))
+            await asyncio.sleep(min(max(first - now(), 0.01), interval))
+            if self._queued and now() - self._last_progress >= interval:
+                before, tokens = tokens, await self._count_tokens()
+                if before is not None and tokens is not None and tokens > before:
+                    self._last_progress = now()
+            overdue = [
+                deadline
+                for deadline, queued in self._queued.items()
+                if deadline.when() is None and self._deadline(queued) <= now()
+            ]
+            self.timeouts += bool(overdue)
+            for deadline in overdue:
+                deadline.reschedule(now())
+
+    def _deadline(self, queued: _Queued) -> float:
+        return max(queued.started, self._last_progress) + queued.timeout
 
 
 class RequestGroup:
-    """Coroutines on the event loop that are cancelled together."""
+    """Coroutines on the event loop. Those in flight at the end of its `with` block are cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._tasks: set[asyncio.Task] = set()
+
+    def __enter__(self) -> "RequestGroup":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.cancel()
 
     def start(self, work: Coroutine) -> Future:
         return asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
@@ -294,10 +240,20 @@ class RequestGroup:
 
     async def _cancel(self) -> None:
         # A task that was started just before runs first: the loop takes both in their order.
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel_all(self._tasks)
+
+
+async def _cancel_all(tasks: Iterable[asyncio.Task]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _shut_down(session: Any) -> None:
+    await _cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
+    await session.close()
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class _AttemptFailed(Exception):
@@ -318,10 +274,10 @@ async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], 
             if response.status != 200:
                 text = body.decode(errors="replace").strip()[:500]
                 raise _AttemptFailed(f"was answered with {response.status}: {text}", response.status)
-            answer = parse(response.content_type, body)
+            content = parse(response.content_type, body)
             if check is not None:
-                check(answer)
-            return answer
+                check(content)
+            return content
     except InvalidResponseError as broken:
         raise _AttemptFailed(f"was answered wrongly: {broken}", is_broken=True) from broken
     except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -344,7 +300,7 @@ def max_connections() -> int:
 async def _open_session() -> Any:
     import aiohttp
 
-    class Lookup(aiohttp.abc.AbstractResolver):
+    class DaemonResolver(aiohttp.abc.AbstractResolver):
         """Resolves names in daemon threads: those of aiohttp's resolver are joined when the loop or Python ends."""
 
         async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[dict]:
@@ -357,29 +313,20 @@ async def _open_session() -> Any:
 
     # Queued requests are limited before they get here, so that a probe of a busy server does not wait for them.
     # vLLM closes idle connections after 5 s; closing them earlier avoids sending into a closed one.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=Lookup())
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=DaemonResolver())
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     return aiohttp.ClientSession(connector=connector, timeout=timeout)
 
 
 async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def tell(result: Any, error: OSError | None) -> None:
-        if not future.done():
-            future.set_result(result) if error is None else future.set_exception(error)
+    future: Future = Future()
+    future.set_running_or_notify_cancel()  # so that a result after the deadline is ignored, not an error
 
     def run() -> None:
-        result = error = None
         try:
-            result = work(*args)
-        except OSError as caught:
-            error = caught
-        try:
-            loop.call_soon_threadsafe(tell, result, error)
-        except RuntimeError:
-            pass  # the loop has ended: nobody waits any more
+            future.set_result(work(*args))
+        except Exception as error:  # whatever it is, it is raised where the result is awaited
+            future.set_exception(error)
 
     threading.Thread(target=run, name="name lookup", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

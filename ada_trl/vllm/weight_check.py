@@ -1,5 +1,5 @@
 """
-Proof that a server generates from the weights it was sent: the log-probabilities of a known prompt, there and here.
+Weight check: whether a server generates from the weights it was sent, by the log-probabilities of a fixed prompt.
 
 ```python
 client = TimeoutVLLMClient("http://localhost:8000")
@@ -10,11 +10,13 @@ difference = verify_weights(client, prompt, token_logprobs(model, prompt), toler
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from .client import NOT_VLLM, TimeoutVLLMClient, VLLMServerError
+from .client import NOT_VLLM, TimeoutVLLMClient
+from .errors import VLLMServerError
 from .response_validation import quote
 
 
@@ -23,9 +25,10 @@ MAX_PROMPT_TOKENS = 32
 MIN_PROMPT_TOKENS = 8
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
-# What two implementations may differ by, in nats per token on average; well above what we and others have seen.
+# Allowed difference of two implementations, in nats per token on average; well above what we and others have measured.
 ROUNDING = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 QUANTIZED = 0.5
+UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
 
 
 def verify_weights(
@@ -34,32 +37,22 @@ def verify_weights(
     """
     Compare the server's log-probabilities of a prompt with those of the weights that it should have. One short request.
 
-    What changes log-probabilities by less than `tolerance` is not told from rounding: a single small step of an
-    optimizer, say, but not a run of them, another adapter or another model.
-
-    Args:
-        client ([`TimeoutVLLMClient`]):
-            Of the server; `client.model` is the model or adapter that is asked.
-        prompt_ids (`Sequence[int]`):
-            See [`probe_prompt`].
-        expected (`Sequence[float]`):
-            See [`token_logprobs`].
-        tolerance (`float`):
-            See [`logprob_tolerance`].
+    Weights that change the log-probabilities by less than `tolerance` cannot be told from rounding: those of a single small
+    optimizer step before, for example, but not those of several steps, another adapter or another model.
 
     Returns:
         `float`: mean absolute difference in nats per token.
 
     Raises:
-        [`VLLMServerError`]: if it is above `tolerance`, or if the server does not answer.
+        [`VLLMServerError`]: if it is above `tolerance`, or if the server does not respond.
     """
     served = served_logprobs(client, prompt_ids)
     difference = sum(abs(a - b) for a, b in zip(served, expected, strict=True)) / len(expected)
-    if not difference <= tolerance:  # nor is NaN
+    if not difference <= tolerance:  # NaN is not, either
         raise VLLMServerError(
             f"its log-probabilities differ from the trainer's by {difference:.3f} per token, rounding explains "
             f"{tolerance:g}",
-            "Give this run a server of its own, started from the model that is trained.",
+            "Use a dedicated server for this run, started from the model that is trained.",
         )
     return difference
 
@@ -67,7 +60,7 @@ def verify_weights(
 def probe_prompt(
     tokenizer: PreTrainedTokenizerBase | ProcessorMixin, max_tokens: int = MAX_PROMPT_TOKENS
 ) -> list[int]:
-    """Token ids of a short text; of a vocabulary without letters, its first tokens."""
+    """Token ids of a short text, or the first tokens of a vocabulary without letters."""
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     special = set(tokenizer.all_special_ids)
     ids = [token for token in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if token not in special]
@@ -81,8 +74,8 @@ def token_logprobs(
     model: torch.nn.Module, prompt_ids: Sequence[int], device: torch.device | str | None = None
 ) -> list[float]:
     """
-    The log-probability of each token of the prompt but the first, given those before it. If the model is sharded, every
-    process must call this. Dropout is off, no random number is drawn and the mode of every module is restored.
+    Log-probability of each token of the prompt but the first, given those before it. If the model is sharded, every
+    rank must call this. Dropout is off, no random number is drawn and the mode of every module is restored.
 
     Returns:
         `list[float]`: one fewer than `prompt_ids`.
@@ -100,34 +93,27 @@ def token_logprobs(
 
 
 def served_logprobs(client: TimeoutVLLMClient, prompt_ids: Sequence[int]) -> list[float]:
-    """The server's [`token_logprobs`]. It does not take them from its prefix cache."""
+    """The server's [`token_logprobs`]. With `prompt_logprobs`, vLLM does not use its prefix cache."""
     request = {"model": client.model, "prompt": [list(prompt_ids)], "max_tokens": 1, "temperature": 0}
-    answer = client._post(
+    response = client._post(
         f"{client.base_url}/v1/completions", json=request | {"prompt_logprobs": 0, "return_token_ids": True}
     )
     try:
-        positions = answer["choices"][0]["prompt_logprobs"][1:]
+        positions = response["choices"][0]["prompt_logprobs"][1:]
         return [
             float(position[str(token)]["logprob"]) for position, token in zip(positions, prompt_ids[1:], strict=True)
         ]
     except (LookupError, TypeError, ValueError) as error:
         raise VLLMServerError(
-            f"its answer has no log-probabilities of the prompt, with which its weights are proved: {quote(answer)}",
+            f"its answer has no log-probabilities of the prompt, by which its weights are checked: {quote(response)}",
             NOT_VLLM,
         ) from error
 
 
 def dtypes(model: torch.nn.Module, server_config: dict, mixed_precision: str = "no") -> tuple[str, str]:
     """
-    In which data type the server computes, and in which the trainer; `"quantized"` where weights are.
-
-    Args:
-        model (`torch.nn.Module`):
-            That is trained.
-        server_config (`dict`):
-            `vllm_config` of the server's `/server_info`.
-        mixed_precision (`str`, *optional*, defaults to `"no"`):
-            Of the accelerator.
+    Data types in which server and trainer compute; `"quantized"` for quantized weights. `server_config` is the `vllm_config` of
+    `/server_info`.
     """
     served = server_config["model_config"]
     served = "quantized" if served.get("quantization") else str(served.get("dtype")).removeprefix("torch.")
@@ -138,8 +124,20 @@ def dtypes(model: torch.nn.Module, server_config: dict, mixed_precision: str = "
 
 
 def logprob_tolerance(*dtypes: str) -> float:
-    """The largest difference that is put down to rounding, in nats per token: that of the coarsest of [`dtypes`]."""
+    """Largest difference that rounding explains, in nats per token: that of the coarsest of [`dtypes`]."""
     return max(ROUNDING.get(dtype, QUANTIZED) for dtype in dtypes)
+
+
+def sampling_restrictions(options: Any) -> list[str]:
+    """
+    Options because of which vLLM does not sample from the model's distribution, as `name=value`.
+
+    vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
+    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
+    ratio of the two is the probability mass that is kept, for every token. `options` is a config or an engine.
+    """
+    values = {name: getattr(options, name) for name in UNRESTRICTED}
+    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
 
 
 def check_model(
@@ -149,27 +147,18 @@ def check_model(
     tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
 ) -> None:
     """
-    Compare the server's model with the trainer's as far as either can be seen from the other, before any token id is sent:
-    one beyond its vocabulary ends vLLM.
-
-    Args:
-        client ([`TimeoutVLLMClient`]):
-            Of the server.
-        server_config (`dict`):
-            `vllm_config` of its `/server_info`.
-        config (`PretrainedConfig`):
-            Of the trainer's language model.
-        tokenizer (`PreTrainedTokenizerBase` or `ProcessorMixin`):
-            The trainer's.
+    Compare tokenizer and, where its configuration can be read here, sizes of the server's model with the trainer's. This comes
+    before the first token id is sent, because one beyond its vocabulary ends vLLM.
 
     Raises:
         [`VLLMServerError`]: if sizes or tokens differ.
     """
     name = server_config["model_config"].get("model")
-    different = _other_sizes(name, config)
+    different = _different_sizes(name, config)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     ours, theirs = tokenizer(TEXT, add_special_tokens=False)["input_ids"], _server_tokenize(client)
-    special = set(tokenizer.all_special_ids)  # one of them may stand for what is not in the vocabulary, or nothing
+    # Tokenizers differ in whether a special token stands for characters that are not in the vocabulary.
+    special = set(tokenizer.all_special_ids)
     ours = [token for token in ours if token not in special]
     theirs = theirs and [token for token in theirs if token not in special]
     if not different and theirs is not None and theirs != ours:
@@ -181,8 +170,8 @@ def check_model(
         )
 
 
-def _other_sizes(name: str | None, config: PretrainedConfig) -> list[str]:
-    """What differs in the server's model, if that can be read here."""
+def _different_sizes(name: str | None, config: PretrainedConfig) -> list[str]:
+    """Sizes of the server's model that differ, if its configuration can be read here."""
     try:
         served = AutoConfig.from_pretrained(name, local_files_only=True).get_text_config()
     except (OSError, ValueError, KeyError, TypeError):  # it is on the server only, or of an unknown class
@@ -194,15 +183,15 @@ def _other_sizes(name: str | None, config: PretrainedConfig) -> list[str]:
 
 
 def _server_tokenize(client: TimeoutVLLMClient) -> list[int] | None:
-    """`None` where the server does not offer its tokenizer."""
+    """Token ids of [`TEXT`] by the server's tokenizer; `None` if the server does not serve it."""
     request = {"model": client.model, "prompt": TEXT, "add_special_tokens": False}
     try:
-        answer = client._post(f"{client.base_url}/tokenize", json=request)
+        response = client._post(f"{client.base_url}/tokenize", json=request)
     except VLLMServerError as error:
         if error.status is None:
             raise
         return None
-    tokens = answer.get("tokens")
+    tokens = response.get("tokens")
     if not isinstance(tokens, list):
-        raise VLLMServerError(f"POST {client.base_url}/tokenize was answered wrongly: {quote(answer)}", NOT_VLLM)
+        raise VLLMServerError(f"POST {client.base_url}/tokenize was answered wrongly: {quote(response)}", NOT_VLLM)
     return tokens

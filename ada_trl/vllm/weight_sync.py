@@ -1,4 +1,4 @@
-"""How the weights reach a vLLM server: hot-loaded adapters and directories, besides TRL's NCCL."""
+"""Weight synchronization with a vLLM server: hot-loaded adapters and directories, besides TRL's NCCL."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.logging import get_logger
-from .client import VLLMServerError
+from .errors import VLLMServerError
 from .response_validation import quote
 
 
 logger = get_logger(__name__)
 
-CLOSE_SECONDS = 10  # for unloading an adapter, without which nothing is wrong
+CLOSE_SECONDS = 10  # timeout of unloading an adapter, which may fail without harm
 IN_USE = "in_use.lock"  # held by the run that wrote the directory, for as long as it lives
 
 
@@ -30,18 +30,11 @@ class WeightSync:
 
     `"lora"` writes the adapter to a new directory, hot-loads it under a new name, generates with that name and unloads
     the one before. `"disk"` writes all weights (adapters merged) to a new directory, has every worker reload them and
-    resets the prefix cache. A directory is removed once its successor is in use, never while it may be read. What runs
-    that were killed have left is removed at the next start: no living process holds its lock any more.
+    resets the prefix cache. A directory is removed once its successor is in use, never while it may be read. Leftovers of
+    killed runs are removed at the next start: no process holds their locks any more.
 
-    Args:
-        method (`str`):
-            `"nccl"`, `"lora"` or `"disk"`.
-        directory (`str`):
-            Under the same path for trainer and server.
-        vllm (`AdaVLLMGeneration`):
-            The model, its processes and the client.
-        run_name (`str`):
-            Prefix of directories and adapter names; the same on every process.
+    `directory` has the same path for trainer and server. `run_name` is the prefix of directories and adapter names, the same on
+    every rank.
     """
 
     def __init__(self, method: str, directory: str, vllm: VLLMGeneration, run_name: str):
@@ -62,14 +55,11 @@ class WeightSync:
         return self.vllm.accelerator.is_main_process
 
     def check_model(self) -> None:
-        """
-        Raises:
-            `ValueError`: if the device or the model's adapter does not allow the method.
-        """
+        """Raise a `ValueError` if device or adapter do not support the method."""
         device = self.vllm.accelerator.device.type
         if self.method == "nccl" and device != "cuda":
             raise ValueError(
-                f"vllm_weight_sync='nccl' needs a CUDA device, this trainer runs on {device!r}. Set "
+                f"vllm_weight_sync='nccl' requires a CUDA device, but this trainer runs on {device!r}. Set "
                 "vllm_weight_sync='lora' (with a peft_config) or vllm_weight_sync='disk'."
             )
         if self.method != "lora":
@@ -80,16 +70,15 @@ class WeightSync:
                 "vllm_weight_sync='disk' or 'nccl'."
             )
         config = self.vllm.model.active_peft_config
-        unsupported: str | None
+        unsupported = ""
         if config.peft_type.value != "LORA":
             unsupported = f"peft_type={config.peft_type.value!r}"
-        else:
-            given = {
-                "use_dora=True": config.use_dora,
-                f"modules_to_save={config.modules_to_save}": config.modules_to_save,
-                f"bias={config.bias!r}": config.bias != "none",
-            }
-            unsupported = next((name for name, is_given in given.items() if is_given), None)
+        elif config.use_dora:
+            unsupported = "use_dora=True"
+        elif config.modules_to_save:
+            unsupported = f"modules_to_save={config.modules_to_save}"
+        elif config.bias != "none":
+            unsupported = f"bias={config.bias!r}"
         if unsupported:
             raise ValueError(
                 f"vllm_weight_sync='lora' does not support adapters with {unsupported}, because vLLM cannot serve them. "
@@ -97,19 +86,12 @@ class WeightSync:
             )
 
     def check_server(self, info: dict) -> None:
-        """
-        Args:
-            info (`dict`):
-                The server's `/server_info`.
-
-        Raises:
-            [`VLLMServerError`]: if the server was started without a flag that the method needs.
-        """
+        """Raise a [`VLLMServerError`] if the server (its `/server_info`) was started without a flag that the method needs."""
         config, missing = info["vllm_config"], []
         max_length, completion = config["model_config"]["max_model_len"], self.vllm.max_completion_length
         if max_length <= completion:
             missing.append(
-                f"a --max-model-len that holds the longest prompt and max_completion_length ({completion}), it is "
+                f"a --max-model-len that fits the longest prompt and max_completion_length ({completion}), it is "
                 f"{max_length}"
             )
         if self.method == "nccl" and config["weight_transfer_config"] is None:
@@ -124,17 +106,17 @@ class WeightSync:
             if info.get("vllm_env", {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") is False:
                 missing.append("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
             if config["parallel_config"].get("_api_process_count", 1) > 1:
-                missing.append("--api-server-count 1, because each API server keeps a list of adapters of its own")
+                missing.append("--api-server-count 1, because each API server has a separate list of adapters")
         if config["model_config"]["logprobs_mode"].endswith("_logits"):
-            missing.append("--logprobs-mode processed_logprobs, because logits are no log-probabilities")
+            missing.append("--logprobs-mode processed_logprobs, because logits are not log-probabilities")
         if missing:
             raise VLLMServerError(
-                f"vllm_weight_sync={self.method!r} needs what it was started without",
+                f"vllm_weight_sync={self.method!r} requires flags that it was started without",
                 f"Restart it with {'; and '.join(missing)}.",
             )
 
     def sync_disk(self) -> None:
-        """Collective where parameters are sharded, so every process walks over all of them."""
+        """Write all weights and let the server reload them. Every rank iterates over sharded parameters, which is collective."""
         state = {}
         for name, parameter in self.vllm._iter_named_params():
             if self._is_main_process:
@@ -146,15 +128,13 @@ class WeightSync:
             with _writing(directory):
                 save_file(state, os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
             reload = {"method": "reload_weights", "kwargs": {"weights_path": directory}}
-            answer = client._post(f"{client.base_url}/collective_rpc", json=reload)
-            if not isinstance(answer.get("results"), list) or not answer["results"]:
-                raise VLLMServerError(
-                    f"no worker says that it has reloaded the weights, its answer is {quote(answer)}"
-                )
+            response = client._post(f"{client.base_url}/collective_rpc", json=reload)
+            if not isinstance(response.get("results"), list) or not response["results"]:
+                raise VLLMServerError(f"no worker has confirmed the reload, its answer is {quote(response)}")
         client.reset_prefix_cache()
 
     def sync_lora(self) -> None:
-        """Collective where parameters are sharded. Every process generates with the new adapter's name afterwards."""
+        """Write the adapter, let the server load it, and generate with its name. Collective where parameters are sharded."""
         from peft import get_peft_model_state_dict
 
         model = self.vllm.accelerator.unwrap_model(self.vllm.model)
@@ -167,12 +147,11 @@ class WeightSync:
                     adapter = get_peft_model_state_dict(model, state_dict=state)
                     save_file(adapter, os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
                     model.active_peft_config.save_pretrained(directory)
-                self._loaded.append(self.name)  # whatever is answered
-                answer = self._lora("load", lora_name=self.name, lora_path=directory)
-                if not answer.get("text", "").startswith("Success"):
-                    raise VLLMServerError(
-                        f"it does not say that it has loaded the adapter, its answer is {quote(answer)}"
-                    )
+                # Before the request: an adapter whose response is lost may be on the server, and has to be unloaded.
+                self._loaded.append(self.name)
+                response = self._lora("load", lora_name=self.name, lora_path=directory)
+                if not response.get("text", "").startswith("Success"):
+                    raise VLLMServerError(f"it has not confirmed that the adapter is loaded: {quote(response)}")
             self._unload([name for name in self._loaded if name != self.name])
         else:
             self.version += 1
@@ -186,14 +165,14 @@ class WeightSync:
         )
 
     def _unload(self, names: list[str]) -> None:
-        """What cannot be unloaded does no harm: it is tried again with the next ones."""
+        """Unload adapters and remove their directories. A failure does no harm: it is retried with the next ones."""
         for name in names:
             try:
                 self._lora("unload", lora_name=name)
             except VLLMServerError as error:
-                if error.status != 404:  # it is not there
+                if error.status != 404:  # else the adapter is not there
                     logger.warning_once(
-                        f"An adapter that is no longer needed stays on the vLLM server for now: {error.cause}."
+                        f"An old adapter could not be unloaded from the vLLM server, and is retried later: {error.cause}."
                     )
                     continue
             self._loaded.remove(name)
@@ -210,7 +189,7 @@ class WeightSync:
             self._locks[directory] = FileLock(os.path.join(directory, IN_USE))
             self._locks[directory].acquire(blocking=False)
         yield directory
-        if self.method != "lora":  # which needs its name to unload it
+        if self.method != "lora":  # directories of adapters are removed when these are unloaded
             self._remove(previous)
 
     def _remove(self, directory: str) -> None:
@@ -219,23 +198,26 @@ class WeightSync:
         shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Leave nothing on the server and on the disk, but what the next run in this directory is to take from the server."""
+        """
+        Remove adapters from the server and directories from the disk. The directory of an adapter that could not be unloaded
+        stays, so that the next run knows its name.
+        """
         self._unload(list(self._loaded))
         if self._loaded:
             logger.warning(
-                f"The adapter {' '.join(self._loaded)} is still on the vLLM server, which did not unload it. The next run "
-                f"with the same vllm_weight_sync_dir ({self.directory}) does."
+                f"The adapter {' '.join(self._loaded)} is still on the vLLM server, because unloading failed. The next run "
+                f"with the same vllm_weight_sync_dir ({self.directory}) unloads it."
             )
         for directory in list(self._locks):
             if os.path.basename(directory) in self._loaded:
                 self._locks.pop(directory).release()
             else:
                 self._remove(directory)
-        with suppress(OSError):  # it is not empty, or it was never made
+        with suppress(OSError):  # it is not empty, or was never created
             os.rmdir(self.directory)
 
     def remove_leftovers(self) -> None:
-        """Remove what dead runs have left in the directory, and their adapters from the server."""
+        """Remove what killed runs have left in the directory, and their adapters from the server."""
         if self.method == "nccl" or not os.path.isdir(self.directory):
             return
         client = self.vllm.vllm_client
@@ -250,22 +232,22 @@ class WeightSync:
                 self._locks[directory] = lock
                 if name in served:
                     self._loaded.append(name)
-                    self._unload([name])  # which removes its directory; else it is tried again
+                    self._unload([name])  # and removes its directory; a failure is retried with the next adapter
                 else:
                     self._remove(directory)
-                logger.info(f"Removed what a dead run has left: {directory}")
+                logger.info(f"Removed leftovers of a killed run: {directory}")
 
 
 @contextmanager
 def _writing(directory: str) -> Iterator[None]:
-    """Say what to do when the disk is full."""
+    """Explain errors of writing, such as a full disk."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(os.path.dirname(os.path.dirname(directory))).free / 2**30
         raise VLLMServerError(
             f"{directory} cannot be written, {free:.1f} GiB are free ({type(error).__name__}: {error})",
-            "Make room for two copies of the weights, or set vllm_weight_sync_dir to another directory that both see.",
+            "Free space for two copies of the weights, or set vllm_weight_sync_dir to another directory that both can access.",
         ) from error
 
 

@@ -71,10 +71,10 @@ class Ours:
 
     def seq_balance(self, rows: list[list[int]]) -> int:
         arrived: queue.SimpleQueue = queue.SimpleQueue()
-        with self.vllm.requests() as start:
+        with self.vllm.vllm_client.transport.group() as group:
 
             def submit(prompt: int, first_draw: int) -> None:
-                future = start([rows[prompt]], ROUND)
+                future = self.vllm.start_request(group, [rows[prompt]], ROUND)
                 future.add_done_callback(lambda done: arrived.put((prompt, first_draw, done)))
 
             def collect() -> list[tuple[int, int, list[Rollout]]]:

@@ -39,7 +39,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import ExitCondition, Rollout, eliminate_async
-from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, slot_done
+from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig, slot_done
 from ada_trl.sampling.rollout_sampler import RolloutSampler
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
@@ -251,11 +251,10 @@ def simulated_seconds(num_prompts: int, seed: int, refill: bool = False, **optio
 
     loop = {"samples_per_round": size, "positive_threshold": 0.7, "max_in_flight": num_prompts, **options}
     if refill:
-        replace = {"exit_condition": ExitCondition(1, 1), "samples_per_round": size, "max_rounds": 1}
-        loop["pools"] = [
-            BatchSlot(0.7, [QueuedPrompt(i) for i in range(8)], fixed_budget=False, **replace)
-            for _ in range(num_prompts)
-        ]
+        config = SlotConfig(
+            num_prompts, 8, ExitCondition(1, 1), max_rounds=1, fixed_budget=False, positive_threshold=0.7
+        )
+        loop["pools"] = [BatchSlot(config, [QueuedPrompt(i) for i in range(8)], size) for _ in range(num_prompts)]
         eliminate_async(num_prompts, submit, collect, slot_done, max_rounds=8, **loop)
     else:
         eliminate_async(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)

@@ -1,0 +1,43 @@
+"""Errors of a vLLM server or engine, the same on every rank."""
+
+from ..utils.distributed import DistributedError, ErrorFactory
+
+
+LONGEST_ERROR = 250  # characters; the exception that it was raised from has the complete text
+RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
+
+
+class VLLMServerError(DistributedError):
+    """
+    The vLLM server did not do what was requested, and a retry would not help.
+
+    Args:
+        cause (`str`), fix (`str`, *optional*):
+            As in [`~utils.distributed.DistributedError`].
+        status (`int`, *optional*):
+            HTTP status of the server's error response.
+    """
+
+    def __init__(self, cause: str, fix: str = "", *, status: int | None = None):
+        super().__init__(cause, fix)
+        self.status = status
+
+
+class VLLMServerUnavailable(VLLMServerError):
+    """A request missed its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
+
+
+def make_error_factory(engine: str, what: str, fix: str = RESUME, url: str = "") -> ErrorFactory:
+    """
+    Build a function that creates the same [`VLLMServerError`] on every rank. `what` is the consequence of the failure, `fix` is
+    suggested if the failure itself suggests nothing, and `url`, which `engine` contains already, is removed from the cause.
+    """
+
+    def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
+        where = f" (process {process})" if process else ""
+        start, end = f"{engine}{where}: {what}: ", its_fix or fix
+        cause = cause.replace(url, "") if url else cause
+        room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
+        return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
+
+    return error
