@@ -90,7 +90,7 @@ class SelectedRollouts(NamedTuple):
 
 class RolloutSampler:
     """
-    Base class of the sources of rollouts. A rollout's `source` is `(process, row)`: which process holds the completion, and where.
+    Base class of the sources of rollouts. A rollout's `location` is `(process, row)`: which process holds the completion, and where.
 
     Args:
         prompts (`range`):
@@ -198,7 +198,7 @@ class RolloutSampler:
         outgoing: dict[int, dict[int, Completion]] = defaultdict(dict)
         somebody_sends = False
         for position, rollout in enumerate(selected):
-            (holder, row), trains = rollout.source, position // share
+            (holder, row), trains = rollout.location, position // share
             somebody_sends |= holder != trains
             if holder == self.process_index == trains:
                 rows[position] = self._rows[row]
