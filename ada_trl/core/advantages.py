@@ -13,7 +13,7 @@ STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
 MAX_ADVANTAGE = 1e12  # larger ones overflow float32 in the loss or in the norm of the gradient, and weights become NaN
 
 
-def bounded(advantage: float) -> float:
+def clip_advantage(advantage: float) -> float:
     """Clip an advantage to ±[`MAX_ADVANTAGE`], which only rewards close to the largest float32 reach."""
     return max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, advantage))
 
@@ -94,7 +94,7 @@ def group_advantages(
     advantages = []
     for rollout in group:
         factor = positive_factor if pool.is_positive(rollout) else negative_factor
-        advantage = bounded(scale * factor * (rollout.reward - baseline))
+        advantage = clip_advantage(scale * factor * (rollout.reward - baseline))
         advantages.append(advantage if pool.is_scored(rollout) else 0.0)
     return advantages
 

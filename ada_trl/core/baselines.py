@@ -1,6 +1,6 @@
 """
 Baselines that do not depend on the rollout they are subtracted from: the leave-one-out mean of the batch, and the
-posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` holds the objects that the trainer uses.
+posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` has the objects that the trainer uses.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .advantages import PromptWeighting, bounded, prompt_weight
+from .advantages import PromptWeighting, clip_advantage, prompt_weight
 from .pool import Pool
 
 
@@ -253,7 +253,7 @@ def posterior_advantages(
         if std is not None:
             scaled = residual / std if std > 0 else 0.0
             residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
-        advantages.append(bounded(weight * residual))
+        advantages.append(clip_advantage(weight * residual))
     return advantages
 
 

@@ -134,7 +134,7 @@ class RewardEstimator:
 
     κ, λ, s and c are selected together from a grid ([`~core.grid_selector.GridSelector`]), by the squared error of the
     baseline on rollouts that had no influence on it, which is the noise of the update. This works without a value network
-    and with one rollout per prompt, where a likelihood of counts does not identify s (a single draw of a beta-binomial is a
+    and with one rollout per prompt, where a likelihood of counts does not identify s (a single trial of a beta-binomial is a
     Bernoulli variable). A generation has no influence on its own baseline, so the baseline is unbiased whatever is selected.
 
     Changes of the reward function: a shift of all rewards is corrected within the generation in which it happens

@@ -88,10 +88,10 @@ class EMAPassRate:
         """Predict p̂, one per key, strictly between 0 and 1."""
         return [
             (c.discounted_positives + self.alpha) / (c.discounted_rollouts + self.alpha + self.beta)
-            for c in self.known(keys)
+            for c in self.get_counts(keys)
         ]
 
-    def known(self, keys: Sequence[str]) -> list[PromptCounts]:
+    def get_counts(self, keys: Sequence[str]) -> list[PromptCounts]:
         """Return the outcomes of each prompt so far, one per key; zeros for a new one."""
         empty = PromptCounts()
         return [self.counts.get(key, empty) for key in keys]

@@ -42,8 +42,8 @@ class PassRateTracker:
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)). In modes that do not use the predictions it only records
     them. For `baseline="posterior"` it also predicts mean rewards ([`~core.RewardEstimator`]).
 
-    Every rank holds the same tracker: all ranks call `register_prompts`, `predict` and `observe` for all prompts, in the
-    same order, once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
+    Every rank has the same tracker: all ranks call `start_step`, `predict` and `observe` for all prompts, in the same order,
+    once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
     one.
 
     Args:
@@ -107,8 +107,11 @@ class PassRateTracker:
 
     # Before sampling, or at least without its rewards
 
-    def register_prompts(self, local_rows: Sequence[dict]) -> None:
-        """Set the prompts of this step, from the data set rows of this rank's prompts. Collective."""
+    def start_step(self, local_rows: Sequence[dict]) -> None:
+        """
+        Register the prompts of this step, from the data set rows of this rank's prompts, and predict them if sampling depends
+        on it. Collective.
+        """
         options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
         by_rank = gather_results(lambda: [prompt_reference(row, **options) for row in local_rows])
         references = [reference for rank in by_rank for reference in rank]
@@ -116,10 +119,6 @@ class PassRateTracker:
         prompts = [text if prompt is None else prompt for _, text, prompt in references]
         self.predictions = PassRatePredictions([key for key, _, _ in references], prompts)
         self._seconds = 0.0
-
-    def start_step(self, local_rows: Sequence[dict]) -> None:
-        """Call [`register_prompts`], and [`predict`] if sampling depends on it. Collective."""
-        self.register_prompts(local_rows)
         if self.predict_before_sampling:
             self.predict()
 
@@ -139,7 +138,7 @@ class PassRateTracker:
         started = time.perf_counter()
         keys, prompts = self.predictions.keys, self.predictions.prompts
         # Copies: `observe` needs the counts from before the step, but updates those of the estimator in place.
-        counts = [replace(c) for c in self.ema.known(keys)]
+        counts = [replace(c) for c in self.ema.get_counts(keys)]
         ema, inputs = self.ema.predict(keys), None
         value = joint = ema
         model = next((network for network in self._networks if isinstance(network, ValueModel)), None)

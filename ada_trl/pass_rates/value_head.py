@@ -64,17 +64,17 @@ class LinearHead(ValueNetwork):
 
     @staticmethod
     def link(values: torch.Tensor) -> torch.Tensor:
-        """Link function g: maps the linear output to a prediction."""
+        """Map the linear output to a prediction (the link function g)."""
         raise NotImplementedError
 
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
         """Predict each row of the features `inputs` `(P, H)`."""
-        return self.link(self._standardise(self._checked(inputs)) @ self.weight).tolist()
+        return self.link(self._standardise(self._check_features(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
     def observe(self, inputs: torch.Tensor, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
-        features = self._checked(inputs)
+        features = self._check_features(inputs)
         outcomes, is_scored = outcome_tensor(sums, num_rollouts)
         if not is_scored.any():
             return
@@ -90,7 +90,7 @@ class LinearHead(ValueNetwork):
             self.weight.grad = inputs.T @ (n * self.link(inputs @ self.weight) - k)
             self.optimizer.step()
 
-    def _checked(self, features: torch.Tensor) -> torch.Tensor:
+    def _check_features(self, features: torch.Tensor) -> torch.Tensor:
         if features.ndim != 2 or features.size(1) != self.hidden_size:
             raise ValueError(
                 f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "

@@ -87,14 +87,15 @@ class ValueModel(ValueNetwork):
 
     def encode(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Tokenize prompts: text as it is, conversations by the chat template if the tokenizer has one."""
-        return [self._encode(prompt) for prompt in prompts]
-
-    def _encode(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str) or self.tokenizer.chat_template is None:
-            return self.tokenizer(prompt_text(prompt), truncation=True)["input_ids"]
-        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        # The template contains the special tokens.
-        return self.tokenizer(text, truncation=True, add_special_tokens=False)["input_ids"]
+        token_ids = []
+        for prompt in prompts:
+            is_chat = self.tokenizer.chat_template is not None and not isinstance(prompt, str)
+            if is_chat:  # the template adds the special tokens
+                text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            else:
+                text = prompt_text(prompt)
+            token_ids.append(self.tokenizer(text, truncation=True, add_special_tokens=not is_chat)["input_ids"])
+        return token_ids
 
     @torch.no_grad()
     def predict(self, inputs: list[list[int]]) -> list[float]:

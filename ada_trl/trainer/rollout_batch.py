@@ -1,4 +1,4 @@
-"""The rollouts of a generation batch, with their advantages and metrics."""
+"""Rollouts of a generation batch, with their advantages and metrics."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by t
 @dataclass
 class RolloutBatch:
     """
-    The rollouts that all ranks train on, prompt by prompt.
+    Rollouts that all ranks train on, prompt by prompt.
 
     Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different numbers with the
     same sum; every rank receives the same number of rows either way.

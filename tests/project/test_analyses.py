@@ -375,6 +375,6 @@ def test_counts_discounted_by_steps_shrink_with_the_steps_since_the_last_visit()
     by_steps.forget(["a"], 4)
     by_steps.forget(["a"], 4)  # discounted only once
     by_steps.observe(["a"], [0], [2], step=4)
-    (counts,) = by_steps.known(["a"])
+    (counts,) = by_steps.get_counts(["a"])
     assert counts.discounted_rollouts == pytest.approx(2 + 2 * 0.5**3)
     assert counts.discounted_positives == pytest.approx(0.5**3)
