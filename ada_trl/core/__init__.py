@@ -1,6 +1,20 @@
-"""Pure Python and NumPy implementation of the algorithm, without torch and TRL."""
+"""
+Pure Python and NumPy implementation of the algorithm, without torch and TRL.
 
-from .advantages import expected_rounds, group_advantages, normalize_rewards, prompt_weight
+| [Reinforce-Ada](https://huggingface.co/papers/2510.04996) | here |
+|---|---|
+| Algorithm 2, successive elimination | [`eliminate`], and without a barrier [`eliminate_async`] |
+| exit conditions *pos* and *balance* | [`ExitCondition`] |
+| downsampling to a balanced group | [`select_group`] |
+| advantages with global statistics | [`group_advantages`] |
+| weight of the power objective | [`prompt_weight`] |
+| Est, step 1: EMA on counts; with a value network | [`EMAPassRate`], [`JointPassRate`] |
+| Est, step 2: allocation | [`allocate`] |
+
+Not in the paper: [`batch_leave_one_out_baseline`], and [`posterior_advantages`] with a [`RewardEstimator`].
+"""
+
+from .advantages import group_advantages, normalize_rewards, prompt_weight
 from .allocation import allocate, check_budget
 from .baselines import (
     BaselineEstimate,
@@ -13,35 +27,26 @@ from .baselines import (
 )
 from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
 from .exit_conditions import ExitCondition
-from .grid_selector import GridSelector
 from .joint_pass_rate import JointPassRate
-from .metrics import (
-    completion_metrics,
-    mean_and_std,
-    rollouts_by_estimate,
-    sampling_metrics,
-    zero_gradient_probability,
-)
+from .metrics import completion_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .pass_rate_ema import EMAPassRate, brier_metrics
 from .pool import Pool, Rollout
-from .prompt_id import prompt_identity, prompt_key, prompt_text
+from .prompt_id import prompt_key
 from .selection import select_group
-from .sequential_sampling import SampleFn, eliminate, eliminate_async
+from .sequential_sampling import eliminate, eliminate_async
 
 
 __all__ = [
     "BaselineEstimate",
     "EMAPassRate",
     "ExitCondition",
-    "GridSelector",
     "JointPassRate",
     "Pool",
     "PromptFeatures",
     "RewardEstimator",
     "Rollout",
     "RunningRewardStd",
-    "SampleFn",
     "add_batch_information",
     "allocate",
     "batch_leave_one_out_baseline",
@@ -50,22 +55,16 @@ __all__ = [
     "completion_metrics",
     "eliminate",
     "eliminate_async",
-    "expected_rounds",
     "explained_variance",
     "group_advantages",
-    "mean_and_std",
     "normalize_rewards",
     "pass_at_k",
     "pass_at_k_metrics",
     "posterior_advantages",
     "posterior_baselines",
-    "prompt_identity",
     "prompt_key",
-    "prompt_text",
     "prompt_weight",
-    "rollouts_by_estimate",
     "sampling_metrics",
     "select_group",
     "shift_by_batch_residual",
-    "zero_gradient_probability",
 ]

@@ -1,4 +1,4 @@
-"""Prompt weights and advantages with the pool's own statistics."""
+"""Prompt weights, and advantages with the pool's own statistics."""
 
 import math
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
 MAX_ADVANTAGE = 1e12  # larger ones overflow float32 in the loss or in the norm of the gradient, and weights become NaN
 
 
-def bounded(advantage: float) -> float:
+def clip_advantage(advantage: float) -> float:
     """Clip an advantage to ±[`MAX_ADVANTAGE`], which only rewards close to the largest float32 reach."""
     return max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, advantage))
 
 
 def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) -> float:
     """
-    The prompt's weight f'(p̂) = p̂^(α−1): the part of a power objective J_f = E[f(p(x))], f(p) = p^α / α, that is paid
-    in the gradient ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v3).
+    Compute the prompt weight f'(p̂) = p̂^(α−1) of a power objective J_f = E[f(p(x))], f(p) = p^α / α
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v3).
 
     | `weighting` | α | f'(p) | |
     |---|---|---|---|
     | `"none"` | 1 | 1 | Algorithm 2; f(p) = p |
-    | `"inverse_sqrt"` | 1/2 | p^(−1/2) | the hybrid: the other half of 1/p is paid in samples |
+    | `"inverse_sqrt"` | 1/2 | p^(−1/2) | the hybrid: the other half of 1/p is in the number of rollouts |
     | `"inverse"` | 0 | 1/p | f(p) = log p |
 
     Args:
         pass_rate (`float`):
-            p̂; NaN (nothing was scored) weighs 1, and all advantages are 0 then.
+            p̂; with NaN (nothing was scored) the weight is 1, and all advantages are 0.
         pool_size (`int`):
-            Rollouts that p̂ was counted from. p̂ is clamped below at 1 / `pool_size`, which only a pool without a positive
-            is below: the weight is at most `pool_size`^(1−α).
+            Number of rollouts that p̂ was computed from. p̂ is clamped below at 1 / `pool_size`, which only affects pools
+            without a positive: the weight is at most `pool_size`^(1−α).
         weighting (`str` or `float`):
             A name, or α between 0 and 1.
     """
@@ -42,15 +42,6 @@ def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) 
         return 1.0
     alpha = POWERS[weighting] if isinstance(weighting, str) else weighting
     return max(pass_rate, 1 / pool_size) ** (alpha - 1)
-
-
-def expected_rounds(pass_rate: float, samples_per_round: int, max_rounds: int) -> float:
-    """
-    E[rounds] of a prompt that draws M rollouts per round until one is positive, at most N times: Σ_{j<N} (1 − p)^(M·j) =
-    (1 − q^N) / (1 − q) with q = (1 − p)^M.
-    """
-    q = (1 - pass_rate) ** samples_per_round
-    return math.fsum(q**j for j in range(max_rounds))
 
 
 def group_advantages(
@@ -62,18 +53,19 @@ def group_advantages(
     selection_correction: bool = False,
 ) -> list[float]:
     """
-    A_i = c_i · w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of the **whole pool** and r_i the real reward.
+    Compute A_i = c_i · w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of the **whole pool** and the real reward r_i
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, global statistics).
 
     With n/2 positives and n/2 negatives selected, the paper's form (c_i = 1) follows [(1−p)² + p²] / (2p(1−p)) · ∇p
     instead of ∇p. `selection_correction` multiplies the k₊ selected positives by p̂·n/k₊ and the k₋ negatives by
     (1−p̂)·n/k₋, which undoes the *selection* exactly: given the pool, the group's expected gradient is that of the whole
-    pool. A side that is absent from the group cannot be corrected for. What early stopping and the cap do to the pool
-    itself stays: with Seq-balance (M = 8, N = 4, n = 4) and weight 1 the gradient is 1.13, 1.19, 0.91 and 1.19 times
+    pool. A side that is absent from the group cannot be corrected for. The effect of early stopping and of the cap on the
+    pool remains: with Seq-balance (M = 8, N = 4, n = 4) and weight 1 the gradient is 1.13, 1.19, 0.91 and 1.19 times
     ∇p at p = 0.02, 0.1, 0.5 and 0.9.
 
     Args:
         pool (`Pool`):
-            Everything the prompt drew.
+            All rollouts of the prompt.
         group (`Sequence[Rollout]`):
             The n selected rollouts.
         weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`):
@@ -95,26 +87,24 @@ def group_advantages(
         scale /= std + STD_EPSILON
     positive_factor = negative_factor = 1.0
     if selection_correction:
-        kept_positives = sum(pool.is_positive(rollout) for rollout in group)
-        kept_negatives = sum(pool.is_scored(rollout) for rollout in group) - kept_positives
-        positive_factor = pool.pass_rate * len(group) / max(kept_positives, 1)
-        negative_factor = (1 - pool.pass_rate) * len(group) / max(kept_negatives, 1)
-    return [
-        bounded(
-            scale * (positive_factor if pool.is_positive(rollout) else negative_factor) * (rollout.reward - baseline)
-        )
-        if pool.is_scored(rollout)
-        else 0.0
-        for rollout in group
-    ]
+        selected_positives = sum(pool.is_positive(rollout) for rollout in group)
+        selected_negatives = sum(pool.is_scored(rollout) for rollout in group) - selected_positives
+        positive_factor = pool.pass_rate * len(group) / max(selected_positives, 1)
+        negative_factor = (1 - pool.pass_rate) * len(group) / max(selected_negatives, 1)
+    advantages = []
+    for rollout in group:
+        factor = positive_factor if pool.is_positive(rollout) else negative_factor
+        advantage = clip_advantage(scale * factor * (rollout.reward - baseline))
+        advantages.append(advantage if pool.is_scored(rollout) else 0.0)
+    return advantages
 
 
 def normalize_rewards(pool: Pool, reward_weights: Sequence[float]) -> Pool:
     """
-    The pool with its rewards replaced by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function normalized with the
-    statistics of the **whole pool** before the weighted sum, so that none drowns the others
-    ([GDPO](https://huggingface.co/papers/2601.05242)). Signals stay. A function that did not score a rollout adds 0 to
-    its sum; where none did, the reward stays NaN.
+    Replace the rewards of a pool by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function is normalized with its
+    statistics over the **whole pool** before the weighted sum, so that functions of a large scale do not dominate
+    ([GDPO](https://huggingface.co/papers/2601.05242)). Success rewards stay the same. A function that did not score a
+    rollout adds 0 to its sum; a rollout that no function scored keeps the reward NaN.
     """
     columns = []
     for k, weight in enumerate(reward_weights):
@@ -122,11 +112,8 @@ def normalize_rewards(pool: Pool, reward_weights: Sequence[float]) -> Pool:
         scored = [value for value in values if not math.isnan(value)]
         mean, scale = math.fsum(scored) / max(len(scored), 1), weight / (sample_std(scored) + STD_EPSILON)
         columns.append([0.0 if math.isnan(value) else scale * (value - mean) for value in values])
-    sums = map(math.fsum, zip(*columns, strict=True))
-    return Pool(
-        pool.positive_threshold,
-        (
-            rollout._replace(reward=math.nan if math.isnan(rollout.reward) else total)
-            for rollout, total in zip(pool.rollouts, sums, strict=True)
-        ),
-    )
+    normalized = []
+    for rollout, summands in zip(pool.rollouts, zip(*columns, strict=True), strict=True):
+        reward = math.nan if math.isnan(rollout.reward) else math.fsum(summands)
+        normalized.append(rollout._replace(reward=reward))
+    return Pool(pool.positive_threshold, normalized)

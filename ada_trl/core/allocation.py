@@ -28,32 +28,31 @@ def allocate(
 
     | `rule` | N_x ∝ | |
     |---|---|---|
-    | `"power"` | (p̂ + ε)^(−1/2) | pays half of the log objective's 1/p in samples |
+    | `"power"` | (p̂ + ε)^(−1/2) | half of the log objective's 1/p, in rollouts |
     | a number a | (p̂ + ε)^(−a) | 0 is uniform |
     | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
-    | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for prompts that pass half of the time, where an answer is news |
+    | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for pass rates of one half, where rewards vary most |
 
-    The variance rule minimises Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. For the sum over
-    all rollouts to *be* that gradient, advantages must count 1 / (p N_x) ∝ 1/√(p(1−p)) each: divide by the standard
-    deviation and use no prompt weight. With any other weight it is the least variance of nothing in particular.
+    The variance rule minimises Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. The sum over all
+    rollouts *is* that gradient only if each advantage is weighted by 1 / (p N_x) ∝ 1/√(p(1−p)): divide by the standard
+    deviation and use no prompt weight. With other weights the allocation has no optimality property.
 
     Bounds are met by water-filling: N_x is the integer part or the next integer of clip(c · w_x, `min_samples`,
     `max_samples`), with the one c for which the clipped values sum to `total`. So prompts that are at no bound keep
     their exact proportions, up to rounding. What the integer parts leave over goes to the largest remainders, and
     among equal estimates to the earlier prompts.
 
-    The result is deterministic, monotone (a harder prompt never gets less than an easier one; with `"reward_std"`, one closer to a half), and follows a
-    permutation of the prompts, except that equal estimates which cannot get equal integers differ by position.
+    The result is deterministic and monotone (a harder prompt never gets less than an easier one; with `"reward_std"`, one
+    closer to a half), and follows a permutation of the prompts, except that equal estimates which cannot get equal integers
+    differ by position.
 
     Args:
         pass_rates (`Sequence[float]`):
             p̂, one per prompt, between 0 and 1 (both included).
         total (`int`):
-            Rollouts to hand out, exactly.
-        min_samples (`int`):
-            The fewest that a prompt gets (N_min).
-        max_samples (`int`):
-            The most that a prompt gets (N_max).
+            Number of rollouts to allocate, exactly.
+        min_samples, max_samples (`int`):
+            Fewest and most rollouts of a prompt (N_min, N_max).
         rule (`str` or `float`, *optional*, defaults to `"power"`):
             `"power"`, `"variance"`, `"reward_std"`, or the exponent of the power, at least 0.
         epsilon (`float`, *optional*, defaults to `0.01`):
@@ -64,7 +63,7 @@ def allocate(
 
     Raises:
         `ValueError`: if no integers within the bounds sum to `total` (see [`check_budget`]), or for a pass rate
-            outside [0, 1], a negative exponent, an unknown rule or an ε that is not positive.
+            outside [0, 1] or an unknown rule (see [`check_rule`]).
     """
     check_budget(len(pass_rates), total, min_samples=min_samples, max_samples=max_samples)
     if not len(pass_rates):
@@ -108,10 +107,10 @@ def check_budget(num_prompts: int, total: int, *, min_samples: int, max_samples:
 
 def check_rule(rule: AllocationRule) -> AllocationRule:
     """
-    A rule by its name as it is, any other as a number, the exponent of the power.
+    Return the name of a rule unchanged, and any other rule as a number, the exponent of the power.
 
     Raises:
-        `ValueError`: for a rule that there is not.
+        `ValueError`: for an unknown name or an exponent that is negative, infinite or NaN.
     """
     if rule in RULES:
         return rule
@@ -128,12 +127,12 @@ def check_rule(rule: AllocationRule) -> AllocationRule:
 
 
 def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np.ndarray:
-    """Pass rates in order to descending positive weights, both `(num_prompts,)`, the largest of them 1."""
-    if not ((pass_rates >= 0) & (pass_rates <= 1)).all():
-        outside = pass_rates[~((pass_rates >= 0) & (pass_rates <= 1))][0]
-        raise ValueError(f"Pass rates must be between 0 and 1, got {outside}. Replace unknown ones by a prior mean.")
-    if not epsilon > 0:
-        raise ValueError(f"epsilon ({epsilon}) must be positive, otherwise a pass rate of 0 has no finite weight.")
+    """Compute weights `(P,)` in descending order, of which the largest is 1, from pass rates `(P,)` in the order of the rule."""
+    is_valid = (pass_rates >= 0) & (pass_rates <= 1)
+    if not is_valid.all():
+        raise ValueError(
+            f"Pass rates must be between 0 and 1, got {pass_rates[~is_valid][0]}. Replace unknown ones by a prior mean."
+        )
     shifted = pass_rates + epsilon
     if rule == "variance":
         weights = np.sqrt((1 - pass_rates + epsilon) / shifted)
@@ -148,7 +147,7 @@ def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np
 
 def _water_fill(weights: np.ndarray, total: int, low: int, high: int) -> np.ndarray:
     """
-    clip(c · w, `low`, `high`) with the c that makes the sum `total`, for weights in descending order.
+    Compute clip(c · w, `low`, `high`) with the c that makes the sum `total`, for weights in descending order.
 
     The sum is piecewise linear in c with kinks where a prompt leaves `low` or reaches `high`. At any c the prompts at
     `high` come first, those at `low` last, and the free ones between them, so that the sum is known at all kinks at

@@ -1,6 +1,6 @@
 """
 Baselines that do not depend on the rollout they are subtracted from: the leave-one-out mean of the batch, and the
-posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` holds the objects that the trainer uses.
+posterior mean of the prompt's reward. Pure functions; `trainer/baselines.py` has the objects that the trainer uses.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .advantages import PromptWeighting, bounded, prompt_weight
+from .advantages import PromptWeighting, clip_advantage, prompt_weight
 from .pool import Pool
 
 
@@ -51,6 +51,19 @@ class BaselineEstimate(NamedTuple):
         return self._replace(mean=mean, pseudo_counts=pseudo_counts)
 
 
+class ResidualSums(NamedTuple):
+    """Sums of the residuals of each prompt's rollouts from an estimate of their mean, and of the squared residuals."""
+
+    num_rollouts: np.ndarray  # (P,)
+    sums: np.ndarray  # (…, P)
+    squares: np.ndarray  # (…, P)
+
+    def shifted(self, means: np.ndarray) -> "ResidualSums":
+        """Return the sums of the residuals minus `means`, `(…, P)`."""
+        n, sums, squares = self
+        return ResidualSums(n, sums - n * means, squares - 2 * means * sums + n * means**2)
+
+
 def posterior_baselines(pool: Pool, estimate: BaselineEstimate) -> list[float]:
     """
     Compute b_i = (s·m + Σ_{j ≠ i} r_j) / (s + number of these j), the posterior mean given every rollout of the prompt
@@ -78,43 +91,57 @@ def posterior_baselines(pool: Pool, estimate: BaselineEstimate) -> list[float]:
         `list[float]`: b_i for each of `pool.rollouts`, in their order; NaN for rollouts without a reward, and if there is
         no information at all.
     """
-    scored = [rollout.reward for rollout in pool.rollouts if not math.isnan(rollout.reward)]
+    rewards = pool.rewards
     baselines = []
     for rollout in pool.rollouts:
         if math.isnan(rollout.reward):
             baselines.append(math.nan)
             continue
-        others = list(scored)
+        others = list(rewards)
         others.remove(rollout.reward)  # an equal reward of another rollout may be removed instead: the sum is the same
         baselines.append(estimate.updated(others).mean)
     return baselines
 
 
-def leave_one_out_sums(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each prompt, the sum of the other prompts' values, `(…, P)`, and of their counts, `(P,)`."""
-    return values.sum(axis=-1, keepdims=True) - values, counts.sum() - counts
+def sum_over_others(values: np.ndarray) -> np.ndarray:
+    """Return, for each prompt, the sum of the other prompts' values; the prompts are the last axis."""
+    return values.sum(axis=-1, keepdims=True) - values
 
 
-def is_level_shift(
-    residual_sums: np.ndarray, square_sums: np.ndarray, num_rollouts: np.ndarray, num_prompts: Any, reward_std: float
-) -> np.ndarray:
+def is_level_shift(residuals: ResidualSums, num_prompts: Any, reward_std: float) -> np.ndarray:
     """
     Test whether the mean residual of some rollouts shows a change of the common mean of all rewards: it is more than
     [`LEVEL_SHIFT`] standard errors from 0. The standard error counts prompts, not rollouts, since rollouts of one prompt are
     correlated, and takes at least the running standard deviation, because a few rewards may be equal by chance.
 
     Args:
-        residual_sums, square_sums (`np.ndarray`):
-            Sums of residuals and of their squares, of any shape.
-        num_rollouts, num_prompts:
-            Numbers that the sums are over. Fewer than three prompts never show a shift.
+        residuals ([`ResidualSums`]):
+            Sums over the prompts that are tested together.
+        num_prompts (`int` or `np.ndarray`):
+            Number of these prompts. Fewer than three never show a shift.
         reward_std (`float`):
             σ of earlier generations.
     """
-    n = np.maximum(num_rollouts, 1)
-    mean = residual_sums / n
-    variance = np.maximum(square_sums / n - mean**2, reward_std**2)
+    n = np.maximum(residuals.num_rollouts, 1)
+    mean = residuals.sums / n
+    variance = np.maximum(residuals.squares / n - mean**2, reward_std**2)
     return (num_prompts >= 3) & (mean**2 * num_prompts > LEVEL_SHIFT**2 * variance)
+
+
+def residual_of_others(
+    residuals: ResidualSums, *, shrinkage: float, reward_std: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Compute the shrunken mean residual of the *other* prompts' rollouts, Σ_{y ≠ x} Σ_j (r_yj − m_y) / (N_{y ≠ x} + c), and its
+    divisor, both of the shape of `residuals.sums`. `shrinkage` (c) and `reward_std` are those of [`shift_by_batch_residual`].
+    """
+    num_rollouts, sums, squares = residuals
+    others = ResidualSums(sum_over_others(num_rollouts), sum_over_others(sums), sum_over_others(squares))
+    other_prompts = sum_over_others((num_rollouts > 0).astype(float))
+    is_shift = is_level_shift(others, other_prompts, reward_std)
+    divisors = others.num_rollouts + np.where(is_shift, 0.0, shrinkage)
+    mean = np.divide(others.sums, divisors, out=np.zeros_like(others.sums), where=divisors > 0)
+    return mean, divisors
 
 
 def shift_by_batch_residual(
@@ -137,26 +164,19 @@ def shift_by_batch_residual(
             σ of earlier generations. With it, a residual of the other prompts that shows a change of the common mean
             ([`is_level_shift`]) is added in full, as with a shrinkage of 0: shrinking would leave a large part of it.
     """
-    counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    residuals, squares = np.zeros(len(pools)), np.zeros(len(pools))
+    num_rollouts = np.array([len(pool.rewards) for pool in pools], dtype=float)
+    sums, squares = np.zeros(len(pools)), np.zeros(len(pools))
     for i, (pool, estimate) in enumerate(zip(pools, estimates, strict=True)):
-        residuals[i] = math.fsum(reward - estimate.mean for reward in pool.rewards)
+        sums[i] = math.fsum(reward - estimate.mean for reward in pool.rewards)
         squares[i] = math.fsum((reward - estimate.mean) ** 2 for reward in pool.rewards)
-    sums_of_others, nums_of_others = leave_one_out_sums(residuals, counts)
-    squares_of_others, _ = leave_one_out_sums(squares, counts)
-    _, other_prompts = leave_one_out_sums(counts, (counts > 0).astype(float))
-    is_shift = is_level_shift(sums_of_others, squares_of_others, nums_of_others, other_prompts, reward_std)
-    shrinkages = np.where(is_shift, 0.0, shrinkage)
-    shifted = []
-    for estimate, sum_of_others, num_others, c in zip(
-        estimates, sums_of_others.tolist(), nums_of_others.tolist(), shrinkages.tolist(), strict=True
-    ):
-        if num_others + c > 0:
-            mean = estimate.mean + sum_of_others / (num_others + c)
-            shifted.append(estimate._replace(mean=mean))
-        else:
-            shifted.append(estimate._replace(mean=math.nan, pseudo_counts=0.0))
-    return shifted
+    residuals = ResidualSums(num_rollouts, sums, squares)
+    corrections, divisors = residual_of_others(residuals, shrinkage=shrinkage, reward_std=reward_std)
+    return [
+        estimate._replace(mean=estimate.mean + correction)
+        if divisor > 0
+        else estimate._replace(mean=math.nan, pseudo_counts=0.0)
+        for estimate, correction, divisor in zip(estimates, corrections.tolist(), divisors.tolist(), strict=True)
+    ]
 
 
 def add_batch_information(
@@ -176,11 +196,11 @@ def add_batch_information(
     copies: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
         copies.setdefault(key, []).append(i)
-    informed = []
+    updated = []
     for i, (estimate, key) in enumerate(zip(shifted, keys, strict=True)):
         rewards = [reward for j in copies[key] if j != i for reward in pools[j].rewards]
-        informed.append(estimate.updated(rewards))
-    return informed
+        updated.append(estimate.updated(rewards))
+    return updated
 
 
 def batch_leave_one_out_baseline(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[BaselineEstimate]:
@@ -192,13 +212,10 @@ def batch_leave_one_out_baseline(pools: Sequence[Pool], pass_rates: Sequence[flo
         pass_rates (`Sequence[float]`):
             p̂ from which the prompt weights are computed, independent of this step's rollouts.
     """
-    empty = [BaselineEstimate(0.0, 0.0, pass_rate) for pass_rate in pass_rates]
-    counts = np.array([len(pool.rewards) for pool in pools], dtype=float)
-    _, num_others = leave_one_out_sums(counts, counts)
-    return [
-        estimate._replace(pseudo_counts=float(number))
-        for estimate, number in zip(shift_by_batch_residual(empty, pools, shrinkage=0.0), num_others, strict=True)
-    ]
+    without_information = [BaselineEstimate(0.0, 0.0, pass_rate) for pass_rate in pass_rates]
+    means = shift_by_batch_residual(without_information, pools, shrinkage=0.0)
+    num_others = sum_over_others(np.array([len(pool.rewards) for pool in pools], dtype=float)).tolist()
+    return [estimate._replace(pseudo_counts=number) for estimate, number in zip(means, num_others, strict=True)]
 
 
 def posterior_advantages(
@@ -236,7 +253,7 @@ def posterior_advantages(
         if std is not None:
             scaled = residual / std if std > 0 else 0.0
             residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
-        advantages.append(bounded(weight * residual))
+        advantages.append(clip_advantage(weight * residual))
     return advantages
 
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from .baselines import (
     BaselineEstimate,
+    ResidualSums,
     add_batch_information,
     batch_leave_one_out_baseline,
     is_level_shift,
-    leave_one_out_sums,
+    residual_of_others,
 )
 from .grid_selector import GridSelector
 from .pool import Pool
@@ -21,13 +22,7 @@ from .pool import Pool
 VALUE_WEIGHTS = (0.5, 0.0, 1.0)  # κ, weight of a value prediction
 PSEUDO_COUNTS = (8.0, 0.5, 1.0, 2.0, 4.0, 16.0, 32.0, 64.0)  # s, rollouts that a value prediction is worth
 DECAYS = (0.9, 1.0, 0.7)  # λ, of a prompt's earlier rollouts each time the prompt is sampled
-SHRINKAGE_COUNTS = (
-    16.0,
-    0.0,
-    4.0,
-    64.0,
-    256.0,
-)  # c, rollouts of other prompts at which their mean residual counts half
+SHRINKAGE_COUNTS = (16.0, 0.0, 4.0, 64.0, 256.0)  # c, rollouts of others at which their mean residual counts half
 
 ERROR_MEMORY = 0.98  # weight of the errors of earlier generations
 MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation's errors, relative to the variance of its rewards
@@ -139,7 +134,7 @@ class RewardEstimator:
 
     κ, λ, s and c are selected together from a grid ([`~core.grid_selector.GridSelector`]), by the squared error of the
     baseline on rollouts that had no influence on it, which is the noise of the update. This works without a value network
-    and with one rollout per prompt, where a likelihood of counts does not identify s (a single draw of a beta-binomial is a
+    and with one rollout per prompt, where a likelihood of counts does not identify s (a single trial of a beta-binomial is a
     Bernoulli variable). A generation has no influence on its own baseline, so the baseline is unbiased whatever is selected.
 
     Changes of the reward function: a shift of all rewards is corrected within the generation in which it happens
@@ -200,12 +195,12 @@ class RewardEstimator:
     def estimate(self, features: PromptFeatures, pass_rates: Sequence[float]) -> list[BaselineEstimate]:
         """Estimate the mean rewards, one per prompt; prompt weights will be computed from `pass_rates`."""
         value_weight, decay, pseudo_count, _ = self.selector.indices
-        deviations, worth = self._posterior(features)
+        deviations, total_counts = self._posterior(features)
         selected_deviations = deviations[value_weight, decay, pseudo_count]  # (P,)
-        selected_worth = worth[decay, pseudo_count]  # (P,)
+        selected_counts = total_counts[decay, pseudo_count]  # (P,)
         return [
-            BaselineEstimate((self.mean_reward or 0.0) + float(deviation), float(rollouts), rate)
-            for deviation, rollouts, rate in zip(selected_deviations, selected_worth, pass_rates, strict=True)
+            BaselineEstimate((self.mean_reward or 0.0) + float(deviation), float(count), rate)
+            for deviation, count, rate in zip(selected_deviations, selected_counts, pass_rates, strict=True)
         ]
 
     def compute_baseline(
@@ -229,53 +224,48 @@ class RewardEstimator:
             pools (`Sequence[Pool]`):
                 One pool per prompt. Rollouts without a reward are left out.
         """
-        rewards = [pool.rewards for pool in pools]
-        all_rewards = np.array([reward for own in rewards for reward in own])
+        rewards = [np.array(pool.rewards) for pool in pools]
+        all_rewards = np.concatenate(rewards)
         if not len(all_rewards):
             return
         is_first = self.mean_reward is None
         mean = all_rewards.mean() if self.mean_reward is None else self.mean_reward
-        n = np.array([len(own) for own in rewards], dtype=float)  # (P,)
-        residuals = [np.array(own) - mean for own in rewards]
-        sums = np.array([values.sum() for values in residuals])  # (P,)
-        squares = np.array([(values**2).sum() for values in residuals])  # (P,)
-
-        deviations, worth = self._posterior(features)  # (K, L, S, P), (L, S, P)
-        corrections = self._corrections(deviations, n, sums, squares, is_first=is_first)  # by shrinkage count
-        *selected, shrinkage = self.selector.indices  # before this generation's errors: as its baseline was computed
-        best = tuple(selected)
-        correction = corrections[shrinkage][best]  # (P,)
+        residuals = _residual_sums(rewards, mean)
+        n, sums, _ = residuals
+        deviations, total_counts = self._posterior(features)  # (K, L, S, P), (L, S, P)
+        std = self.reward_std.std
+        shifted = residuals.shifted(deviations)
+        corrections = [  # (K, L, S, P) by shrinkage count; nothing is shrunk before any mean is known
+            residual_of_others(shifted, shrinkage=0.0 if is_first else shrinkage, reward_std=std)[0]
+            for shrinkage in self.shrinkage_counts
+        ]
+        # The selection before this generation's errors are added, with which its baseline was computed.
+        *best, shrinkage = self.selector.indices
+        selected_deviations, correction = deviations[tuple(best)], corrections[shrinkage][tuple(best)]  # (P,)
         if not is_first:
-            errors = np.stack(
-                [
-                    _squared_error(deviations + correction, worth, n, sums, squares) / len(all_rewards)
-                    for correction in corrections
-                ],
-                axis=-1,
-            )
+            by_shrinkage = [_squared_error(deviations + shift, total_counts, residuals) for shift in corrections]
+            errors = np.stack(by_shrinkage, axis=-1) / len(all_rewards)  # (K, L, S, C)
             # In units of the running variance, as a weight that depends on this generation's rewards would bias the selection;
             # but after a change to much larger rewards one generation must not outweigh all earlier ones.
             variance = max(MIN_ERROR_UNIT * float(all_rewards.var()), self.reward_std.bounded_variance)
             if variance > 0:
                 self.selector.observe(errors / variance)
-            self._compare_with_batch_mean(float(errors[(*best, shrinkage)]), n, sums, squares)
+            self._compare_with_batch_mean(float(errors[(*best, shrinkage)]), residuals)
         if self.use_history:
             self._update_history(features.keys, n, sums - n * correction)
         if not is_first:
-            surprises = sums - n * deviations[best]
-            surprise_squares = squares - 2 * deviations[best] * sums + n * deviations[best] ** 2
-            is_shift = is_level_shift(
-                surprises.sum(), surprise_squares.sum(), n.sum(), (n > 0).sum(), self.reward_std.std
-            )
-            mean += surprises.sum() / (n.sum() + (0.0 if is_shift else self.shrinkage_counts[shrinkage]))
+            batch = ResidualSums(*(values.sum() for values in residuals.shifted(selected_deviations)))
+            is_shift = is_level_shift(batch, (n > 0).sum(), std)
+            mean += batch.sums / (batch.num_rollouts + (0.0 if is_shift else self.shrinkage_counts[shrinkage]))
         self.mean_reward = float(mean)
         if self.reward_std.observe(all_rewards):
             # Histories and errors are in units of rewards that are no longer given.
             self.history = {}
             self.selector.reset()
 
-    def _compare_with_batch_mean(self, error: float, n: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> None:
-        """Update `is_misled` with the estimate's mean squared error in one generation; the rest is as in `observe`."""
+    def _compare_with_batch_mean(self, error: float, residuals: ResidualSums) -> None:
+        """Update `is_misled` with the estimate's mean squared error in one generation and the residuals from its mean."""
+        n, sums, squares = residuals
         total, num_rollouts = sums.sum(), n.sum()
         if num_rollouts < 2:
             return
@@ -303,30 +293,11 @@ class RewardEstimator:
                 self.history[key] = earlier * self.decays + np.array([[count], [residual]])
 
     def _posterior(self, features: PromptFeatures) -> tuple[np.ndarray, np.ndarray]:
-        """Return the estimated deviations from the mean, `(K, L, S, P)`, and their worth in rollouts, `(L, S, P)`."""
+        """Compute m_x − μ, `(K, L, S, P)`, and s + N_x, `(L, S, P)`, for all candidates."""
         predicted = self.value_weights[:, None] * self.reward_std.std * features.value_predictions  # (K, P)
-        worth = self.pseudo_counts[:, None] + features.num_rollouts[:, None, :]  # (L, S, P)
+        total_counts = self.pseudo_counts[:, None] + features.num_rollouts[:, None, :]  # (L, S, P)
         weighted_sum = self.pseudo_counts[:, None] * predicted[:, None, None, :] + features.residuals[:, None, :]
-        return weighted_sum / worth, worth
-
-    def _corrections(
-        self, deviations: np.ndarray, n: np.ndarray, sums: np.ndarray, squares: np.ndarray, *, is_first: bool
-    ) -> list[np.ndarray]:
-        """
-        Compute the mean residuals of the other prompts, `(K, L, S, P)`, by shrinkage count: as in
-        [`~core.shift_by_batch_residual`], for all candidates.
-        """
-        sum_of_others, num_others = leave_one_out_sums(sums - n * deviations, n)
-        squares_of_others, _ = leave_one_out_sums(squares - 2 * deviations * sums + n * deviations**2, n)
-        _, other_prompts = leave_one_out_sums(n, (n > 0).astype(float))
-        is_shift = is_level_shift(sum_of_others, squares_of_others, num_others, other_prompts, self.reward_std.std)
-        corrections = []
-        for shrinkage in self.shrinkage_counts:
-            # Nothing is shrunk before any mean is known.
-            weights = num_others + np.where(is_shift, 0.0, 0.0 if is_first else shrinkage)
-            zeros = np.zeros_like(sum_of_others)
-            corrections.append(np.divide(sum_of_others, weights, out=zeros, where=weights > 0))
-        return corrections
+        return weighted_sum / total_counts, total_counts
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state except `history`, as numbers and lists."""
@@ -355,14 +326,23 @@ class RewardEstimator:
         }
 
 
-def _squared_error(
-    deviations: np.ndarray, worth: np.ndarray, n: np.ndarray, sums: np.ndarray, squares: np.ndarray
-) -> np.ndarray:
+def _residual_sums(rewards: Sequence[np.ndarray], mean: float) -> ResidualSums:
+    """Sum the residuals of each prompt's `rewards` from one `mean`."""
+    residuals = [values - mean for values in rewards]
+    return ResidualSums(
+        num_rollouts=np.array([len(values) for values in residuals], dtype=float),
+        sums=np.array([values.sum() for values in residuals]),
+        squares=np.array([(values**2).sum() for values in residuals]),
+    )
+
+
+def _squared_error(deviations: np.ndarray, total_counts: np.ndarray, residuals: ResidualSums) -> np.ndarray:
     """
     Compute Σ (r_i − b_i)² over all rollouts, with b_i = (s m + Σ_{j≠i} r_j) / (s + n − 1) within each prompt, `(K, L, S)`;
     all rewards are relative to the same mean.
     """
-    total = worth * deviations + sums  # (K, L, S, P)
-    posterior_worth = worth + n
-    errors = posterior_worth**2 * squares - 2 * posterior_worth * total * sums + n * total**2
-    return (errors / (posterior_worth - 1).clip(min=1e-12) ** 2 * (n > 0)).sum(axis=-1)
+    n, sums, squares = residuals
+    posterior_sums = total_counts * deviations + sums  # (K, L, S, P)
+    posterior_counts = total_counts + n
+    errors = posterior_counts**2 * squares - 2 * posterior_counts * posterior_sums * sums + n * posterior_sums**2
+    return (errors / (posterior_counts - 1).clip(min=1e-12) ** 2 * (n > 0)).sum(axis=-1)

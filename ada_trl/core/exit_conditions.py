@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class OutcomeCounts(Protocol):
-    """The part of a pool that an exit condition depends on."""
+    """Part of a pool that an exit condition depends on."""
 
     @property
     def positives(self) -> int: ...
@@ -17,7 +17,7 @@ class OutcomeCounts(Protocol):
 @dataclass(frozen=True)
 class ExitCondition:
     """
-    Condition that a pool holds enough positives and enough negatives
+    Condition that a pool has enough positives and enough negatives
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, exit conditions *pos* and *balance*).
 
     Args:

@@ -57,7 +57,7 @@ class GridSelector:
         return self.errors.tolist()
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Continue from `state_dict()`. Errors of a grid of another shape are ignored, so that the selection starts anew."""
+        """Continue from `state_dict()`. Errors of a grid of another shape are ignored: the selection starts again."""
         errors = np.array(state, dtype=np.float64)
         if errors.shape == self.errors.shape:
             self.errors = errors

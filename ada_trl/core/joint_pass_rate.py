@@ -15,21 +15,16 @@ ERROR_MEMORY = 0.95  # weight of the errors of earlier steps
 class JointPassRate:
     """
     Beta posterior mean p̂ = (s h + k) / (s + n), with the prediction h of a value network as the prior mean and the prompt's
-    discounted outcomes, k positives in n rollouts. s is selected online ([`~core.grid_selector.GridSelector`]): the
-    candidate with the least squared error on the rollouts sampled next.
+    discounted outcomes, k positives in n rollouts. `selector` holds the state and selects s, the candidate with the lowest
+    squared error on the rollouts sampled next.
     """
 
     def __init__(self) -> None:
         self.selector = GridSelector(ERROR_MEMORY, {"pseudo_counts": PSEUDO_COUNTS})
 
-    @property
-    def pseudo_counts(self) -> float:
-        """s in use, in rollouts."""
-        return self.selector.selected["pseudo_counts"]
-
     def predict(self, value_predictions: Sequence[float], counts: Sequence[PromptCounts]) -> list[float]:
         """Compute p̂, one per prompt, from h and the prompts' outcomes so far."""
-        s = self.pseudo_counts
+        s = self.selector.selected["pseudo_counts"]
         return [
             (s * h + c.discounted_positives) / (s + c.discounted_rollouts)
             for h, c in zip(value_predictions, counts, strict=True)
@@ -58,11 +53,3 @@ class JointPassRate:
         s = self.selector.candidates["pseudo_counts"]  # (S,)
         p = (s * h + earlier[:, :1]) / (s + earlier[:, 1:])  # (P, S)
         self.selector.observe((k * (1 - p) ** 2 + (n - k) * p**2).sum(axis=0))
-
-    def state_dict(self) -> list[float]:
-        """Return the state as a list of numbers."""
-        return self.selector.state_dict()
-
-    def load_state_dict(self, state: Sequence[float]) -> None:
-        """Continue from `state_dict()`."""
-        self.selector.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Metrics of pools and groups."""
+"""Metrics of pools, groups and completions; docs/metrics.md lists the names under which they are logged."""
 
 import math
 from collections import Counter
@@ -14,11 +14,11 @@ from .pool import Pool, Rollout
 
 def zero_gradient_probability(rewards: Sequence[float], num_generations: int) -> float:
     """
-    Probability that GRPO with `num_generations` rollouts would have had no gradient on this prompt: the share of all
+    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt: the share of all
     subsets of that size whose scored rewards are all equal, Σ_v C(c_v, n) / C(M, n).
 
-    Unbiased for p^n + (1−p)^n from M ≥ n uniform draws, with less noise than looking at one subset. NaN rewards are
-    left out; with fewer than `num_generations` scored rewards the whole sample stands for the group.
+    Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. NaN rewards are
+    left out; with fewer than `num_generations` scored rewards all of them are taken as the group.
     """
     scored = [reward for reward in rewards if not math.isnan(reward)]
     if len(scored) < num_generations:
@@ -29,14 +29,13 @@ def zero_gradient_probability(rewards: Sequence[float], num_generations: int) ->
 
 def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
     """
-    [`zero_gradient_probability`] of uniformly drawn pools, `(num_prompts,)`, also of those that are smaller than n =
+    Estimate [`zero_gradient_probability`] from uniformly sampled pools, `(P,)`, also if they are smaller than n =
     `num_generations`.
 
-    GRPO would have drawn the rollouts missing in a small pool too. A contrast that is there already would have stayed;
-    equal rewards would have stayed equal with probability E[p^missing] (all positive) or E[(1 − p)^missing], over what
-    is left to know about p: a Beta prior fitted to the small pools of this batch, and the pool itself. A plug-in of
-    estimated pass rates would be too small however well calibrated they are (Jensen), and letting a pool of two stand for
-    a group of four too large.
+    GRPO would also have sampled the rollouts missing in a small pool. If the pool's rewards differ, the group's would have
+    differed; equal rewards would have stayed equal with probability E[p^missing] (all positive) or E[(1 − p)^missing], over
+    the posterior of p given the pool and a Beta prior fitted to the small pools of this batch. The probability at estimated
+    pass rates would be too small however well calibrated they are (Jensen), and that of the small pool itself too large.
     """
     shares = np.array(
         [zero_gradient_probability([r.reward for r in pool.rollouts], num_generations) for pool in pools]
@@ -57,16 +56,16 @@ def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) 
 
 def mean_and_std(values: Sequence[Sequence[float]], *, each_prompt_once: bool) -> tuple[float, float]:
     """
-    Mean and standard deviation of rewards, NaN left out, with Bessel's correction as in TRL.
+    Compute mean and standard deviation of rewards, without NaN, with Bessel's correction as in TRL.
 
     Args:
         values (`Sequence[Sequence[float]]`):
             Rewards of each prompt.
         each_prompt_once (`bool`):
-            Whether each prompt weighs the same, so that the mean is that of the prompts' means, or each reward.
+            Whether all prompts have the same weight, so that the mean is that of the prompts' means, or all rewards.
 
     Returns:
-        `tuple[float, float]`: NaN if there are no values; the standard deviation of fewer than two is NaN too.
+        `tuple[float, float]`: NaN if there are no values; the standard deviation of fewer than two is NaN as well.
     """
     scored = [[value for value in prompt if not math.isnan(value)] for prompt in values]
     x = np.array([value for prompt in scored for value in prompt])
@@ -89,20 +88,14 @@ def sampling_metrics(
     max_rounds: int,
     num_generations: int,
     weighting: PromptWeighting,
-    is_on_distribution: Sequence[bool] | None = None,
+    is_on_distribution: Sequence[bool],
 ) -> dict[str, float]:
     """
-    The adaptive figures of one step, one number each, over all prompts of all processes.
+    Compute the metrics of adaptive sampling of one step over the prompts of all ranks.
 
-    Shares are of prompts, between 0 and 1. `pass_rate/*` and `frac_reward_zero_std/first_round` are read off the first round,
-    which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
-
-    With N_x scored rollouts of mean r̄_x per prompt, the batch-level reward differs from the prompt-level one by
-    (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x), over the
-    prompts with N_x > 0; mean(N_x) is `samples_per_prompt/mean` when everything is scored.
-
-    `frac_missing_positives/round_<k>` is the share of prompts that lack positives after k rounds, whether or not they lack
-    negatives too.
+    Shares are of prompts, between 0 and 1. `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are
+    computed from the first round, which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
+    With N_x scored rollouts of mean r̄_x per prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 
     Args:
         pools, groups, advantages:
@@ -112,25 +105,22 @@ def sampling_metrics(
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
         max_rounds (`int`):
-            N. What is counted by round is there for all of them, also where no prompt got so far.
+            N. Metrics by round exist for all of them, also if no prompt was sampled as often.
         num_generations (`int`):
             n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with.
         weighting (`str` or `float`):
             See [`prompt_weight`].
-        is_on_distribution (`Sequence[bool]`, *optional*):
-            Which prompts are an unbiased sample of the data set: `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are of these, NaN
-            where there are none. By default, all.
+        is_on_distribution (`Sequence[bool]`):
+            Which prompts are an unbiased sample of the data set. The metrics of the first round include only these, and are
+            NaN if there are none.
     """
     sizes = np.array([len(pool) for pool in pools])
     rounds = -(-sizes // samples_per_round)
     exit_met = np.array([exit_condition(pool) for pool in pools])
-    first_rounds = [
-        Pool(p.positive_threshold, (r for r in p.rollouts if r.draw_index < samples_per_round)) for p in pools
-    ]
+    first_rounds = [pool.first_round(samples_per_round) for pool in pools]
     zero_before = grpo_zero_variance_probability(first_rounds, num_generations)
     zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    on_distribution = np.ones(len(pools), dtype=bool) if is_on_distribution is None else np.array(is_on_distribution)
-    sample = [pool for pool, is_included in zip(first_rounds, on_distribution, strict=True) if is_included]
+    sample = [pool for pool, is_included in zip(first_rounds, is_on_distribution, strict=True) if is_included]
     pass_rates = [pool.pass_rate for pool in sample]
     weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting) for p in pools]
     success_rewards = [
@@ -146,7 +136,7 @@ def sampling_metrics(
         "frac_all_correct": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~exit_met),
         "frac_all_wrong": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~exit_met),
         "frac_unscored": np.mean([p.scored == 0 for p in pools] & ~exit_met),
-        "frac_reward_zero_std/first_round": _nanmean(zero_before[on_distribution]),
+        "frac_reward_zero_std/first_round": _nanmean(zero_before[np.array(is_on_distribution)]),
         "frac_zero_advantage_groups": zero_after[[len(group) > 0 for group in groups]].mean(),
         "frac_recovered_groups": (zero_before * ~zero_after).mean(),
         "reward/trained": _nanmean([r.reward for group in groups for r in group]),
@@ -171,8 +161,8 @@ def sampling_metrics(
 
 def threshold_outside_reward_range(low: float, high: float, mean: float, pass_rate: float) -> bool:
     """
-    Whether rewards differ where the threshold sees next to no difference: nearly all or none are positive (less than 5 % are
-    of the other kind), though their mean lies far from that end of their range. That of rewards of 0 and 1 never does.
+    Whether rewards differ, but hardly with respect to the threshold: less than 5 % of them are positive, or negative, although
+    their mean is far from that end of their range. Never true of rewards of 0 and 1.
     """
     if not low < high:
         return False
@@ -181,39 +171,40 @@ def threshold_outside_reward_range(low: float, high: float, mean: float, pass_ra
 
 def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
     """
-    The allocation curve: mean rollouts of the prompts by what they were expected to pass, in ten bins that are named by
+    Compute the allocation curve: mean rollouts of the prompts in ten bins of the estimated pass rate, which are named by
     their middle. Bins without a prompt are left out, so that a mean over steps is one over the steps that had some.
     """
     bins = np.clip((np.asarray(estimates, dtype=float) * 10).astype(int), 0, 9)
-    drawn = np.asarray(sizes, dtype=float)
-    return {f"rollouts_at_{(2 * i + 1) / 20:.2f}": float(drawn[bins == i].mean()) for i in sorted(set(bins.tolist()))}
+    num_rollouts = np.asarray(sizes, dtype=float)
+    return {
+        f"rollouts_at_{(2 * i + 1) / 20:.2f}": float(num_rollouts[bins == i].mean())
+        for i in sorted(set(bins.tolist()))
+    }
 
 
 def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
     """
-    What GRPO logs of its completions, of tokens per completion and whether the cap cut it off.
+    Compute GRPO's metrics of completions from their numbers of tokens and whether each reached the maximum length.
 
     Lengths of terminated completions are 0 if there are none, as in TRL.
     """
-    all_lengths, cut_off = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
-    terminated = all_lengths[~cut_off] if not cut_off.all() else np.zeros(1)
-    metrics = {"clipped_ratio": cut_off.mean()}
+    all_lengths, is_truncated = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
+    terminated = all_lengths[~is_truncated] if not is_truncated.all() else np.zeros(1)
+    metrics = {"clipped_ratio": is_truncated.mean()}
     for name, values in (("length", all_lengths), ("terminated_length", terminated)):
         metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
 
 
 def _counts_by_round(pools: Sequence[Pool], samples_per_round: int, max_rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positives and negatives of each pool after each round, `(num_prompts, max_rounds)` both."""
-    scored = [[rollout for rollout in pool.rollouts if pool.is_scored(rollout)] for pool in pools]
-    last = max_rounds - 1
-    cells = [
-        i * max_rounds + min(r.draw_index // samples_per_round, last) for i, pool in enumerate(scored) for r in pool
-    ]
-    positive = [pools[i].is_positive(rollout) for i, pool in enumerate(scored) for rollout in pool]
-    counts = np.zeros((2, len(pools) * max_rounds), dtype=int)
-    np.add.at(counts, (np.array(positive, dtype=int), np.array(cells, dtype=int)), 1)
-    negatives, positives = counts.reshape(2, len(pools), max_rounds).cumsum(axis=2)
+    """Count the positives and the negatives of each pool after each round, `(P, N)` both."""
+    counts = np.zeros((2, len(pools), max_rounds), dtype=int)
+    for i, pool in enumerate(pools):
+        for rollout in pool.rollouts:
+            if pool.is_scored(rollout):
+                round_index = min(rollout.draw_index // samples_per_round, max_rounds - 1)
+                counts[int(pool.is_positive(rollout)), i, round_index] += 1
+    negatives, positives = counts.cumsum(axis=2)
     return positives, negatives
 
 

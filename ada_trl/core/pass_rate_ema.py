@@ -63,26 +63,15 @@ class EMAPassRate:
     Args:
         decay (`float`, *optional*, defaults to `0.9`):
             λ, above 0 and at most 1; 1 does not discount.
-        alpha (`float`, *optional*, defaults to `1.0`):
-            Pseudo-count of positives in the prior.
-        beta (`float`, *optional*, defaults to `16.0`):
-            Pseudo-count of negatives in the prior.
+        alpha, beta (`float`, *optional*, default to `1.0` and `16.0`):
+            Pseudo-counts of positives and negatives in the prior, above 0.
         prior (`str`, *optional*, defaults to `"fixed"`):
             `"fixed"` or `"empirical"`.
-
-    Raises:
-        `ValueError`: for a decay outside (0, 1], an α or β that is not positive, or an unknown prior.
     """
 
     def __init__(
         self, *, decay: float = 0.9, alpha: float = 1.0, beta: float = 16.0, prior: PriorKind = "fixed"
     ) -> None:
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay ({decay}) must be above 0 and at most 1. Use 1 for no discounting.")
-        if not (0 < alpha < math.inf and 0 < beta < math.inf):
-            raise ValueError(f"alpha ({alpha}) and beta ({beta}) of the prior must be positive and finite.")
-        if prior not in ("fixed", "empirical"):
-            raise ValueError(f"prior ({prior!r}) must be one of 'fixed', 'empirical'.")
         self.decay = decay
         self.prior = prior
         self.alpha, self.beta = alpha, beta
@@ -99,10 +88,10 @@ class EMAPassRate:
         """Predict p̂, one per key, strictly between 0 and 1."""
         return [
             (c.discounted_positives + self.alpha) / (c.discounted_rollouts + self.alpha + self.beta)
-            for c in self.known(keys)
+            for c in self.get_counts(keys)
         ]
 
-    def known(self, keys: Sequence[str]) -> list[PromptCounts]:
+    def get_counts(self, keys: Sequence[str]) -> list[PromptCounts]:
         """Return the outcomes of each prompt so far, one per key; zeros for a new one."""
         empty = PromptCounts()
         return [self.counts.get(key, empty) for key in keys]
@@ -122,10 +111,8 @@ class EMAPassRate:
         Args:
             keys (`Sequence[str]`):
                 One per prompt; duplicates are added up.
-            positives (`Sequence[int]`):
-                Positive rollouts of each prompt.
-            num_rollouts (`Sequence[int]`):
-                Scored rollouts of each prompt.
+            positives, num_rollouts (`Sequence[int]`):
+                Positive and scored rollouts of each prompt.
             step (`int`):
                 The step, recorded as `last_step`.
             is_on_distribution (`Sequence[bool]`, *optional*):
@@ -230,21 +217,19 @@ def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float,
 
     Returns:
         `tuple[float, float]`: α and β, each between 0.02 and 200: without any positive (or negative) α (or β) tends
-        to 0, and when all prompts are equally hard both tend to infinity.
+        to 0, and if all prompts are equally hard both tend to infinity.
     """
     i = np.arange(tally.shape[1])
-    more_positives, more_negatives, more_draws = tally
+    more_positives, more_negatives, more_rollouts = tally
     for _ in range(PRIOR_ITERATIONS):
-        shared = (more_draws / (alpha + beta + i)).sum()
+        shared = (more_rollouts / (alpha + beta + i)).sum()
         new_alpha = alpha * (more_positives / (alpha + i)).sum() / shared
         new_beta = beta * (more_negatives / (beta + i)).sum() / shared
         alpha, beta = np.clip([new_alpha, new_beta], *PRIOR_BOUNDS).tolist()
     return alpha, beta
 
 
-def brier_metrics(
-    predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike, *, prefix: str = "brier"
-) -> dict[str, float]:
+def brier_metrics(predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike) -> dict[str, float]:
     """
     Compute the Brier score of predictions made **before** sampling: the mean over all scored rollouts of (p̂_x − y)², y = 1
     for a positive.
@@ -258,17 +243,13 @@ def brier_metrics(
             p̂_x, one per prompt.
         positives, num_rollouts (`ArrayLike`):
             Outcomes: positive and scored rollouts.
-        prefix (`str`, *optional*, defaults to `"brier"`):
-            Name of the first metric.
 
     Returns:
-        `dict[str, float]`: `{prefix}` and `{prefix}_constant`; NaN if nothing was scored.
+        `dict[str, float]`: `brier` and `brier_constant`; NaN if nothing was scored.
     """
     p, k, n = (np.asarray(values, dtype=np.float64) for values in (predictions, positives, num_rollouts))
     if not n.sum():
-        return {prefix: math.nan, f"{prefix}_constant": math.nan}
+        return {"brier": math.nan, "brier_constant": math.nan}
     mean = k.sum() / n.sum()
-    return {
-        prefix: float((k * (1 - p) ** 2 + (n - k) * p**2).sum() / n.sum()),
-        f"{prefix}_constant": float(mean * (1 - mean)),
-    }
+    brier = (k * (1 - p) ** 2 + (n - k) * p**2).sum() / n.sum()
+    return {"brier": float(brier), "brier_constant": float(mean * (1 - mean))}

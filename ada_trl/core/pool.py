@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 class Rollout(NamedTuple):
     """
-    A completion's reward. The completion itself stays on the rank that generated it.
+    Reward of a completion. The completion itself stays on the rank that generated it.
 
     Args:
         draw_index (`int`):
@@ -19,7 +19,7 @@ class Rollout(NamedTuple):
             Reward that is compared with the threshold: the total reward, or that of one named reward function.
         rewards (`tuple[float, ...]`):
             One reward per reward function, unweighted; NaN where a function returned `None`.
-        source (`Any`, *optional*):
+        location (`Any`, *optional*):
             Location of the completion, not interpreted here.
     """
 
@@ -27,7 +27,7 @@ class Rollout(NamedTuple):
     reward: float
     success_reward: float
     rewards: tuple[float, ...] = ()
-    source: Any = None
+    location: Any = None
 
 
 class Pool:
@@ -67,6 +67,10 @@ class Pool:
     def is_positive(self, rollout: Rollout) -> bool:
         return self.is_scored(rollout) and rollout.success_reward > self.positive_threshold
 
+    def first_round(self, size: int) -> "Pool":
+        """Return the pool of the first `size` rollouts, which is uniform sampling whatever the exit condition is."""
+        return Pool(self.positive_threshold, (rollout for rollout in self.rollouts if rollout.draw_index < size))
+
     @property
     def scored(self) -> int:
         """Number of rollouts that are positive or negative."""
@@ -95,14 +99,12 @@ class Pool:
     @property
     def std(self) -> float:
         """Standard deviation of the rewards with Bessel's correction, as in TRL; 0 for fewer than two."""
-        rewards = self.scored_rewards
-        return sample_std(rewards)
+        return sample_std(self.scored_rewards)
 
     @property
     def has_zero_variance(self) -> bool:
-        """Whether all scored rewards are equal, so that no rollout can carry an advantage (signal collapse)."""
-        rewards = self.scored_rewards
-        return not rewards or min(rewards) == max(rewards)
+        """Whether all scored rewards are equal, so that the baseline r̄ gives every rollout the advantage 0."""
+        return len(set(self.scored_rewards)) <= 1
 
 
 def sample_std(values: list[float]) -> float:

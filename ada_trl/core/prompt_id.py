@@ -6,51 +6,40 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def prompt_identity(row: Mapping[str, Any], *, hash_entire_row: bool = False) -> Any:
+def prompt_reference(
+    row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
+) -> tuple[str, str | None, Any]:
     """
-    Return the content that identifies a prompt, for [`prompt_key`]: the prompt, with its images if there are any.
+    Return what other ranks need to know about the prompt of a data set row.
 
     Args:
         row (`Mapping[str, Any]`):
-            The data set row.
+            The data set row. Its images, if there are any, belong to the prompt.
         hash_entire_row (`bool`, *optional*, defaults to `False`):
-            Whether every column counts, because an environment makes the prompt from them.
-    """
-    if hash_entire_row:
-        return dict(row)
-    images = {name: row[name] for name in ("image", "images") if row.get(name) is not None}
-    return {"prompt": row["prompt"], **images} if images else row["prompt"]
-
-
-def prompt_reference(
-    row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
-) -> tuple[Any, str]:
-    """
-    Return what other ranks need of a data set row to identify its prompt.
-
-    Args:
-        row (`Mapping[str, Any]`), hash_entire_row (`bool`):
-            As in [`prompt_identity`].
+            Whether every column belongs to the prompt, because an environment makes the prompt from them.
         keep_prompt (`bool`, *optional*, defaults to `False`):
-            Whether to return the prompt itself instead of its text.
+            Whether to return the prompt itself as well.
 
     Returns:
-        `tuple[Any, str]`: the prompt or its text, with digests in place of images, and the prompt's key.
+        `tuple[str, str | None, Any]`: the prompt's key ([`prompt_key`]), its text (`None` if it has none and is identified
+        by the `id` of the row), and the prompt or `None`.
 
     Raises:
         `ValueError`: as [`prompt_key`].
     """
-    prompt = prompt_identity(row, hash_entire_row=hash_entire_row)
+    prompt = dict(row) if hash_entire_row else row["prompt"]
+    images = {name: row[name] for name in ("image", "images") if row.get(name) is not None}
+    if images and not hash_entire_row:
+        prompt = {"prompt": prompt, **images}
     key = prompt_key(prompt, row)
-    if not keep_prompt:
-        try:
-            prompt = prompt_text(prompt)
-        except ValueError:  # it has no text, and is identified by its `id`
-            pass
-    return prompt, key
+    try:
+        text = prompt_text(prompt)
+    except ValueError:
+        text = None
+    return key, text, prompt if keep_prompt else None
 
 
-def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None = None) -> str:
+def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     """
     Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has one.
 
@@ -60,8 +49,8 @@ def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None
     are `None` are left out of the hash, because a data set adds them to messages that lack a field which others have.
 
     Args:
-        prompt (`str` or `list[dict[str, Any]]`):
-            Text or a conversation.
+        prompt (`Any`):
+            Text, a conversation, or a mapping of columns.
         row (`Mapping[str, Any]`, *optional*):
             The data set row of the prompt.
 
@@ -78,7 +67,7 @@ def prompt_key(prompt: str | list[dict[str, Any]], row: Mapping[str, Any] | None
     return digest if row_id is None else f"{row_id}-{digest[:16]}"
 
 
-def prompt_text(prompt: str | list[dict[str, Any]], *, quote: bool = False) -> str:
+def prompt_text(prompt: Any, *, quote: bool = False) -> str:
     """
     Return a prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON, an
     image in it as the SHA-256 of its pixels.
@@ -94,18 +83,18 @@ def prompt_text(prompt: str | list[dict[str, Any]], *, quote: bool = False) -> s
         )
     except TypeError as error:
         raise ValueError(
-            f"A prompt that is neither text nor an image cannot be told apart by its content ({error}). Add a column "
+            f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a column "
             "'id' to the data set."
         ) from error
 
 
 def _digest(value: Any) -> list | str:
-    if hasattr(value, "isoformat"):  # of a date or a time
+    if hasattr(value, "isoformat"):  # a date or a time
         return value.isoformat()
     content = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
     if content is None:
         raise TypeError(f"{type(value).__name__} has no canonical form")
-    shape = getattr(value, "shape", ()) or getattr(value, "size", ())  # of an array or an image
+    shape = getattr(value, "shape", ()) or getattr(value, "size", ())  # an array or an image
     return [list(shape), hashlib.sha256(content).hexdigest()]
 
 

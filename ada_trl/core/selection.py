@@ -10,10 +10,10 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
     Downsample a pool to the balanced group that is trained on (Algorithm 2 of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996), "oversample – downsample").
 
-    `num_generations // 2` positives and the rest negatives, each drawn uniformly without replacement; a side that is
-    short is topped up from the other, and unscored rollouts are taken only when nothing else is left. The choice
-    depends on the seed and on the set of rollouts, never on the order in which they arrived: picking the first
-    finished would favour short completions.
+    `num_generations // 2` positives and the rest negatives, each sampled uniformly without replacement. If there are too
+    few of one kind, more of the other are selected, and unscored rollouts only if nothing else is left. The selection
+    depends on the seed and on the set of rollouts, never on the order of their arrival: selecting those that finished first
+    would favour short completions.
 
     Args:
         pool (`Pool`):
@@ -31,7 +31,7 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
     """
     if len(pool) < num_generations:
         raise ValueError(
-            f"A pool of {len(pool)} rollouts cannot fill a group of num_generations ({num_generations}). Draw at least "
+            f"A pool of {len(pool)} rollouts cannot fill a group of num_generations ({num_generations}). Sample at least "
             "num_generations rollouts per prompt."
         )
     rollouts = sorted(pool.rollouts, key=lambda rollout: rollout.draw_index)

@@ -1,4 +1,4 @@
-"""Successive elimination with a given sampling function: in rounds, or asynchronously for each prompt."""
+"""Successive elimination (Algorithm 2 of the paper) with a given sampling function: in rounds, or without a barrier."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,1 +1,1 @@
-"""What is known about a prompt's pass rate before it is sampled."""
+"""Estimators of per-prompt pass rates and mean rewards, and the tracker that combines and stores them."""

@@ -1,4 +1,4 @@
-"""The policy's hidden states at the last token of its prompts, the input of a value head."""
+"""Hidden states of the policy at the last token of its prompts, the input of a value head."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
     Return the module whose output the policy's LM head receives.
 
     It is the decoder and not the base model, because some models (OPT, BART) never call the forward of their base model:
-    their LM class calls the decoder inside of it, and a hook on the base model would not run.
+    their LM class calls the decoder inside of it, so that a hook on the base model would not run.
     """
     policy = extract_model_from_parallel(model)
     policy = policy.get_base_model() if is_peft_model(policy) else policy
@@ -32,9 +32,8 @@ def capture_hidden_states(
     token's position this is the state from which the LM head predicts the first completion token. The hook is on the
     backbone, since TRL's fused head does not call the head's module.
 
-    The states are those of the forward pass as it is made: if the model is in training mode, its dropout acts on them. TRL
-    generates, and computes the old log-probabilities, with the model in the mode that it is in; a separate pass
-    ([`last_hidden_states`]) turns dropout off.
+    If the model is in training mode, dropout acts on the states: TRL generates, and computes the old log-probabilities, in the
+    mode that the model is in. A separate forward pass ([`last_hidden_states`]) turns dropout off.
 
     Args:
         model (`nn.Module`):
@@ -53,7 +52,7 @@ def capture_hidden_states(
     captured: list[torch.Tensor] = []
     tokens_seen = 0
 
-    def keep(module: nn.Module, args: tuple, output: Any) -> None:
+    def capture(module: nn.Module, args: tuple, output: Any) -> None:
         nonlocal tokens_seen
         states = output[0] if isinstance(output, tuple) else output.last_hidden_state  # (B, T, H)
         if prefill is None:
@@ -62,12 +61,12 @@ def capture_hidden_states(
         num_sequences, num_tokens = prefill
         tokens_seen += states.size(1)
         if tokens_seen < num_tokens:
-            return  # an earlier chunk of the prompts
+            return  # not the last chunk of the prompts
         if len(states) == num_sequences and tokens_seen == num_tokens:
             captured.append(states[:, position].detach().float())
         hook.remove()
 
-    hook = backbone_of(model).register_forward_hook(keep)
+    hook = backbone_of(model).register_forward_hook(capture)
     try:
         yield captured
     finally:
@@ -76,26 +75,25 @@ def capture_hidden_states(
 
 @torch.no_grad()
 def last_hidden_states(
-    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int | None = None
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int
 ) -> torch.Tensor:
     """
     Compute the policy's last hidden state at the last prompt token, by a separate forward pass.
 
-    The prompts go through the forward of the model as it is given, so that FSDP, DeepSpeed and DDP gather their shards.
-    With one position kept, the head costs one row of logits per prompt; unlike `output_hidden_states=True`, no other
-    layer's states are held. Dropout is off (unlike in captured states), no random number is drawn and the mode of every
-    module is restored.
+    The forward of the model is called as it is given, so that FSDP, DeepSpeed and DDP gather their shards. Logits are computed
+    for one position per prompt, and unlike with `output_hidden_states=True` no other layer's states are stored. Dropout is off
+    (unlike in captured states), no random numbers are used and the mode of every module is restored.
 
     Args:
         model (`nn.Module`):
-            See [`capture_hidden_states`]. If it is sharded, every process must call this with the same number of prompts and the
+            See [`capture_hidden_states`]. If it is sharded, every rank must call this with the same number of prompts and the
             same `batch_size`.
         input_ids (`torch.Tensor`):
             Prompts, `(P, T)`, padded on either side.
         attention_mask (`torch.Tensor`):
             1 for tokens and 0 for padding, `(P, T)`; at least one token per prompt.
-        batch_size (`int`, *optional*):
-            Prompts per forward pass; all at once if `None`.
+        batch_size (`int`):
+            Prompts per forward pass.
 
     Returns:
         `torch.Tensor`: `(P, H)`, float32, on the device of the model's output.
@@ -103,7 +101,7 @@ def last_hidden_states(
     Raises:
         `ValueError`: if the model's forward does not call its backbone, so that no state is captured.
     """
-    # Padding to the left, wherever it was: then the last position is the last prompt token of every row.
+    # Move all padding to the left, so that the last position is the last prompt token of every row.
     order = attention_mask.argsort(dim=1, stable=True)
     input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -111,8 +109,8 @@ def last_hidden_states(
     model.eval()
     try:
         with capture_hidden_states(model, -1) as captured:
-            for start in range(0, len(input_ids), batch_size or len(input_ids)):
-                rows = slice(start, start + (batch_size or len(input_ids)))
+            for start in range(0, len(input_ids), batch_size):
+                rows = slice(start, start + batch_size)
                 model(
                     input_ids=input_ids[rows],
                     attention_mask=attention_mask[rows],
@@ -176,9 +174,9 @@ class HiddenStateExtractor:
         Returns:
             `torch.Tensor`: `(P, H)` on the CPU, the same on every rank.
         """
-        processes, device = self.accelerator.num_processes, self.accelerator.device
-        share = -(-len(prompts) // processes)
-        padded = [*prompts, *[prompts[-1]] * (share * processes - len(prompts))]
+        ranks, device = self.accelerator.num_processes, self.accelerator.device
+        share = -(-len(prompts) // ranks)
+        padded = [*prompts, *[prompts[-1]] * (share * ranks - len(prompts))]
         ids = self.tokenize(padded[self.accelerator.process_index * share :][:share])
         padding = [max(map(len, ids)) - len(row) for row in ids]
         input_ids = torch.tensor(
@@ -190,12 +188,12 @@ class HiddenStateExtractor:
 
     def all_gather_states(self, local: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """
-        Combine the states that each rank holds (`None` for prompts of other ranks) into those of all prompts, `(P, H)`;
-        `None` if the state of any prompt is missing on every rank. Collective.
+        Combine the states that each rank has (`None` for prompts of other ranks) to those of all prompts, `(P, H)`; `None` if
+        the state of any prompt is missing on every rank. Collective.
         """
         states = torch.zeros(len(local), self.size + 1, device=self.accelerator.device)
         for row, state in zip(states, local, strict=True):
             if state is not None:
-                row[:-1], row[-1] = state, 1
+                row[:-1], row[-1] = state, 1  # the last column counts the ranks that have the state
         states = self.accelerator.reduce(states, reduction="sum").cpu()
         return states[:, :-1] if (states[:, -1] == 1).all() else None

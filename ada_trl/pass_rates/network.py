@@ -1,4 +1,4 @@
-"""Base class of value networks: prediction, training on counts, and exact state on disk."""
+"""Base class of value networks: prediction, training on outcomes, and exact state on disk."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ..core.pass_rate_ema import check_counts
 from ..utils.files import atomic_write
 
 
@@ -36,12 +35,15 @@ class ValueNetwork(ABC):
 
     kind: str  # in errors
     filename: str  # in a checkpoint
+    gradient_steps: int  # AdamW steps per `observe`
     _memory: Mapping[str, str] = {}  # tensors that are state but not trained: name in the file to attribute
+    _growing: tuple[str, ...] = ()  # those of them with any number of rows
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], **options: Any) -> None:
         self._trained = dict(parameters)
         self.optimizer = torch.optim.AdamW(self._trained.values(), **options)
-        for parameter in self._trained.values():  # AdamW would make these at its first step
+        # AdamW would create these in its first step; a network can be saved before that.
+        for parameter in self._trained.values():
             self.optimizer.state[parameter] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(parameter),
@@ -64,9 +66,6 @@ class ValueNetwork(ABC):
                 Positive rollouts of each prompt, or the sum of its rewards.
             num_rollouts (`Sequence[int]`):
                 Scored rollouts of each prompt; a prompt without any is left out.
-
-        Raises:
-            `ValueError`: if a prompt has more positives than rollouts, or the inputs do not fit.
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -87,18 +86,18 @@ class ValueNetwork(ABC):
         Raises:
             `ValueError`: if tensors are missing, or are those of another network.
         """
-        expected = self._shapes()
-        if set(state) != set(expected):
-            different = sorted(set(state) ^ set(expected))
+        own = self.state_dict()
+        if set(state) != set(own):
+            different = sorted(set(state) ^ set(own))
             raise ValueError(
                 f"The state is not that of this {self.kind}: they differ in the tensors {', '.join(different[:6])}."
             )
-        for name, shape in expected.items():
-            found = tuple(state[name].shape)
-            if len(found) != len(shape) or any(a not in (b, None) for a, b in zip(shape, found, strict=True)):
+        for name, tensor in own.items():
+            fixed_sizes = slice(1, None) if name in self._growing else slice(None)
+            if state[name].shape[fixed_sizes] != tensor.shape[fixed_sizes]:
                 raise ValueError(
-                    f"{name} has shape {found}, but this {self.kind} has {shape}. Resume with the model that it was "
-                    "trained with."
+                    f"{name} has shape {tuple(state[name].shape)}, but this {self.kind} has {tuple(tensor.shape)}. Resume "
+                    "with the model that it was trained with."
                 )
         with torch.no_grad():
             for name, parameter in self._trained.items():
@@ -107,13 +106,6 @@ class ValueNetwork(ABC):
                     self.optimizer.state[parameter][moment].copy_(state[f"{name}.{moment}"])
         for name, attribute in self._memory.items():
             setattr(self, attribute, state[name].to(getattr(self, attribute), copy=True))
-
-    def _shapes(self) -> dict[str, tuple]:
-        shapes = {name: tuple(getattr(self, attribute).shape) for name, attribute in self._memory.items()}
-        for name, parameter in self._trained.items():
-            shapes |= {name: tuple(parameter.shape)} | {f"{name}.{m}": tuple(parameter.shape) for m in _MOMENTS}
-            shapes[f"{name}.step"] = ()
-        return shapes
 
     def save(self, path: str | Path) -> None:
         """Write the state as safetensors, atomically; `filename` in a checkpoint."""
@@ -126,7 +118,8 @@ class ValueNetwork(ABC):
 
         Raises:
             `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-            `ValueError`: if the file is truncated, no safetensors or of another network, naming the file and the fix.
+            `ValueError`: if the file is truncated, not in the safetensors format, or of another network; the message names the
+                file and the fix.
         """
         try:
             self.load_state_dict(load_file(path))
@@ -137,20 +130,7 @@ class ValueNetwork(ABC):
             ) from error
 
 
-def scored_rows(
-    sums: Sequence[float], num_rollouts: Sequence[int], *, are_counts: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Convert the outcomes of each prompt to a tensor, and mark the prompts with scored rollouts.
-
-    Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: sums and numbers of rollouts `(P, 2)`, float32, and a mask `(P,)`.
-
-    Raises:
-        `ValueError`: if the sums are counts, and a prompt has more positives than rollouts or a negative count.
-    """
-    for i, (k, n) in enumerate(zip(sums, num_rollouts, strict=True)):
-        if are_counts:
-            check_counts(i, k, n)
-    counts = torch.tensor([sums, num_rollouts], dtype=torch.float32).T
-    return counts, counts[:, 1] > 0
+def outcome_tensor(sums: Sequence[float], num_rollouts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sums and numbers of rollouts as `(P, 2)`, float32, and which prompts have scored rollouts, `(P,)`."""
+    outcomes = torch.tensor([sums, num_rollouts], dtype=torch.float32).T
+    return outcomes, outcomes[:, 1] > 0

@@ -44,19 +44,12 @@ class PassRatePredictions(NamedTuple):
         chosen = list(indices)
 
         def take(values: Any) -> Any:
+            if isinstance(values, PromptFeatures):
+                return PromptFeatures(*map(take, values))
             if isinstance(values, np.ndarray):
                 return values[..., chosen]  # the prompts are the last axis
             if isinstance(values, torch.Tensor):
                 return values[chosen]
-            return [values[i] for i in chosen] if values else values
+            return [values[i] for i in chosen] if values else values  # nothing before the prompts are predicted
 
-        return PassRatePredictions(
-            keys=take(self.keys),
-            prompts=take(self.prompts),
-            inputs=None if self.inputs is None else take(self.inputs),
-            counts=take(self.counts),
-            ema=take(self.ema),
-            value=take(self.value),
-            joint=take(self.joint),
-            features=None if self.features is None else PromptFeatures(*map(take, self.features)),
-        )
+        return PassRatePredictions(*map(take, self))

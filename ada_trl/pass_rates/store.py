@@ -61,7 +61,7 @@ def save_pass_rates(
     | `discounted_draws`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
     | `reward_history` | N and S of [`~core.RewardEstimator`]: discounted rollouts and their residuals, by decay; or null |
 
-    The file is also the estimator's state (a fitted prior is in the file's metadata, as JSON), and can be read with
+    The file is also the estimator's state (with a fitted prior in its metadata, as JSON), and can be read with
     `datasets.load_dataset("parquet", data_files=path)`.
 
     Args:
@@ -77,7 +77,7 @@ def save_pass_rates(
             History of a [`~core.RewardEstimator`]; returned as `state["history"]`.
     """
     state, history = estimator.state_dict(), history or {}
-    # Prompts of which nothing was scored have a reward history but no counts.
+    # Prompts without a scored rollout may have a reward history but no counts.
     rows = {key: vars(PromptCounts()) for key in history} | state["counts"]
     keys = list(rows)
     columns = {
@@ -107,7 +107,7 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises:
         `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-        `ValueError`: if the file is truncated, corrupt or of another kind; the message names the file and the fix.
+        `ValueError`: if the file is truncated, corrupt or of another kind; the message contains its path and the fix.
     """
     try:
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
@@ -160,7 +160,7 @@ def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str,
 
 def _corrupt(path: str | Path, what: str) -> ValueError:
     return ValueError(
-        f"{path} is not a usable record of pass rates: {what}. Restore it from another checkpoint, or delete it to "
+        f"{path} is not a usable file of pass rates: {what}. Restore it from another checkpoint, or delete it to "
         "start from the prior."
     )
 

@@ -1,4 +1,4 @@
-"""Per-prompt predictions before sampling, and their update after sampling."""
+"""Predicted pass rates and mean rewards of prompts before sampling, and their update after sampling."""
 
 import os
 import time
@@ -19,9 +19,8 @@ from ..core import (
     RewardEstimator,
     allocate,
     brier_metrics,
-    prompt_text,
-    rollouts_by_estimate,
 )
+from ..core.metrics import rollouts_by_estimate
 from ..core.pass_rate_ema import PAPER_PRIOR, PriorKind
 from ..core.prompt_id import prompt_reference
 from ..utils.distributed import gather_results
@@ -43,8 +42,8 @@ class PassRateTracker:
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)). In modes that do not use the predictions it only records
     them. For `baseline="posterior"` it also predicts mean rewards ([`~core.RewardEstimator`]).
 
-    Every rank holds the same tracker: all ranks call `register_prompts`, `predict` and `observe` for all prompts, in the
-    same order, once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
+    Every rank has the same tracker: all ranks call `start_step`, `predict` and `observe` for all prompts, in the same order,
+    once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
     one.
 
     Args:
@@ -75,7 +74,7 @@ class PassRateTracker:
                 self.reward_network = RewardHead(1)  # on the pass rates that the value model predicts
             elif args.uses_value_network:
                 self.reward_network = self._build_network(of_rewards=True)
-        self.texts: dict[str, str] = {}  # by key, of prompts that are text
+        self.texts: dict[str, str] = {}  # by key, of prompts that have one
         self.predictions = PassRatePredictions([], [])  # of the current step
         self.recent_brier = [0.0, 0.0]  # discounted sums, see `is_informative`
         self._seconds = 0.0
@@ -88,13 +87,17 @@ class PassRateTracker:
         return RewardHead(self.reader.size) if of_rewards else PassRateHead(self.reader.size, prior_mean=mean)
 
     @property
+    def _networks(self) -> list[ValueNetwork]:
+        return [network for network in (self.network, self.reward_network) if network is not None]
+
+    @property
     def reads_hidden_states(self) -> bool:
         """Whether the policy's hidden states are needed."""
         return self.args.value_model is None and bool(self._networks)
 
     @property
     def predict_before_sampling(self) -> bool:
-        """Whether sampling depends on the predictions, so that hidden states take a separate forward pass."""
+        """Whether sampling depends on the predictions, so that hidden states need a separate forward pass."""
         return self.args.sampling_strategy.uses_estimated_budgets or self.args.prompt_oversampling > 1
 
     @property
@@ -102,45 +105,40 @@ class PassRateTracker:
         """Whether hidden states are captured from the forward passes of generation or of the loss."""
         return self.reads_hidden_states and not self.predict_before_sampling
 
-    # Before sampling, or at least independently of its result
-
-    def register_prompts(self, local_rows: Sequence[dict]) -> None:
-        """Set the prompts of this step, from the data set rows of this rank's prompts. Collective."""
-        options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
-        references = gather_results(lambda: [prompt_reference(row, **options) for row in local_rows])
-        prompts, keys = [], []
-        for prompt, key in (reference for rank in references for reference in rank):
-            prompts.append(prompt)
-            keys.append(key)
-            text = _text(prompt)
-            if text is not None:
-                self.texts[key] = text
-        self.predictions = PassRatePredictions(keys, prompts)
-        self._seconds = 0.0
+    # Before sampling, or at least without its rewards
 
     def start_step(self, local_rows: Sequence[dict]) -> None:
-        """Call [`register_prompts`], and [`predict`] if sampling depends on it. Collective."""
-        self.register_prompts(local_rows)
+        """
+        Register the prompts of this step, from the data set rows of this rank's prompts, and predict them if sampling depends
+        on it. Collective.
+        """
+        options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
+        by_rank = gather_results(lambda: [prompt_reference(row, **options) for row in local_rows])
+        references = [reference for rank in by_rank for reference in rank]
+        self.texts |= {key: text for key, text, _ in references if text is not None}
+        prompts = [text if prompt is None else prompt for _, text, prompt in references]
+        self.predictions = PassRatePredictions([key for key, _, _ in references], prompts)
+        self._seconds = 0.0
         if self.predict_before_sampling:
             self.predict()
 
     def restrict_to(self, indices: Sequence[int]) -> None:
-        """Drop all prompts that were registered (or predicted) except those at `indices`, which are sampled."""
+        """Remove all registered (or predicted) prompts except those at `indices`, which are sampled."""
         self.predictions = self.predictions.restrict_to(indices)
 
     def predict(self, states: torch.Tensor | None = None) -> None:
         """
-        Predict the prompts that were registered. Collective.
+        Predict the registered prompts. Collective.
 
         Args:
             states (`torch.Tensor`, *optional*):
                 The policy's hidden states `(P, H)`, the same on every rank, if they were captured; otherwise they are
-                computed where needed.
+                computed if a value head needs them.
         """
         started = time.perf_counter()
         keys, prompts = self.predictions.keys, self.predictions.prompts
         # Copies: `observe` needs the counts from before the step, but updates those of the estimator in place.
-        counts = [replace(c) for c in self.ema.known(keys)]
+        counts = [replace(c) for c in self.ema.get_counts(keys)]
         ema, inputs = self.ema.predict(keys), None
         value = joint = ema
         model = next((network for network in self._networks if isinstance(network, ValueModel)), None)
@@ -168,8 +166,12 @@ class PassRateTracker:
     @property
     def estimates(self) -> list[float]:
         """p̂ of the prompts that were predicted last, by the estimator of the run."""
-        by_name = {"value": self.predictions.value, "ema+value": self.predictions.joint}
-        return by_name.get(self.args.pass_rate_estimator, self.predictions.ema)
+        return self._estimates_by_name[self.args.pass_rate_estimator]
+
+    @property
+    def _estimates_by_name(self) -> dict[str, list[float]]:
+        predictions = self.predictions
+        return {"ema": predictions.ema, "value": predictions.value, "ema+value": predictions.joint}
 
     def shared_estimates(self) -> list[float]:
         """Return the main process's `estimates` on every rank. Collective."""
@@ -189,14 +191,10 @@ class PassRateTracker:
 
     def baseline_estimates(self) -> list[BaselineEstimate]:
         """
-        Estimate the mean rewards of the prompts that were predicted last; those of the main process, on every rank.
+        Estimate the mean rewards of the prompts that were predicted last; the main process's estimates on every rank.
         Collective.
         """
-        if self.reward_estimator is None or self.predictions.features is None:
-            raise RuntimeError(
-                f"No mean rewards were predicted with baseline={self.args.baseline!r}. Call predict() first, with "
-                "baseline='posterior'."
-            )
+        assert self.reward_estimator is not None and self.predictions.features is not None
         estimates = self.reward_estimator.estimate(self.predictions.features, self.estimates)
         return broadcast_object_list([estimates])[0]
 
@@ -207,7 +205,7 @@ class PassRateTracker:
         shifted by one number are better than the batch mean, both with hindsight.
         """
         own, mean = self.recent_brier
-        return own < mean * (1 - 1e-6)  # equal estimates are equal to the mean but for rounding
+        return own < mean * (1 - 1e-6)  # equal estimates give the batch mean, up to rounding
 
     # After sampling
 
@@ -215,14 +213,14 @@ class PassRateTracker:
         self,
         pools: Sequence[Pool],
         step: int,
-        is_on_distribution: Sequence[bool] | None = None,
+        is_on_distribution: Sequence[bool],
     ) -> dict[str, float]:
         """
         Update all estimators with the pools of the prompts that were predicted last.
 
         Args:
-            is_on_distribution (`Sequence[bool]`, *optional*):
-                Which of the prompts are an unbiased sample of the data set; by default, all.
+            is_on_distribution (`Sequence[bool]`):
+                Which of the prompts are an unbiased sample of the data set.
 
         Returns:
             `dict[str, float]`: accuracy of the predictions, and the seconds spent on them.
@@ -230,7 +228,13 @@ class PassRateTracker:
         started = time.perf_counter()
         predictions = self.predictions
         positives, num_rollouts = [pool.positives for pool in pools], [pool.scored for pool in pools]
-        metrics = self._pass_rate_metrics(pools, positives, num_rollouts, is_on_distribution or [True] * len(pools))
+        metrics: dict[str, float] = {}
+        if self.reward_estimator is None or self.args.depends_on_pass_rates:
+            metrics = self._evaluate_estimates(positives, num_rollouts)
+            self._update_recent_brier(positives, num_rollouts, is_on_distribution)
+            if self.args.adaptive_sampling != "uniform":
+                curve = rollouts_by_estimate(self.estimates, [len(pool) for pool in pools])
+                metrics |= {f"allocation/{name}": value for name, value in curve.items()}
         if self.network is not None:
             self.joint.observe(predictions.value, predictions.counts, positives, num_rollouts)
             self.network.observe(predictions.inputs, positives, num_rollouts)
@@ -251,36 +255,15 @@ class PassRateTracker:
         num_rollouts = [len(pool.rewards) for pool in pools]
         self.reward_network.observe(self._reward_inputs(self.predictions), sums, num_rollouts)
 
-    def _pass_rate_metrics(
-        self,
-        pools: Sequence[Pool],
-        positives: list[int],
-        num_rollouts: list[int],
-        is_on_distribution: Sequence[bool],
-    ) -> dict[str, float]:
-        """Evaluate the predicted pass rates; empty if training depends on predicted rewards only."""
-        if self.reward_estimator is not None and not self.args.depends_on_pass_rates:
-            return {}
-        metrics = self._brier(positives, num_rollouts) | {"estimator/prior_mean": self.ema.prior_mean}
-        self._update_recent_brier(positives, num_rollouts, is_on_distribution)
-        if self.args.adaptive_sampling != "uniform":
-            curve = rollouts_by_estimate(self.estimates, [len(pool) for pool in pools])
-            metrics |= {f"allocation/{name}": value for name, value in curve.items()}
-        return metrics
-
-    def _brier(self, positives: list[int], num_rollouts: list[int]) -> dict[str, float]:
+    def _evaluate_estimates(self, positives: list[int], num_rollouts: list[int]) -> dict[str, float]:
         """Compute the Brier scores of the estimates in use, of the batch mean with hindsight, and of the other estimators."""
         metrics = brier_metrics(self.estimates, positives, num_rollouts)
         if self.network is not None:
-            by_estimator = {
-                "ema": self.predictions.ema,
-                "value": self.predictions.value,
-                "ema+value": self.predictions.joint,
-            }
-            for name, estimates in by_estimator.items():
+            for name, estimates in self._estimates_by_name.items():
                 if name != self.args.pass_rate_estimator:
                     label = f"brier_{name.replace('+', '_')}"
                     metrics[label] = brier_metrics(estimates, positives, num_rollouts)["brier"]
+        metrics["prior_mean"] = self.ema.prior_mean
         return {f"estimator/{name}": value for name, value in metrics.items()}
 
     def _update_recent_brier(
@@ -299,7 +282,7 @@ class PassRateTracker:
 
     def save(self, directory: str) -> None:
         """Write the pass rates of the prompts and, if there are any, the value networks. One rank at a time."""
-        fitted: dict[str, Any] = {"joint": self.joint.state_dict()}
+        fitted: dict[str, Any] = {"joint": self.joint.selector.state_dict()}
         if self.args.prompt_oversampling > 1:
             fitted["brier"] = self.recent_brier
         if self.reward_estimator is not None:
@@ -309,17 +292,13 @@ class PassRateTracker:
         for network in self._networks:
             network.save(os.path.join(directory, network.filename))
 
-    @property
-    def _networks(self) -> list[ValueNetwork]:
-        return [network for network in (self.network, self.reward_network) if network is not None]
-
     def load(self, directory: str) -> None:
         """
-        Continue from what `save` wrote. Files that are missing, as in a checkpoint of plain GRPO, cause a warning, and their
-        contents start from the prior.
+        Continue from the files of `save`. If one is missing, as in a checkpoint of `GRPOTrainer`, its estimates start from the
+        prior, with a warning.
 
         Raises:
-            `ValueError`: if a file is corrupt; the message names it and the fix.
+            `ValueError`: if a file is corrupt; the message contains its path and the fix.
         """
         path = os.path.join(directory, PASS_RATES_FILE)
         try:
@@ -330,7 +309,7 @@ class PassRateTracker:
             fitted = state.get("fitted") or {}
             self.ema.load_state_dict(state)
             if "joint" in fitted:
-                self.joint.load_state_dict(fitted["joint"])
+                self.joint.selector.load_state_dict(fitted["joint"])
             self.recent_brier = fitted.get("brier", self.recent_brier)
             if self.reward_estimator is not None and "reward_estimator" in fitted:
                 self.reward_estimator.load_state_dict(fitted["reward_estimator"])
@@ -341,13 +320,6 @@ class PassRateTracker:
                 network.load(path)
             except FileNotFoundError:
                 _warn_of_missing(path)
-
-
-def _text(prompt: Any) -> str | None:
-    try:
-        return prompt_text(prompt)
-    except ValueError:  # neither text nor images; its key is the `id` of the row
-        return None
 
 
 def _warn_of_missing(path: str) -> None:

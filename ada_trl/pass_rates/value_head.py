@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-from .network import ValueNetwork, scored_rows
+from .network import ValueNetwork, outcome_tensor
 
 
 VALUE_HEAD_FILE = "ada_value_head.safetensors"
@@ -23,90 +22,75 @@ class LinearHead(ValueNetwork):
     """
     g(w · z + b) of the standardised features z of a prompt: a [`~pass_rates.network.ValueNetwork`] of one layer.
 
-    Each `observe` takes AdamW steps on the last `replay_size` observations, which are kept in float16.
+    Each `observe` takes AdamW steps on the last `replay_size` prompts, which are stored in float16. A larger batch is used
+    whole.
 
-    Features are standardised by running means and variances per dimension: hidden states share a large common part
-    and a few dimensions of huge scale, in which a layer norm drowns what tells prompts apart. The head lives on the CPU
-    in float32, starts with the same prediction for every prompt, draws no random numbers, and is a function of what it was
-    given: ranks that observe the same gathered features hold the same head.
+    Features are standardised by running means and variances per dimension: hidden states share a large common part and a few
+    dimensions of huge scale, which after a layer norm would hide the differences between prompts. The head is in float32 on
+    the CPU, starts with the same prediction for every prompt and uses no random numbers, so that ranks that observe the same
+    gathered features hold the same head.
 
     Args:
         hidden_size (`int`):
             H, the number of features.
-        bias (`float`):
+        bias (`float`, *optional*, defaults to `0.0`):
             Initial value of b.
-        learning_rate (`float`, *optional*, defaults to `0.04`):
-            Learning rate of AdamW, for features of norm 1.
-        weight_decay (`float`, *optional*, defaults to `0.01`):
-            Weight decay of AdamW.
-        gradient_steps (`int`, *optional*, defaults to `8`):
-            AdamW steps per `observe`.
-        replay_size (`int`, *optional*, defaults to `4096`):
-            Number of most recent prompts that are trained on. A larger batch is used whole; 0 trains on the batch alone.
     """
 
     kind = "value head"
-    takes_counts = True
+    learning_rate, weight_decay = 0.04, 0.01  # of AdamW, for features of norm 1
+    gradient_steps = 8
+    replay_size = 4096
     _memory = {
         "features.observations": "_observations",
         "features.mean": "_mean",
         "features.mean_square": "_mean_square",
         "replay.features": "_features",
-        "replay.counts": "_counts",
+        "replay.counts": "_outcomes",
     }
+    _growing = ("replay.features", "replay.counts")
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        bias: float = 0.0,
-        learning_rate: float = 0.04,
-        weight_decay: float = 0.01,
-        gradient_steps: int = 8,
-        replay_size: int = 4096,
-    ) -> None:
+    def __init__(self, hidden_size: int, *, bias: float = 0.0) -> None:
         self.hidden_size = hidden_size
-        self.gradient_steps = gradient_steps
-        self.replay_size = replay_size
         # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
         self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
         self.weight.data[-1] = bias
-        super().__init__({"weight": self.weight}, lr=learning_rate, weight_decay=weight_decay, fused=True)
+        super().__init__({"weight": self.weight}, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
         self._observations = torch.tensor(0)
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
         self._features = torch.zeros(0, hidden_size, dtype=torch.float16)  # (R, H)
-        self._counts = torch.zeros(0, 2)  # (R, 2): sums, numbers of rollouts
+        self._outcomes = torch.zeros(0, 2)  # (R, 2), sums and numbers of rollouts
 
     @staticmethod
     def link(values: torch.Tensor) -> torch.Tensor:
-        """Link function g: maps the linear output to a prediction."""
+        """Map the linear output to a prediction (the link function g)."""
         raise NotImplementedError
 
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
         """Predict each row of the features `inputs` `(P, H)`."""
-        return self.link(self._standardise(self._checked(inputs)) @ self.weight).tolist()
+        return self.link(self._standardise(self._check_features(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
     def observe(self, inputs: torch.Tensor, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
-        features = self._checked(inputs)
-        counts, scored = scored_rows(sums, num_rollouts, are_counts=self.takes_counts)
-        if not scored.any():
+        features = self._check_features(inputs)
+        outcomes, is_scored = outcome_tensor(sums, num_rollouts)
+        if not is_scored.any():
             return
-        features, counts = features[scored], counts[scored]
+        features, outcomes = features[is_scored], outcomes[is_scored]
         self._update_statistics(features)
-        keep = max(self.replay_size, len(features))
-        self._features = torch.cat([self._features, features.clamp(-_LARGEST, _LARGEST).half()])[-keep:]
-        self._counts = torch.cat([self._counts, counts])[-keep:]
+        size = max(self.replay_size, len(features))
+        self._features = torch.cat([self._features, features.clamp(-_LARGEST, _LARGEST).half()])[-size:]
+        self._outcomes = torch.cat([self._outcomes, outcomes])[-size:]
         inputs = self._standardise(self._features)
-        k, n = (self._counts / self._counts[:, 1].sum()).T
+        k, n = (self._outcomes / self._outcomes[:, 1].sum()).T
         for _ in range(self.gradient_steps):
-            # Written out, so that a step can be taken wherever autograd is off.
+            # The gradient in closed form, since autograd may be off here (inference mode).
             self.weight.grad = inputs.T @ (n * self.link(inputs @ self.weight) - k)
             self.optimizer.step()
 
-    def _checked(self, features: torch.Tensor) -> torch.Tensor:
+    def _check_features(self, features: torch.Tensor) -> torch.Tensor:
         if features.ndim != 2 or features.size(1) != self.hidden_size:
             raise ValueError(
                 f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "
@@ -116,22 +100,19 @@ class LinearHead(ValueNetwork):
 
     def _update_statistics(self, features: torch.Tensor) -> None:
         self._observations += 1
-        share = max(1 / self._observations.item(), _SLOWEST_AVERAGE)
+        weight = max(1 / self._observations.item(), _SLOWEST_AVERAGE)
         features = features.double()
-        self._mean += share * (features.mean(dim=0) - self._mean)
-        self._mean_square += share * (features.square().mean(dim=0) - self._mean_square)
+        self._mean += weight * (features.mean(dim=0) - self._mean)
+        self._mean_square += weight * (features.square().mean(dim=0) - self._mean_square)
 
     def _standardise(self, features: torch.Tensor) -> torch.Tensor:
         """
-        `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, over √H (0 before any observation),
-        and a 1 for b.
+        Convert features `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, divided by √H (0 before any
+        observation), and a 1 for b.
         """
         variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
         standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
         return nn.functional.pad(standardised.float() * bool(self._observations), (0, 1), value=1.0)
-
-    def _shapes(self) -> dict[str, tuple]:
-        return super()._shapes() | {"replay.features": (None, self.hidden_size), "replay.counts": (None, 2)}
 
 
 class PassRateHead(LinearHead):
@@ -140,19 +121,14 @@ class PassRateHead(LinearHead):
 
     Args:
         prior_mean (`float`, *optional*, defaults to `1/17`):
-            Prediction before any update.
-
-    Raises:
-        `ValueError`: for a prior mean outside (0, 1).
+            Prediction before any update, between 0 and 1.
     """
 
     filename = VALUE_HEAD_FILE
     link = staticmethod(torch.sigmoid)
 
-    def __init__(self, hidden_size: int, *, prior_mean: float = 1 / 17, **options: Any) -> None:
-        if not 0 < prior_mean < 1:
-            raise ValueError(f"prior_mean ({prior_mean}) must be between 0 and 1, both excluded.")
-        super().__init__(hidden_size, bias=math.log(prior_mean / (1 - prior_mean)), **options)
+    def __init__(self, hidden_size: int, *, prior_mean: float = 1 / 17) -> None:
+        super().__init__(hidden_size, bias=math.log(prior_mean / (1 - prior_mean)))
 
 
 class RewardHead(LinearHead):
@@ -160,7 +136,6 @@ class RewardHead(LinearHead):
 
     kind = "reward head"
     filename = REWARD_HEAD_FILE
-    takes_counts = False
 
     @staticmethod
     def link(values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A value network of its own: the pass rate of a prompt from a separate sequence-classification model."""
+"""Value model: a separate sequence-classification model that predicts the pass rate of a prompt."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ..core.prompt_id import prompt_text
-from .network import ValueNetwork, scored_rows
+from .network import ValueNetwork, outcome_tensor
 
 
 VALUE_MODEL_FILE = "ada_value_model.safetensors"
@@ -26,18 +26,18 @@ class ValueModel(ValueNetwork):
     [`~pass_rates.network.ValueNetwork`] with a separate model and tokenizer. With `of_rewards` the prediction is
     ẑ = s(x) + b itself, by least squares, for [`~core.RewardEstimator`].
 
-    Where the model on disk has no classification layer for one label, s starts at 0 and b such that every prompt is
-    predicted the prior mean. A model that has one is used as it is: b starts at 0.
+    If the model on disk has no classification layer for one label, s starts at 0 and b such that every prediction is the prior
+    mean. A model that has one is used as it is: b starts at 0.
 
     Every rank holds a whole copy outside of the policy's wrapper (DDP, FSDP, DeepSpeed), so that it may have any size and
-    be updated at any time. The work is divided: each rank takes an even part of the prompts, predictions and gradients are
-    summed over the ranks, and each then makes the same AdamW step. Updating on all prompts everywhere would need no
-    communication, but cost every rank the whole batch, which for a model of the policy's size is as much as training the
-    policy itself on a few completions each. Sums over ranks are the same on all of them, so the copies stay equal; between
-    different numbers of ranks they differ by rounding.
+    be updated at any time. The prompts are divided evenly over the ranks; predictions and gradients are summed, and every rank
+    makes the same AdamW step. Without communication every rank would have to train on the whole batch, which for a model of the
+    policy's size costs as much as training the policy itself on a few completions each. Sums over ranks are the same on all of
+    them, so the copies stay equal; between different numbers of ranks they differ by rounding.
 
     Parameters are float32, and forward passes bfloat16 if the run is (float16 would need a separate gradient scaler).
-    Dropout stays off, so that predictions are reproducible and no random number is drawn.
+    Dropout stays off, so that predictions are reproducible and no random numbers are used. The learning rate is constant,
+    without weight decay, and gradients are clipped to norm 1.
 
     Args:
         name (`str`):
@@ -48,19 +48,17 @@ class ValueModel(ValueNetwork):
             Whether to predict rewards, in standard deviations from their mean, instead of pass rates.
         prior_mean (`float`, *optional*, defaults to `1/17`):
             Initial prediction of a pass rate by a model without a classification layer.
-        learning_rate (`float`, *optional*, defaults to `1e-5`):
-            Constant learning rate of AdamW, without weight decay; gradients are clipped to norm 1.
-        gradient_steps (`int`, *optional*, defaults to `1`):
-            AdamW steps per `observe`, each on all its prompts.
         batch_size (`int`, *optional*, defaults to `8`):
-            Prompts per forward pass on each process; bounds memory and changes nothing else.
+            Prompts per forward pass on each rank; limits memory and changes nothing else.
 
     Raises:
-        `ValueError`: if the model has more than one label, or its tokenizer no token to pad with.
+        `ValueError`: if the tokenizer has no token to pad with.
     """
 
     kind = "value model"
     filename = VALUE_MODEL_FILE
+    learning_rate = 1e-5
+    gradient_steps = 1
 
     def __init__(
         self,
@@ -69,13 +67,10 @@ class ValueModel(ValueNetwork):
         *,
         of_rewards: bool = False,
         prior_mean: float = 1 / 17,
-        learning_rate: float = 1e-5,
-        gradient_steps: int = 1,
         batch_size: int = 8,
     ) -> None:
         self.accelerator = accelerator
         self.of_rewards = of_rewards
-        self.gradient_steps = gradient_steps
         self.batch_size = batch_size
         self.tokenizer = AutoTokenizer.from_pretrained(name)
         if self.tokenizer.pad_token is None:
@@ -88,24 +83,25 @@ class ValueModel(ValueNetwork):
         self.bias = nn.Parameter(torch.tensor(bias, device=accelerator.device))
         parameters = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         parameters["bias"] = self.bias
-        super().__init__(parameters, lr=learning_rate, weight_decay=0.0)
+        super().__init__(parameters, lr=self.learning_rate, weight_decay=0.0)
 
     def encode(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Tokenize prompts: text as it is, conversations by the chat template if the tokenizer has one."""
-        return [self._encode(prompt) for prompt in prompts]
-
-    def _encode(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str) or self.tokenizer.chat_template is None:
-            return self.tokenizer(prompt_text(prompt), truncation=True)["input_ids"]
-        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        # The template has written the special tokens.
-        return self.tokenizer(text, truncation=True, add_special_tokens=False)["input_ids"]
+        token_ids = []
+        for prompt in prompts:
+            is_chat = self.tokenizer.chat_template is not None and not isinstance(prompt, str)
+            if is_chat:  # the template adds the special tokens
+                text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            else:
+                text = prompt_text(prompt)
+            token_ids.append(self.tokenizer(text, truncation=True, add_special_tokens=not is_chat)["input_ids"])
+        return token_ids
 
     @torch.no_grad()
     def predict(self, inputs: list[list[int]]) -> list[float]:
         """Return p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
         predictions = torch.zeros(len(inputs), device=self.accelerator.device)
-        for rows in self._own_batches(len(inputs)):
+        for rows in self._local_batches(len(inputs)):
             values = self._values(inputs[rows])
             predictions[rows] = values if self.of_rewards else values.sigmoid()
         return self.accelerator.reduce(predictions, reduction="sum").tolist()
@@ -114,41 +110,42 @@ class ValueModel(ValueNetwork):
     @torch.enable_grad()
     def observe(self, inputs: list[list[int]], sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
         """Train on one step, as in the base class. Collective."""
-        counts, scored = scored_rows(sums, num_rollouts, are_counts=not self.of_rewards)
+        outcomes, scored = outcome_tensor(sums, num_rollouts)
         if not scored.any():
             return
         inputs = [row for row, is_scored in zip(inputs, scored.tolist(), strict=True) if is_scored]
-        counts = counts[scored].to(self.accelerator.device)  # (P, 2)
+        outcomes = outcomes[scored].to(self.accelerator.device)  # (P, 2)
         for _ in range(self.gradient_steps):
             self.optimizer.zero_grad(set_to_none=False)
-            for rows in self._own_batches(len(inputs)):
-                k, n = counts[rows].T
+            for rows in self._local_batches(len(inputs)):
+                k, n = outcomes[rows].T
                 values = self._values(inputs[rows])
                 if self.of_rewards:
-                    share = (n * (values - k / n).square()).sum()
+                    loss = (n * (values - k / n).square()).sum()
                 else:
-                    share = nn.functional.binary_cross_entropy_with_logits(values, k / n, weight=n, reduction="sum")
-                (share / counts[:, 1].sum()).backward()
+                    loss = nn.functional.binary_cross_entropy_with_logits(values, k / n, weight=n, reduction="sum")
+                (loss / outcomes[:, 1].sum()).backward()
             self._step()
 
     def _step(self) -> None:
         parameters = list(self._trained.values())
-        for parameter in parameters:  # a process may have had no prompt
-            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = self.accelerator.reduce(own, reduction="sum")
+        for parameter in parameters:
+            # A rank without a prompt has no gradient, and takes part in the sum nevertheless.
+            local = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(local, reduction="sum")
         nn.utils.clip_grad_norm_(parameters, _MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _own_batches(self, number: int) -> Iterator[slice]:
-        """This process's even part of `number` prompts, in batches."""
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        first, end = number * rank // processes, number * (rank + 1) // processes
+    def _local_batches(self, num_prompts: int) -> Iterator[slice]:
+        """Yield this rank's even part of `num_prompts` prompts, in batches."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        first, end = num_prompts * rank // ranks, num_prompts * (rank + 1) // ranks
         for start in range(first, end, self.batch_size):
             yield slice(start, min(start + self.batch_size, end))
 
     def _values(self, ids: list[list[int]]) -> torch.Tensor:
-        # Padded to the right, where models without position ids expect it.
+        # To the right: models that compute positions themselves number them from the left.
         padded = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
         device = self.accelerator.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.accelerator.mixed_precision == "bf16"):
@@ -157,11 +154,11 @@ class ValueModel(ValueNetwork):
 
 
 def _load(name: str, accelerator: Accelerator) -> tuple[nn.Module, bool]:
-    """The model, the same on all processes, and whether its last layer is new (then it is zero)."""
+    """Return the model, the same on all ranks, and whether its last layer is new (then it is set to zero)."""
     plugin = accelerator.state.deepspeed_plugin
     # ZeRO-3 would otherwise shard the model while it is loaded.
-    whole = contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-    with whole, torch.random.fork_rng(devices=[]):
+    unsharded = contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
+    with unsharded, torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name, num_labels=1, dtype=torch.float32, output_loading_info=True
         )
@@ -171,7 +168,7 @@ def _load(name: str, accelerator: Accelerator) -> tuple[nn.Module, bool]:
         for parameter in last_layer:
             parameter.zero_()
         model.to(accelerator.device).eval()
-        # New layers are random, and where FSDP loads weights on one process only, the others have none.
+        # New layers are random, and if FSDP loads weights on one rank only, the others have none.
         for tensor in [*model.parameters(), *model.buffers()]:
             tensor.copy_(broadcast(tensor.data))
     return model, bool(last_layer)

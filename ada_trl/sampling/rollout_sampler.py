@@ -64,7 +64,7 @@ class SelectedRollouts(NamedTuple):
 
 class RolloutSampler:
     """
-    Base class of the samplers. The `source` of a rollout is `(rank, row)`: the rank that holds the completion, and its position
+    Base class of the samplers. The `location` of a rollout is `(rank, row)`: the rank that holds the completion, and its position
     there.
 
     Args:
@@ -152,9 +152,9 @@ class RolloutSampler:
         completion that is trained on where it was generated does not travel.
         """
         share, rank = len(selected) // self.num_processes, self.process_index
-        holders = [rollout.source[0] for rollout in selected]
+        holders = [rollout.location[0] for rollout in selected]
         held = []
-        for position, (holder, row) in enumerate(rollout.source for rollout in selected):
+        for position, (holder, row) in enumerate(rollout.location for rollout in selected):
             if holder == rank:
                 completion = self.completions[row]
                 held.append(completion if position // share == rank else _portable(completion))

@@ -43,7 +43,7 @@ class Baseline(ABC):
         """
 
     def update(self, pools: Sequence[Pool]) -> None:  # noqa: B027 # stateless baselines need none
-        """Learn from the rewards of one generation, after its advantages were computed."""
+        """Update the state with the rewards of one generation, after its advantages were computed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""

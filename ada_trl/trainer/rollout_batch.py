@@ -1,4 +1,4 @@
-"""The rollouts of a generation batch, with their advantages and metrics."""
+"""Rollouts of a generation batch, with their advantages and metrics."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,12 +15,13 @@ from ..core import (
     Rollout,
     explained_variance,
     group_advantages,
-    mean_and_std,
     normalize_rewards,
     posterior_advantages,
     posterior_baselines,
     sampling_metrics,
 )
+from ..core.advantages import PromptWeighting
+from ..core.metrics import mean_and_std
 from ..core.pool import sample_std
 from ..sampling.rollout_sampler import Completion
 from .ada_grpo_config import AdaGRPOConfig
@@ -32,16 +33,16 @@ MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by t
 @dataclass
 class RolloutBatch:
     """
-    The rollouts that all ranks train on, prompt by prompt.
+    Rollouts that all ranks train on, prompt by prompt.
 
     Groups follow each other in the order of the prompts. They have `num_generations` rollouts each, or different numbers with the
-    same sum; rows are dealt out to the ranks in equal shares either way.
+    same sum; every rank receives the same number of rows either way.
 
     Args:
         pools (`Sequence[Pool]`):
             All rollouts of each prompt.
         groups (`list[list[Rollout]]`):
-            Of these, the ones that are trained on.
+            The rollouts of each pool that are trained on.
         is_on_distribution (`Sequence[bool]`):
             Whether each prompt is an unbiased sample of the data set.
         rollouts_per_round (`int`):
@@ -49,9 +50,11 @@ class RolloutBatch:
         metrics (`dict[str, float]`):
             Logged under `ada/`.
         advantages (`list[list[float]]`):
-            By prompt, of its group; see [`compute_advantages`].
+            Advantages of each group; see [`compute_advantages`].
+        rewards (`torch.Tensor`, *optional*):
+            `(rows of all ranks, num_reward_funcs)`, if the rollouts were selected from several rounds.
         rows (`list[Completion]`):
-            Completions of this rank, where they were selected from several rounds.
+            Completions of this rank, if they were selected from several rounds.
         hidden_states (`torch.Tensor`, *optional*):
             `(P, H)`, the policy's hidden states of the prompts, if they were captured while sampling.
     """
@@ -62,25 +65,25 @@ class RolloutBatch:
     rollouts_per_round: int
     metrics: dict[str, float] = field(default_factory=dict)
     advantages: list[list[float]] = field(default_factory=list)
-    rewards: torch.Tensor | None = None  # (rows of all ranks, num_reward_funcs), where rows are injected
+    rewards: torch.Tensor | None = None
     rows: list[Completion] = field(default_factory=list)
     hidden_states: torch.Tensor | None = None
 
     @property
     def has_zero_advantage(self) -> list[bool]:
-        """By prompt, whether all its advantages are 0."""
+        """Whether all advantages of a prompt are 0, by prompt."""
         return [not any(values) for values in self.advantages]
 
     @property
     def flat_advantages(self) -> list[float]:
-        """By row of all ranks."""
+        """Advantages of the rows of all ranks."""
         return [value for values in self.advantages for value in values]
 
     @property
     def first_rounds(self) -> list[list[Rollout]]:
-        """The first round of each prompt that is an unbiased sample of the data set."""
+        """First round of each prompt that is an unbiased sample of the data set."""
         return [
-            [rollout for rollout in pool.rollouts if rollout.draw_index < self.rollouts_per_round]
+            pool.first_round(self.rollouts_per_round).rollouts
             for pool, included in zip(self.pools, self.is_on_distribution, strict=True)
             if included
         ]
@@ -97,7 +100,7 @@ class RolloutBatch:
         }
 
     def first_row_states(self, states: torch.Tensor, process_index: int) -> list[torch.Tensor | None]:
-        """By prompt, the hidden state of its first row of the batch, if that is among `states`, those of this rank's rows."""
+        """Return the hidden state of each prompt's first row if it is among `states`, those of this rank's rows, else `None`."""
         found: list[torch.Tensor | None] = [None] * len(self.pools)
         prompts = self.per_row(range(len(self.pools)))
         start = process_index * len(states)
@@ -108,25 +111,21 @@ class RolloutBatch:
         return found
 
     def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
-        """Update `frac_zero_advantage_groups`, where some rows of the batch are left out of the loss."""
-        rows = iter(zip(self.flat_advantages or [1.0] * len(is_masked), is_masked, strict=True))
-        without_gradient = []
-        for group in self.groups:
-            if group:
-                of_group = [next(rows) for _ in group]
-                without_gradient.append(all(masked or not advantage for advantage, masked in of_group))
-        self.metrics["frac_zero_advantage_groups"] = sum(without_gradient) / len(without_gradient)
+        """Update `frac_zero_advantage_groups` if some rows, of those of all ranks, are left out of the loss."""
+        masked = iter(is_masked)
+        unmasked = [[advantage for advantage in group if not next(masked)] for group in self.advantages if group]
+        self.metrics["frac_zero_advantage_groups"] = sum(not any(group) for group in unmasked) / len(unmasked)
 
     def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, list[float]]:
         """
-        GRPO's reward metrics, of the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`. A name has one
-        value for each reward function that is called so.
+        Compute GRPO's reward metrics from the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`. Each
+        has one value per reward function of that name.
 
         Args:
             names (`Sequence[str]`):
                 Names of the reward functions.
             each_prompt_once (`bool`):
-                Whether every prompt has the same weight, where numbers of rollouts differ.
+                Whether all prompts have the same weight although their numbers of rollouts differ.
         """
 
         def statistics(value: Callable[[Rollout], float]) -> tuple[float, float]:
@@ -149,7 +148,7 @@ class RolloutBatch:
         stds: Sequence[float] | None = None,
     ) -> None:
         """
-        Set advantages and metrics.
+        Set the advantages, and add the metrics that depend on them.
 
         Args:
             estimates (`Sequence[BaselineEstimate]`, *optional*):
@@ -157,18 +156,23 @@ class RolloutBatch:
             stds (`Sequence[float]`, *optional*):
                 With `estimates`, the standard deviation that each prompt's advantages are divided by.
         """
+        weighting = args.prompt_weighting
+        baseline: dict[str, float] = {}
         if estimates is None:
             self.advantages = pool_advantages(self.pools, self.groups, args, reward_weights)
-            of_baseline = {}
         else:
-            weighting = args.prompt_weighting
             divisors: Sequence[float | None] = stds or [None] * len(estimates)
+            # In the order of the group: rollouts of a server arrive in any order.
+            pools = [
+                Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index")))
+                for pool in self.pools
+            ]
             self.advantages = [
                 posterior_advantages(pool, estimate, weighting=weighting, std=std)
-                for pool, estimate, std in zip(self._pools_in_order(), estimates, divisors, strict=True)
+                for pool, estimate, std in zip(pools, estimates, divisors, strict=True)
             ]
-            of_baseline = self._baseline_metrics(estimates, weighting)
-        sampled = sampling_metrics(
+            baseline = baseline_metrics(pools, estimates, weighting)
+        sampling = sampling_metrics(
             self.pools,
             self.groups,
             self.advantages,
@@ -176,45 +180,41 @@ class RolloutBatch:
             samples_per_round=self.rollouts_per_round,
             max_rounds=args.sampling_strategy.rounds_per_step,
             num_generations=args.num_generations,
-            weighting=args.prompt_weighting,
+            weighting=weighting,
             is_on_distribution=self.is_on_distribution,
         )
-        # The weight as applied, and an exit condition over several steps, replace what this step's pools alone would say.
-        self.metrics = sampled | self.metrics | of_baseline
+        # The weights as applied, and an exit condition over several steps, take precedence over those of this step's pools alone.
+        self.metrics = sampling | self.metrics | baseline
 
-    def _pools_in_order(self) -> list[Pool]:
-        return [
-            Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index"))) for pool in self.pools
-        ]
 
-    def _baseline_metrics(self, estimates: Sequence[BaselineEstimate], weighting: Any) -> dict[str, float]:
-        """
-        The share of the variance of the rewards that the baseline explains, beside that of the leave-one-out mean of the same
-        rollouts (of prompts with more than one), its pseudo-counts, and the prompt weights.
-        """
-        pools = self._pools_in_order()
-        pairs = list(zip(pools, estimates, strict=True))
-        baselines = [posterior_baselines(pool, estimate) for pool, estimate in pairs]
-        no_information = [BaselineEstimate(math.nan, 0.0, estimate.pass_rate) for estimate in estimates]
-        leave_one_out = [posterior_baselines(pool, none) for pool, none in zip(pools, no_information, strict=True)]
-        weights = [estimate.weight(weighting) for estimate in estimates]
-        metrics = {
-            "prompt_weight/mean": math.fsum(weights) / len(weights),
-            "prompt_weight/max": max(weights),
-            "baseline/explained_variance": explained_variance(pools, baselines),
-            "baseline/explained_variance_leave_one_out": explained_variance(pools, leave_one_out),
-            "baseline/pseudo_counts": math.fsum(estimate.pseudo_counts for estimate in estimates) / len(estimates),
-        }
-        return {name: value for name, value in metrics.items() if not math.isnan(value)}
+def baseline_metrics(
+    pools: Sequence[Pool], estimates: Sequence[BaselineEstimate], weighting: PromptWeighting
+) -> dict[str, float]:
+    """
+    Compute the share of the rewards' variance that the baseline explains, the same for the leave-one-out mean of each prompt (of
+    prompts with several rollouts), the pseudo-counts of the baseline, and the prompt weights.
+    """
+    baselines = [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]
+    no_information = BaselineEstimate(math.nan, 0.0, math.nan)
+    leave_one_out = [posterior_baselines(pool, no_information) for pool in pools]
+    weights = [estimate.weight(weighting) for estimate in estimates]
+    metrics = {
+        "prompt_weight/mean": math.fsum(weights) / len(weights),
+        "prompt_weight/max": max(weights),
+        "baseline/explained_variance": explained_variance(pools, baselines),
+        "baseline/explained_variance_leave_one_out": explained_variance(pools, leave_one_out),
+        "baseline/pseudo_counts": math.fsum(estimate.pseudo_counts for estimate in estimates) / len(estimates),
+    }
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def pool_advantages(
     pools: Sequence[Pool], groups: Sequence[Sequence[Rollout]], args: AdaGRPOConfig, reward_weights: Sequence[float]
 ) -> list[list[float]]:
     """
-    [`~core.group_advantages`] of every group, scaled as `scale_rewards` says. With
-    `multi_objective_aggregation="normalize_then_sum"` ([GDPO](https://huggingface.co/papers/2601.05242)) of pools whose
-    reward functions were normalized one by one, divided by the standard deviation over all of them.
+    Compute [`~core.group_advantages`] of every group, divided according to `scale_rewards`. With
+    `multi_objective_aggregation="normalize_then_sum"` ([GDPO](https://huggingface.co/papers/2601.05242)) reward functions are
+    normalized one by one ([`~core.normalize_rewards`]), and advantages divided by the standard deviation over the batch.
     """
     by_batch = args.scale_rewards == "batch"
     if args.multi_objective_aggregation == "normalize_then_sum":
@@ -245,39 +245,36 @@ def build_rollout_batch(
     pools: Sequence[Pool],
     groups: list[list[Rollout]],
     args: AdaGRPOConfig,
-    is_on_distribution: Sequence[bool] | None = None,
+    is_on_distribution: Sequence[bool],
 ) -> RolloutBatch:
-    """
-    The batch of the selected groups. In modes with one round all rollouts belong to the first round. By default all prompts are
-    an unbiased sample of the data set.
-    """
+    """Build the batch of the selected groups. In modes with one round all rollouts belong to the first round."""
     strategy = args.sampling_strategy
     return RolloutBatch(
         pools=pools,
         groups=groups,
-        is_on_distribution=[True] * len(pools) if is_on_distribution is None else is_on_distribution,
+        is_on_distribution=is_on_distribution,
         rollouts_per_round=strategy.rollouts_per_round if strategy.is_sequential else max(map(len, pools)),
     )
 
 
 def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator: Accelerator) -> None:
     """
-    Make the loss what it would be without the `masked` rows, those of zero-variance groups. Collective.
+    Mask rows of zero-variance groups, so that the loss is that of a batch without them. Collective.
 
     Args:
         output (`dict`):
-            The batch of this rank, as [`~trl.GRPOTrainer`] trains on it.
+            Batch of this rank, as [`~trl.GRPOTrainer`] trains on it.
         masked (`Sequence[bool]`):
-            By row of all ranks.
+            Whether each row of all ranks is masked.
         loss_type (`str`):
             As in [`~trl.GRPOConfig`].
         accelerator (`Accelerator`):
-            This rank and the others.
+            The run's accelerator.
     """
     rows = len(output["advantages"])
     local = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
-    keep = ~torch.tensor(masked[local], device=output["completion_mask"].device)
-    output["completion_mask"] = output["completion_mask"] * keep.unsqueeze(1)  # (B, T)
+    is_trained = ~torch.tensor(masked[local], device=output["completion_mask"].device)
+    output["completion_mask"] = output["completion_mask"] * is_trained.unsqueeze(1)  # (B, T)
     loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
     output["num_items_in_batch"] = accelerator.gather(loss_mask.sum()).sum()
     if loss_type in MEAN_OVER_ROWS:  # masked rows still count in these losses' divisor
@@ -286,11 +283,11 @@ def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator:
 
 def skip_zero_advantage_rows(inputs: dict, loss_type: str) -> dict:
     """
-    A micro-batch without the rows whose advantage is 0, whose loss has the same gradient.
+    Remove the rows whose advantage is 0 from a micro-batch, without changing the gradient of its loss.
 
-    Such a row adds nothing to the gradient where neither a KL term nor an entropy bonus acts on it, but its forward and backward
-    pass cost as much as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then;
-    advantages make up for that. One row stays where all have advantage 0, since every rank has to take part in the backward pass.
+    Without a KL term or an entropy bonus such a row adds nothing to the gradient, but its forward and backward pass cost as much
+    as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then; advantages are scaled
+    accordingly. If all advantages are 0, one row remains, since every rank has to take part in the backward pass.
 
     Args:
         inputs (`dict`):
@@ -301,16 +298,16 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str) -> dict:
     advantages = inputs["advantages"]
     if "pixel_values" in inputs or advantages.all():  # pixels are not ordered by row
         return inputs
-    keep = advantages != 0
-    keep[0] |= not keep.any()
+    is_trained = advantages != 0
+    is_trained[0] |= not is_trained.any()
     total = len(advantages)
-    kept = {
-        name: value[keep] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
+    trained = {
+        name: value[is_trained] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
         for name, value in inputs.items()
     }
     if loss_type in MEAN_OVER_ROWS:
-        kept["advantages"] = kept["advantages"] * len(kept["advantages"]) / total
+        trained["advantages"] = trained["advantages"] * len(trained["advantages"]) / total
     elif loss_type == "bnpo":
-        tokens, kept_tokens = (batch["completion_mask"] * batch.get("tool_mask", 1) for batch in (inputs, kept))
-        kept["advantages"] = kept["advantages"] * kept_tokens.sum() / tokens.sum().clamp(min=1)
-    return kept
+        tokens, trained_tokens = (batch["completion_mask"] * batch.get("tool_mask", 1) for batch in (inputs, trained))
+        trained["advantages"] = trained["advantages"] * trained_tokens.sum() / tokens.sum().clamp(min=1)
+    return trained

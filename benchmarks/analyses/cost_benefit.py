@@ -154,7 +154,7 @@ class Sampler:
             answers = (cumulative[index] < self.rng.random(len(requests))[:, None]).sum(axis=1).clip(max=ARMS - 1)
             rewards = (answers == right[index]).astype(float).tolist()
             return [
-                Rollout(n, reward, reward, source=answer)
+                Rollout(n, reward, reward, location=answer)
                 for (_, n), reward, answer in zip(requests, rewards, answers.tolist(), strict=True)
             ]
 
@@ -207,7 +207,7 @@ def batch_gradient(
             selection_correction=method.correction,
             std=pool.std if method.divide_by_std else None,
         )
-        np.add.at(coefficients[i], [rollout.source for rollout in group], advantages)
+        np.add.at(coefficients[i], [rollout.location for rollout in group], advantages)
         trained += len(group)
     features = task.train[prompts]
     scores = coefficients - coefficients.sum(axis=1, keepdims=True) * probabilities(weights, features)

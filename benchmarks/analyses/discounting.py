@@ -38,7 +38,7 @@ class BySteps(ByVisits):
     """Counts that are multiplied by decay^t after t steps."""
 
     def forget(self, keys: Sequence[str], step: int) -> None:
-        for counts in self.known(keys):
+        for counts in self.get_counts(keys):
             factor = self.decay ** max(step - counts.last_step - 1, 0)  # the visit itself is the last one
             counts.discounted_rollouts *= factor
             counts.discounted_positives *= factor
@@ -80,7 +80,7 @@ def score(tracker: ByVisits, steps: Sequence[Step]) -> float:
     total = rollouts = 0.0
     for step in steps:
         tracker.forget(step.keys, step.step)
-        seen = np.array([counts.num_rollouts > 0 for counts in tracker.known(step.keys)])
+        seen = np.array([counts.num_rollouts > 0 for counts in tracker.get_counts(step.keys)])
         p, k, n = (np.array(values)[seen] for values in (tracker.predict(step.keys), step.positives, step.draws))
         if seen.any():
             error = brier_metrics(p, k, n)["brier"] if step.truth is None else np.mean((p - step.truth[seen]) ** 2)

@@ -55,6 +55,7 @@ def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -
         max_rounds=max_rounds,
         num_generations=4,
         weighting="inverse_sqrt",
+        is_on_distribution=[True] * num_prompts,
     )
     return time.process_time() - started, sum(map(len, pools))
 

@@ -1,4 +1,4 @@
-"""The posterior baseline: unbiased for any prior, any rewards, any stopping rule; exact enumeration throughout."""
+"""Posterior and batch baselines: unbiased for any estimate, any rewards and any exit condition, by exact enumeration."""
 
 import itertools
 import math
@@ -6,18 +6,34 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import ExitCondition, Pool, Rollout, prompt_weight
-from ada_trl.core import baselines as module
-from ada_trl.core.baselines import BaselineEstimate, explained_variance, posterior_advantages, posterior_baselines
+from ada_trl.core import (
+    BaselineEstimate,
+    ExitCondition,
+    Pool,
+    RewardEstimator,
+    Rollout,
+    RunningRewardStd,
+    add_batch_information,
+    batch_leave_one_out_baseline,
+    explained_variance,
+    posterior_advantages,
+    posterior_baselines,
+    prompt_weight,
+    shift_by_batch_residual,
+)
+from ada_trl.core.baselines import LARGEST_DEVIATION
+
+from .simulation import pool_of, pools_of
 
 
-PRIORS = [
+NAN = math.nan
+ESTIMATES = [
     BaselineEstimate(0.5, 0, 0.5),
     BaselineEstimate(0.3, 4, 0.3),
     BaselineEstimate(-7.0, 2.5, 0.9),
     BaselineEstimate(0.2, math.inf, 0.05),
 ]
-WEIGHTED = list(zip(PRIORS, ("none", "inverse_sqrt", "inverse", "inverse_sqrt"), strict=True))
+WEIGHTED = list(zip(ESTIMATES, ("none", "inverse_sqrt", "inverse", "inverse_sqrt"), strict=True))
 SHAPES = {  # exit condition, samples per round, rounds
     "uniform n=1": (ExitCondition(0), 1, 1),
     "uniform n=3": (ExitCondition(0), 3, 1),
@@ -33,40 +49,33 @@ ANSWERS = {  # probability and reward of each answer of a softmax policy; a rewa
 }
 
 
+# One prompt, sampled until the exit condition is met
+
+
 def every_pool(probabilities, rewards, exit_condition, samples_per_round, max_rounds):
-    """All pools that sampling can end with, the answers drawn and the probability of each."""
+    """All pools that sampling can end with, their answers and the probability of each."""
     stack = [((), 1.0)]
     while stack:
         answers, probability = stack.pop()
         for more in itertools.product(range(len(rewards)), repeat=samples_per_round):
-            drawn = answers + more
+            sampled = answers + more
             p = probability * math.prod(probabilities[a] for a in more)
-            pool = Pool(0.7, (Rollout(i, rewards[a], rewards[a]) for i, a in enumerate(drawn)))
-            if exit_condition(pool) or len(drawn) == samples_per_round * max_rounds:
-                yield pool, drawn, p
+            pool = pool_of(*[rewards[a] for a in sampled])
+            if exit_condition(pool) or len(sampled) == samples_per_round * max_rounds:
+                yield pool, sampled, p
             else:
-                stack.append((drawn, p))
+                stack.append((sampled, p))
 
 
 def expectations(answers, shape, to_advantages):
     """E[Σ A_i ∇log π(y_i)] by logit, and E[N], exactly."""
     probabilities, rewards = map(np.array, ANSWERS[answers])
-    gradient, draws = np.zeros(len(rewards)), 0.0
-    for pool, drawn, p in every_pool(probabilities, rewards, *SHAPES[shape]):
-        for advantage, answer in zip(to_advantages(pool), drawn, strict=True):
+    gradient, num_rollouts = np.zeros(len(rewards)), 0.0
+    for pool, sampled, p in every_pool(probabilities, rewards, *SHAPES[shape]):
+        for advantage, answer in zip(to_advantages(pool), sampled, strict=True):
             gradient += p * advantage * (np.eye(len(rewards))[answer] - probabilities)
-        draws += p * len(pool)
-    return gradient, draws
-
-
-def round_by_round(pool, prior, size, **options):
-    """As across steps: each round is compared with a prior that has seen the rounds before it."""
-    advantages = []
-    for start in range(0, len(pool), size):
-        now = Pool(0.7, pool.rollouts[start : start + size])
-        advantages += posterior_advantages(now, prior, **options)
-        prior = prior.updated(now.rewards)
-    return advantages
+        num_rollouts += p * len(pool)
+    return gradient, num_rollouts
 
 
 def mean_reward_gradient(answers):
@@ -76,118 +85,200 @@ def mean_reward_gradient(answers):
 
 @pytest.mark.parametrize("answers", ANSWERS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("prior", "weighting"), WEIGHTED, ids=str)
-def test_the_expected_gradient_is_the_weight_times_the_draws_times_the_gradient(answers, shape, prior, weighting):
-    def advantages(pool):
-        return round_by_round(pool, prior, SHAPES[shape][1], weighting=weighting)
+@pytest.mark.parametrize(("estimate", "weighting"), WEIGHTED, ids=str)
+def test_the_expected_gradient_is_the_weight_times_the_rollouts_times_the_gradient(
+    answers, shape, estimate, weighting
+):
+    """Each round is compared with an estimate that includes the rounds before it, as with retries across steps."""
 
-    gradient, draws = expectations(answers, shape, advantages)
-    weight = prompt_weight(prior.pass_rate, 32, weighting)
-    np.testing.assert_allclose(gradient, weight * draws * mean_reward_gradient(answers), rtol=1e-9, atol=1e-12)
+    def to_advantages(pool):
+        advantages, current, size = [], estimate, SHAPES[shape][1]
+        for start in range(0, len(pool), size):
+            this_round = Pool(0.7, pool.rollouts[start : start + size])
+            advantages += posterior_advantages(this_round, current, weighting=weighting)
+            current = current.updated(this_round.rewards)
+        return advantages
 
-
-@pytest.mark.parametrize("shape", ["seq-pos M=1", "seq-pos M=2", "seq-balance"])
-def test_a_baseline_that_looks_ahead_would_be_biased(shape):
-    """Leave-one-out over the *whole* pool contains rollouts that r_i decided about: the rounds are what it takes."""
-
-    def advantages(pool):
-        return posterior_advantages(pool, BaselineEstimate(0.3, 4, 0.3))
-
-    gradient, draws = expectations("binary", shape, advantages)
-    assert abs(gradient / draws / mean_reward_gradient("binary") - 1).max() > 0.01
+    gradient, num_rollouts = expectations(answers, shape, to_advantages)
+    weight = prompt_weight(estimate.pass_rate, 32, weighting)
+    np.testing.assert_allclose(gradient, weight * num_rollouts * mean_reward_gradient(answers), rtol=1e-9, atol=1e-12)
 
 
-def test_a_baseline_that_contains_the_reward_itself_would_be_biased(monkeypatch):
-    honest = posterior_baselines
-
-    def leaking(pool, prior):
-        return [prior.updated([r.reward for r in pool.rollouts]).mean for _ in honest(pool, prior)]
-
-    monkeypatch.setattr(module, "posterior_baselines", leaking)
-    with pytest.raises(AssertionError):
-        test_the_expected_gradient_is_the_weight_times_the_draws_times_the_gradient(
-            "binary", "uniform n=3", PRIORS[1], "none"
-        )
+def over_all_rounds(pool):
+    """Leave-one-out over the whole pool, which contains later rounds that r_i had an influence on."""
+    return posterior_advantages(pool, BaselineEstimate(0.3, 4, 0.3))
 
 
-def test_by_hand():
-    # BaselineEstimate mean 0.25 worth 4 rollouts.
-    pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 1.0])))
-    found = posterior_baselines(pool, BaselineEstimate(0.25, 4, 0.25))
-    assert found == pytest.approx([(1 + 1) / 6, (1 + 2) / 6, (1 + 1) / 6])
+def including_its_own_reward(pool):
+    return [r - pool.mean for r in pool.rewards]
 
 
-def test_no_strength_is_leave_one_out_and_much_is_the_prior_mean():
-    rewards = [1.0, 0.0, 0.0, 2.0]
-    pool = Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(rewards)))
-    loo = posterior_baselines(pool, BaselineEstimate(9.0, 0, 0.5))
-    assert loo == pytest.approx([(sum(rewards) - r) / 3 for r in rewards])
-    assert posterior_baselines(pool, BaselineEstimate(9.0, 1e12, 0.5)) == pytest.approx([9.0] * 4)
-    assert posterior_baselines(pool, BaselineEstimate(9.0, math.inf, 0.5)) == [9.0] * 4
+@pytest.mark.parametrize(
+    ("shape", "biased"),
+    [("seq-pos M=1", over_all_rounds), ("seq-pos M=2", over_all_rounds), ("seq-balance", over_all_rounds)]
+    + [("uniform n=3", including_its_own_reward)],
+)
+def test_the_enumeration_finds_the_bias_of_wrong_baselines(shape, biased):
+    gradient, num_rollouts = expectations("binary", shape, biased)
+    assert abs(gradient / num_rollouts / mean_reward_gradient("binary") - 1).max() > 0.01
 
 
-def test_a_lone_rollout_without_any_prior_strength_is_compared_with_the_prior_mean():
-    pool = Pool(0.7, [Rollout(0, 1.0, 1.0)])
-    assert posterior_baselines(pool, BaselineEstimate(0.4, 0, 0.4)) == [0.4]
+@pytest.mark.parametrize(
+    ("rewards", "estimate", "expected"),
+    [
+        ([1.0, 0.0, 1.0], BaselineEstimate(0.25, 4, 0.25), [(1 + 1) / 6, (1 + 2) / 6, (1 + 1) / 6]),
+        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, 0, 0.5), [2 / 3, 1, 1, 1 / 3]),  # leave-one-out
+        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(NAN, 0, 0.5), [2 / 3, 1, 1, 1 / 3]),
+        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, 1e12, 0.5), [9.0] * 4),
+        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, math.inf, 0.5), [9.0] * 4),
+        ([1.0], BaselineEstimate(0.4, 0, 0.4), [0.4]),  # nothing else is known
+        ([NAN, 1.0, 0.0], BaselineEstimate(0.5, 2, 0.5), [NAN, 1 / 3, 2 / 3]),
+    ],
+)
+def test_posterior_baselines_by_hand(rewards, estimate, expected):
+    pool = pool_of(*rewards)
+    found = posterior_baselines(pool, estimate)
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert posterior_baselines(Pool(0.7, pool.rollouts[::-1]), estimate)[::-1] == pytest.approx(found, nan_ok=True)
+    advantages = [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, expected, strict=True)]
+    assert posterior_advantages(pool, estimate) == pytest.approx(advantages)
 
 
-def test_the_order_of_arrival_does_not_matter():
-    rollouts = [Rollout(i, r, r) for i, r in enumerate([1.0, 0.0, 0.3, 0.9, 1.0, 0.0])]
-    prior = BaselineEstimate(0.4, 3, 0.4)
-    from_data_order = posterior_baselines(Pool(0.7, rollouts), prior)
-    backwards = posterior_baselines(Pool(0.7, rollouts[::-1]), prior)
-    assert backwards[::-1] == from_data_order
-
-
-def test_unscored_rollouts_are_in_no_sum_and_have_no_advantage():
-    nan = math.nan
-    pool = Pool(0.7, [Rollout(0, nan, nan), Rollout(1, 1.0, 1.0), Rollout(2, 0.0, 0.0)])
-    prior = BaselineEstimate(0.5, 2, 0.5)
-    assert posterior_baselines(pool, prior)[1:] == pytest.approx([1 / 3, 2 / 3])
-    advantages = posterior_advantages(pool, prior)
-    assert advantages == pytest.approx([0.0, 2 / 3, -2 / 3])
-
-
-def test_all_equal_rewards_carry_an_advantage():
-    pool = Pool(0.7, (Rollout(i, 1.0, 1.0) for i in range(4)))
-    assert min(posterior_advantages(pool, BaselineEstimate(0.5, 4, 0.5))) > 0.2
+def test_rollouts_without_a_success_reward_but_with_a_reward_have_an_advantage():
+    pool = Pool(0.7, [Rollout(0, 1.0, NAN), Rollout(1, 0.0, 0.0), Rollout(2, NAN, 1.0)])
+    assert posterior_advantages(pool, BaselineEstimate(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
 
 
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e-9])
 def test_equal_rewards_of_a_batch_have_no_advantage(reward):
     """The mean of the others is a sum of rounded numbers, which differs from the reward in most sizes of a batch."""
     for size in range(2, 129):
-        pools = [Pool(0.7, [Rollout(0, reward, reward)]) for _ in range(size)]
-        estimates = module.batch_leave_one_out_baseline(pools, [0.5] * size)
-        for pool, estimate in zip(pools, estimates, strict=True):
+        pools = [pool_of(reward)] * size
+        for pool, estimate in zip(pools, batch_leave_one_out_baseline(pools, [0.5] * size), strict=True):
             assert posterior_advantages(pool, estimate) == [0.0], size
 
 
-def test_the_oracle_prior_has_the_variance_of_the_oracle_baseline():
-    """Var of one rollout's term with b = p is p(1−p)(1−2p)² + …: compared with the direct computation, exactly."""
-    p, n = 0.3, 3
-    second = {}
-    for name, prior in (("infinite", BaselineEstimate(p, math.inf, p)), ("loo", BaselineEstimate(p, 0, p))):
-        second[name] = sum(
-            probability
-            * sum(a * (y - p) for a, y in zip(posterior_advantages(pool, prior), [1 - d for d in drawn], strict=True))
-            ** 2
-            for pool, drawn, probability in every_pool([p, 1 - p], [1.0, 0.0], ExitCondition(0), n, 1)
-        )
-    one = sum(q * ((y - p) * (y - p)) ** 2 for y, q in ((1, p), (0, 1 - p)))
-    mean = p * (1 - p)
-    assert second["infinite"] == pytest.approx(n * (one - mean**2) + (n * mean) ** 2)
-    assert second["loo"] > second["infinite"] * 1.1
+def test_scaled_residuals_are_clipped():
+    scale = RunningRewardStd()
+    scale.observe([0.0, 1e-6])
+    pool = pool_of(1.0, -1.0)
+    (std,) = scale.reward_stds([pool])
+    advantages = posterior_advantages(pool, BaselineEstimate(0.0, 1e9, 0.5), std=std)
+    assert advantages == [LARGEST_DEVIATION, -LARGEST_DEVIATION]
 
 
 def test_explained_variance():
-    pools = [Pool(0.7, (Rollout(i, r, r) for i, r in enumerate(rewards))) for rewards in ([1.0, 1.0], [0.0, 0.0])]
+    pools = [pool_of(1.0, 1.0), pool_of(0.0, 0.0)]
     assert explained_variance(pools, [[1.0, 1.0], [0.0, 0.0]]) == pytest.approx(1)
     assert explained_variance(pools, [[0.5, 0.5], [0.5, 0.5]]) == pytest.approx(0)
     assert explained_variance(pools, [[0.0, 0.0], [1.0, 1.0]]) == pytest.approx(-3)
     assert math.isnan(explained_variance(pools[:1], [[1.0, 1.0]]))
 
 
-def test_a_mean_that_is_worth_nothing_does_not_matter():
-    """The leave-one-out mean that the posterior is compared with has no prior at all."""
-    assert BaselineEstimate(math.nan, 0.0, 0.5).updated([1.0, 0.0]).mean == 0.5
+# A batch of three prompts
+
+
+def test_shift_by_batch_residual_by_hand():
+    estimates = [BaselineEstimate(0.0, 4, 0.1)] * 3
+    pools = [pool_of(1.0), pool_of(0.0, 1.0), pool_of(5.0)]
+    means = [estimate.mean for estimate in shift_by_batch_residual(estimates, pools, shrinkage=8)]
+    assert means == pytest.approx([6 / (3 + 8), 6 / (2 + 8), 2 / (3 + 8)])
+    (alone,) = shift_by_batch_residual(estimates[:1], pools[:1], shrinkage=0)
+    assert math.isnan(alone.mean) and alone.pseudo_counts == 0
+
+
+PROBABILITIES, SIZES = (0.3, 0.8, 0.1), (1, 2, 1)
+TRUTH = np.array([size * p * (1 - p) for p, size in zip(PROBABILITIES, SIZES, strict=True)])
+
+
+def expected_batch_gradient(to_advantages):
+    """E[Σ A ∇ log π] by prompt, for binary rewards with PROBABILITIES and SIZES, exactly."""
+    gradient = np.zeros(3)
+    owners = [x for x, size in enumerate(SIZES) for _ in range(size)]
+    for sampled in itertools.product((0.0, 1.0), repeat=len(owners)):
+        p = math.prod(PROBABILITIES[x] if y else 1 - PROBABILITIES[x] for x, y in zip(owners, sampled, strict=True))
+        values = iter(sampled)
+        rewards = [[next(values) for _ in range(size)] for size in SIZES]
+        for x, own in enumerate(to_advantages(rewards)):
+            gradient[x] += p * sum(a * (y - PROBABILITIES[x]) for a, y in zip(own, rewards[x], strict=True))
+    return gradient
+
+
+def batch_advantages(estimates, pools, stds=(None, None, None)):
+    return [posterior_advantages(pool, e, std=std) for pool, e, std in zip(pools, estimates, stds, strict=True)]
+
+
+def estimated(generations):
+    """Estimates after some generations of two rollouts per prompt."""
+    estimator, rng = RewardEstimator(has_value_predictions=False), np.random.default_rng(0)
+    for _ in range(generations):
+        rewards = (rng.random((3, 2)) < np.array(PROBABILITIES)[:, None]).astype(float)
+        estimator.observe(estimator.features("abc"), pools_of(rewards))
+    return estimator.estimate(estimator.features("abc"), [0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    "compute_baseline",
+    [
+        lambda pools: batch_leave_one_out_baseline(pools, [0.5] * 3),
+        lambda pools: add_batch_information(estimated(0), "abc", pools, shrinkage=0.0),
+        lambda pools: add_batch_information(estimated(5), "abc", pools, shrinkage=16.0),
+        lambda pools: add_batch_information([BaselineEstimate(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
+    ],
+    ids=["batch", "first generation", "estimator", "copies of a prompt"],
+)
+def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward(compute_baseline):
+    def to_advantages(rewards):
+        pools = pools_of(rewards)
+        return batch_advantages(compute_baseline(pools), pools)
+
+    np.testing.assert_allclose(expected_batch_gradient(to_advantages), TRUTH, rtol=1e-12)
+
+
+def clipped_reward_change(rewards, reward_stds):
+    """
+    For each rollout y · (f(1) − f(0)), where f(r) is (r − b) / σ clipped, b the mean of all other rollouts and σ known without
+    its prompt: as b and σ are independent of y, E[y (y − p) (f(1) − f(0))] is E[f(1) − f(0)] · p (1 − p).
+    """
+    found = []
+    for x, (own, std) in enumerate(zip(rewards, reward_stds(pools_of(rewards)), strict=True)):
+        others = [r for y, row in enumerate(rewards) if y != x for r in row]
+        found.append([])
+        for i, y in enumerate(own):
+            b = np.mean(others + own[:i] + own[i + 1 :])
+            f = [np.clip((r - b) / std, -LARGEST_DEVIATION, LARGEST_DEVIATION) if std else 0.0 for r in (0.0, 1.0)]
+            found[-1].append(y * (f[1] - f[0]))
+    return found
+
+
+@pytest.mark.parametrize("earlier", [[], [0.0, 1.0, 1.0, 1.0], [-2.0, 3.0]], ids=["first", "as large", "larger"])
+def test_scaled_advantages_follow_the_gradient_of_the_clipped_reward(earlier):
+    """In the first generation σ is that of the other prompts, later of earlier ones; with a large one nothing is clipped."""
+    scale = RunningRewardStd()
+    if earlier:
+        scale.observe(earlier)
+
+    def to_advantages(rewards):
+        pools = pools_of(rewards)
+        return batch_advantages(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, scale.reward_stds(pools))
+
+    expected = expected_batch_gradient(lambda rewards: clipped_reward_change(rewards, scale.reward_stds))
+    np.testing.assert_allclose(expected_batch_gradient(to_advantages), expected, rtol=1e-12)
+    if earlier == [-2.0, 3.0]:
+        np.testing.assert_allclose(expected, TRUTH / scale.std, rtol=1e-12)
+
+
+def batch_mean_including_the_reward(rewards):
+    mean = sum(map(sum, rewards)) / sum(SIZES)
+    return [[r - mean for r in own] for own in rewards]
+
+
+def std_including_the_reward(rewards):
+    pools, std = pools_of(rewards), float(np.std(np.concatenate(rewards)))
+    return batch_advantages(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, [std] * 3)
+
+
+def test_the_enumeration_finds_the_bias_of_wrong_batch_statistics():
+    assert abs(expected_batch_gradient(batch_mean_including_the_reward) / TRUTH - 1).max() > 0.2
+    weights = expected_batch_gradient(std_including_the_reward) / TRUTH
+    assert weights.max() / weights.min() > 1.005  # prompts are weighted differently

@@ -43,7 +43,7 @@ def autograd_scores(pi):
 
 def draw_pool(answers, estimator):
     rewards = [float(answer == 0) for answer in answers]
-    rollouts = [Rollout(i, r, r, source=a) for i, (r, a) in enumerate(zip(rewards, answers, strict=True))]
+    rollouts = [Rollout(i, r, r, location=a) for i, (r, a) in enumerate(zip(rewards, answers, strict=True))]
     return eliminate(
         1,
         lambda rows: [rollouts[draw] for _, draw in rows],
@@ -58,7 +58,7 @@ def estimate(pool, estimator, scores, seed):
     group = select_group(pool, estimator.num_generations, seed)
     options = {"weighting": estimator.weighting, "selection_correction": estimator.selection_correction}
     values = group_advantages(pool, group, std=pool.std if estimator.divide_by_std else None, **options)
-    return np.mean([a * scores[rollout.source] for a, rollout in zip(values, group, strict=True)], axis=0)
+    return np.mean([a * scores[rollout.location] for a, rollout in zip(values, group, strict=True)], axis=0)
 
 
 SMALL = {
@@ -159,7 +159,7 @@ def test_the_batch_gradient_agrees_with_autograd(task, name):
         std = pool.std if method.divide_by_std else None
         options = {"weighting": method.weighting, "selection_correction": method.correction, "std": std}
         for rollout, advantage in zip(group, group_advantages(pool, group, **options), strict=True):
-            loss, rows = loss + advantage * log_pi[i, rollout.source], rows + 1
+            loss, rows = loss + advantage * log_pi[i, rollout.location], rows + 1
     (loss / rows).backward()
     assert trained == rows
     assert np.abs(weights.grad.numpy()).max() > 1e-3
@@ -375,6 +375,6 @@ def test_counts_discounted_by_steps_shrink_with_the_steps_since_the_last_visit()
     by_steps.forget(["a"], 4)
     by_steps.forget(["a"], 4)  # discounted only once
     by_steps.observe(["a"], [0], [2], step=4)
-    (counts,) = by_steps.known(["a"])
+    (counts,) = by_steps.get_counts(["a"])
     assert counts.discounted_rollouts == pytest.approx(2 + 2 * 0.5**3)
     assert counts.discounted_positives == pytest.approx(0.5**3)

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import ExitCondition, Pool, Rollout, expected_rounds
+from ada_trl.core import ExitCondition, Pool, Rollout
 from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from ada_trl.sampling.prompt_queue import (
     MAX_SKIPS,
@@ -202,8 +202,7 @@ def test_the_number_of_retries_follows_the_truncated_log_objective():
     assert len(finished) > 2000
     # Prompts that are active at the end have many rounds: at most one per slot, each at most N, out of thousands.
     edge = max_rounds * 64 / len(finished)
-    expected = expected_rounds(p, 1, max_rounds)
-    assert expected == pytest.approx((1 - (1 - p) ** max_rounds) / p)
+    expected = (1 - (1 - p) ** max_rounds) / p
     assert finished.mean() == pytest.approx(expected, abs=4 * finished.std() / math.sqrt(len(finished)) + edge)
     assert finished.max() == max_rounds
 
@@ -328,11 +327,6 @@ def test_a_queue_resumes_exactly(options):
 def test_a_data_set_smaller_than_a_step_is_rejected(number, streaming):
     with pytest.raises(ValueError, match=f"needs 4 distinct prompts, but the training data set has only {number}"):
         PromptQueue(stream(number, streaming), slot_config()).next_slots()
-
-
-def test_expected_rounds():
-    assert expected_rounds(0.0, 1, 5) == 5 and expected_rounds(1.0, 2, 5) == 1
-    assert expected_rounds(0.5, 1, 3) == 1 + 0.5 + 0.25
 
 
 def test_a_slot_is_a_pool_of_all_its_rollouts():

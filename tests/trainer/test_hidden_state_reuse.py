@@ -1,4 +1,4 @@
-"""The policy's hidden states of the prompts come from forward passes that are made anyway."""
+"""Hidden states of the prompts are captured from the forward passes of generation, without additional ones."""
 
 import pytest
 import torch
@@ -29,8 +29,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_prefill_gives_what_a_pass_of_its_own_would(case, tmp_path):
-    """Of prompts that differ in length, after the weights have moved."""
+def test_captured_states_equal_those_of_a_separate_pass(case, tmp_path):
+    """With prompts of different lengths, after the weights have changed."""
     trainer = build(tmp_path, dataset=prompt_dataset(2), **{"max_steps": 3} | POSTERIOR | CASES[case])
     watch = Watch(trainer)
     trainer.train()
@@ -39,7 +39,7 @@ def test_the_prefill_gives_what_a_pass_of_its_own_would(case, tmp_path):
         assert found.shape == expected.shape and len(found) == 8 // CASES[case]["num_generations"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     (first, _), *_, (last, _) = watch.compared
-    assert not torch.allclose(first[:2], last[:2]), "The policy has moved."
+    assert not torch.allclose(first[:2], last[:2]), "The policy has changed."
 
 
 def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
@@ -55,26 +55,22 @@ def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
         trainer.train()
         passes[name] = watch.passes
     assert passes["grpo"] == passes["posterior"] == passes["batch"] == 2 * (5 + 1)
-    assert passes["est"] > passes["grpo"], "Budgets must be known before the draw."
+    assert passes["est"] > passes["grpo"], "Budgets must be known before sampling."
 
 
-def test_where_nothing_is_caught_a_pass_of_its_own_is_made(tmp_path):
-    trainer = build(tmp_path, num_generations=1, **POSTERIOR)
+@pytest.mark.parametrize("case", ["missing states", "beam search"])
+def test_without_captured_states_a_separate_pass_is_made(case, tmp_path):
+    """The prefill of beam search has `num_beams` rows per prompt: 7 of 8 captured rows belonged to another prompt."""
+    options = {"generation_kwargs": {"num_beams": 2}} if case == "beam search" else {}
+    trainer = build(tmp_path, num_generations=1, **options, **POSTERIOR)
     watch = Watch(trainer)
-    trainer.pass_rates.reader.all_gather_states = lambda own: None
+    if case == "missing states":
+        trainer.pass_rates.reader.all_gather_states = lambda local: None
     trainer.train()
     assert watch.own_passes == 2 and not watch.compared
 
 
-def test_beam_search_takes_a_separate_pass(tmp_path):
-    """Its prefill has `num_beams` rows per prompt: 7 of 8 captured rows belonged to another prompt."""
-    trainer = build(tmp_path, num_generations=1, generation_kwargs={"num_beams": 2}, **POSTERIOR)
-    watch = Watch(trainer)
-    trainer.train()
-    assert watch.own_passes == 2 and not watch.compared
-
-
-def test_a_chosen_prompt_is_estimated_once(tmp_path):
+def test_a_selected_prompt_is_predicted_once(tmp_path):
     options = {"prompt_oversampling": 3, "num_generations": 4, "max_steps": 4, "per_device_train_batch_size": 16}
     rows = prompt_dataset(6).map(lambda row, i: {"id": str(i)}, with_indices=True)
     trainer = build(tmp_path, even_reward, rows, adaptive_sampling="uniform", **options)
@@ -86,14 +82,14 @@ def test_a_chosen_prompt_is_estimated_once(tmp_path):
 
 
 @torch.no_grad()
-def test_what_is_caught_is_what_the_head_is_given():
+def test_captured_states_are_those_that_the_lm_head_receives():
     model, tokenizer = tiny_model(), tiny_tokenizer()
     inputs = tokenizer(PROMPTS, padding=True, padding_side="left", return_tensors="pt")
     inputs.pop("token_type_ids", None)
-    expected = last_hidden_states(model, inputs["input_ids"], inputs["attention_mask"])
-    with capture_hidden_states(model, -1, prefill=tuple(inputs["input_ids"].shape)) as caught:
+    expected = last_hidden_states(model, inputs["input_ids"], inputs["attention_mask"], batch_size=len(PROMPTS))
+    with capture_hidden_states(model, -1, prefill=tuple(inputs["input_ids"].shape)) as captured:
         model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    assert len(caught) == 1 and not backbone_of(model)._forward_hooks
-    torch.testing.assert_close(caught[0], expected)
+    assert len(captured) == 1 and not backbone_of(model)._forward_hooks
+    torch.testing.assert_close(captured[0], expected)
     first = model.generate(**inputs, max_new_tokens=1, do_sample=False)[:, -1]
     assert torch.equal(model.lm_head(expected).argmax(1), first)

@@ -1,0 +1,136 @@
+"""Metrics of given pools, and the import of core without torch."""
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ada_trl.core import ExitCondition, group_advantages, sampling_metrics, select_group
+from ada_trl.core.metrics import (
+    grpo_zero_variance_probability,
+    mean_and_std,
+    rollouts_by_estimate,
+    zero_gradient_probability,
+)
+
+from .simulation import pool_of
+
+
+NAN = math.nan
+MIXED = [1, 0, 1, 0]
+HARD = [0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0]
+EASY = [1] * 12
+NEVER = [0] * 12
+
+
+def metrics_of(*rewards):
+    """Of pools after at most three rounds of four rollouts."""
+    pools = [pool_of(*values) for values in rewards]
+    groups = [select_group(pool, 4, (i,)) for i, pool in enumerate(pools)]
+    return sampling_metrics(
+        pools,
+        groups,
+        [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)],
+        ExitCondition(2, 2),
+        samples_per_round=4,
+        max_rounds=3,
+        num_generations=4,
+        weighting="inverse_sqrt",
+        is_on_distribution=[True] * len(pools),
+    )
+
+
+def by_round(metrics, name):
+    return [metrics[f"{name}/round_{k}"] for k in (1, 2, 3)]
+
+
+def test_metrics_of_a_step_line_by_line():
+    metrics = metrics_of(MIXED, HARD, EASY, NEVER)
+    assert metrics["samples_per_prompt/mean"] == (4 + 12 + 12 + 12) / 4
+    assert metrics["rounds/mean"] == 2.5
+    assert by_round(metrics, "active_prompts") == [4, 3, 3]
+    assert by_round(metrics, "frac_missing_positives") == [0.5, 0.5, 0.25]
+    assert by_round(metrics, "frac_missing_negatives") == [0.25] * 3
+    assert [metrics[f"success_reward/{name}"] for name in ("min", "mean", "max")] == [0, 6 / 16, 1]
+    assert metrics["frac_exit_condition_met"] == 0.5
+    assert metrics["frac_all_correct"] == metrics["frac_all_wrong"] == 0.25
+    assert metrics["frac_reward_zero_std/first_round"] == 0.75  # HARD, EASY and NEVER start with equal rewards
+    assert metrics["frac_zero_advantage_groups"] == 0.5
+    assert metrics["frac_recovered_groups"] == 0.25
+    assert metrics["reward/macro_mean"] == pytest.approx((1 / 2 + 2 / 12 + 1 + 0) / 4)
+    assert metrics["reward/micro_mean"] == pytest.approx((2 + 2 + 12 + 0) / 40)
+    assert metrics["reward/trained"] == pytest.approx((2 + 2 + 4 + 0) / 16)
+    assert metrics["pass_rate/mean"] == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+
+
+def test_a_prompt_with_one_positive_of_many_is_missing_positives():
+    metrics = metrics_of([1] + [0] * 11)
+    assert metrics["frac_exit_condition_met"] == metrics["frac_all_wrong"] == metrics["frac_all_correct"] == 0
+    assert by_round(metrics, "frac_missing_positives") == [1, 1, 1]
+    assert by_round(metrics, "frac_missing_negatives") == [0, 0, 0]
+
+
+def test_rounds_that_were_not_needed_have_no_active_prompts():
+    metrics = metrics_of(MIXED, MIXED)
+    assert by_round(metrics, "active_prompts") == [2, 0, 0]
+    assert by_round(metrics, "frac_missing_positives") == [0, 0, 0]
+
+
+def test_metrics_of_unscored_pools_are_nan():
+    metrics = metrics_of([NAN] * 12)
+    assert metrics["frac_unscored"] == metrics["frac_zero_advantage_groups"] == 1
+    assert metrics["frac_missing_positives/round_3"] == metrics["frac_missing_negatives/round_3"] == 1
+    assert all(math.isnan(metrics[name]) for name in ("success_reward/min", "success_reward/max", "reward/micro_mean"))
+
+
+@pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])
+def test_zero_gradient_probability_is_the_share_of_subsets(positives, m, n):
+    """So that it is unbiased for p^n + (1 − p)^n."""
+    rewards = [1.0] * positives + [0.0] * (m - positives)
+    subsets = list(itertools.combinations(rewards, n))
+    expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
+    assert zero_gradient_probability(rewards, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(0.4, 0.6), (2.0, 5.0), (5.0, 1.0)])
+def test_zero_variance_probability_of_small_pools_is_that_of_grpo_on_average(shape):
+    """Budgets of 2 to 6 from noisy estimates: easy prompts have small pools, which must not make them look better."""
+    rng = random.Random(0)
+    rates = [rng.betavariate(*shape) for _ in range(4000)]
+    sizes = [2 + int(4.99 * (1 - min(max(p + rng.gauss(0, 0.2), 0), 1))) for p in rates]
+    pools = [pool_of(*[float(rng.random() < p) for _ in range(size)]) for p, size in zip(rates, sizes, strict=True)]
+    expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
+    assert grpo_zero_variance_probability(pools, 4).mean() == pytest.approx(expected, abs=0.015)
+
+
+def test_rollouts_by_estimate_are_means_over_bins():
+    found = rollouts_by_estimate([0.0, 0.09, 0.1, 0.55, 1.0, 1.0], [32, 16, 8, 4, 2, 3])
+    assert found == {"rollouts_at_0.05": 24, "rollouts_at_0.15": 8, "rollouts_at_0.55": 4, "rollouts_at_0.95": 2.5}
+
+
+def test_mean_and_std_with_each_prompt_once():
+    values = [[1.0, 0.0], [0.0, NAN], [1.0, 1.0, 1.0, 1.0], [NAN]]
+    mean, std = mean_and_std(values, each_prompt_once=True)
+    assert mean == pytest.approx((0.5 + 0 + 1) / 3)
+    assert std**2 == pytest.approx((1 / 4) / (1 - (2 / 36 + 1 / 9 + 4 / 144)))
+    equal = torch.tensor([[1.0, 0.0], [0.5, 0.25]])
+    for once in (False, True):  # equal to TRL's if the groups have equal sizes
+        found = mean_and_std(equal.tolist(), each_prompt_once=once)
+        assert found == pytest.approx((equal.mean().item(), equal.std().item()))
+    assert all(map(math.isnan, mean_and_std([[NAN], []], each_prompt_once=True)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        ("ada_trl.core, benchmarks.analyses.outcomes", {"torch", "trl", "transformers"}),
+        ("ada_trl.commands.plots", {"torch", "transformers"}),  # its options are parsed by TRL's parser
+    ],
+)
+def test_core_and_plots_start_without_torch(modules, without):
+    code = f"import sys, {modules}; print({without!r} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

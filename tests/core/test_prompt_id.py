@@ -1,0 +1,70 @@
+"""Identity of prompts: a stable hash of their content, with the row's `id` if there is one."""
+
+import datetime
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ada_trl.core import prompt_key
+from ada_trl.core.prompt_id import prompt_reference, prompt_text
+
+
+CONVERSATION = [{"role": "user", "content": "1+2="}]
+
+
+def test_the_key_is_a_hash_of_the_content():
+    content = b'[{"content":"1+2=","role":"user"}]'
+    assert prompt_key("1+2=") == hashlib.sha256(b'"1+2="').hexdigest()
+    assert prompt_key(CONVERSATION) == hashlib.sha256(content).hexdigest() == prompt_key([dict(CONVERSATION[0])])
+    # A data set adds the fields that other messages have.
+    assert prompt_key([{"content": "1+2=", "role": "user", "name": None}]) == prompt_key(CONVERSATION)
+    keys = {prompt_key(p) for p in ["1+2=", "1+2= ", "", CONVERSATION, CONVERSATION * 2, content.decode()]}
+    assert len(keys) == 6
+
+
+def test_an_id_is_part_of_the_key_and_not_the_whole_key():
+    """Concatenated data sets may both be numbered from 0, and some have one id for all rows."""
+    digest = hashlib.sha256(b'"1+2="').hexdigest()[:16]
+    assert prompt_key("1+2=", {"id": 17, "prompt": "1+2="}) == f"17-{digest}"
+    assert prompt_key("1+2=", {"id": None}) == prompt_key("1+2=", {}) == prompt_key("1+2=")
+    assert prompt_key("1+2=", {"id": 0}) != prompt_key("31+4=", {"id": 0})
+    assert prompt_key("1+2=", {"id": 0}) != prompt_key("1+2=", {"id": 1})
+
+
+@pytest.mark.parametrize("keep_prompt", [False, True])
+def test_other_ranks_receive_key_text_and_prompt(keep_prompt):
+    row, image = {"prompt": CONVERSATION, "id": 0}, np.zeros((2, 2), np.uint8)
+    text = '[{"content":"1+2=","role":"user"}]'
+    prompt = CONVERSATION if keep_prompt else None
+    assert prompt_reference(row, keep_prompt=keep_prompt) == (prompt_key(CONVERSATION, row), text, prompt)
+    with_image, other = (
+        prompt_reference({**row, "image": value}, keep_prompt=keep_prompt) for value in (image, image + 1)
+    )
+    assert with_image[0] != other[0] and (with_image[2] is None) == (not keep_prompt)
+    whole = prompt_reference({**row, "level": 1}, hash_entire_row=True)
+    assert whole[0] != prompt_reference({**row, "level": 2}, hash_entire_row=True)[0]
+    assert prompt_reference({"prompt": [object()], "id": "x"}) == ("x", None, None)
+
+
+def test_the_key_is_the_same_in_another_process():
+    code = "from ada_trl.core import prompt_key; print(prompt_key([{'role': 'user', 'content': 'Größe \\ud800'}]))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert other == prompt_key([{"role": "user", "content": "Größe \ud800"}])
+
+
+def test_the_text_of_a_prompt():
+    assert prompt_text("Größe") == "Größe"
+    assert prompt_text([{"role": "user", "content": "Größe"}]) == '[{"content":"Größe","role":"user"}]'
+    with pytest.raises(ValueError, match=r"neither text nor an image .* Add a column 'id'"):
+        prompt_key([{"role": "user", "content": object()}])
+
+
+def test_columns_of_an_environment_are_hashed():
+    row = {"when": datetime.date(2026, 1, 1), "blob": b"x", "board": np.zeros((2, 3)), "none": None}
+    key = prompt_key(row)
+    assert key == prompt_key({"when": datetime.date(2026, 1, 1), "blob": b"x", "board": np.zeros((2, 3))})
+    for change in ({"when": datetime.date(2026, 1, 2)}, {"blob": b"y"}, {"board": np.zeros((3, 2))}, {"none": 1}):
+        assert prompt_key(row | change) != key
