@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
-from benchmarks.speed.server import BarrierTrainer
+from benchmarks.speed.server import SynchronousTrainer
 
 from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
@@ -453,8 +453,8 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(tmp_path):
             await asyncio.sleep(2.0)
         return answer(call, [WRONG] * call.n)
 
-    for trainer_class in (AdaGRPOTrainer, BarrierTrainer):
-        barrier, finished = trainer_class is BarrierTrainer, []
+    for trainer_class in (AdaGRPOTrainer, SynchronousTrainer):
+        barrier, finished = trainer_class is SynchronousTrainer, []
 
         async def recorded(call, finished=finished):
             response = await behave(call)
