@@ -1,4 +1,4 @@
-"""What a dry run of notebook 2 does not show: that its full settings fit together, and with what the libraries take."""
+"""The full settings of notebook 2, which its dry run does not use: they are valid for the trainer and for vLLM."""
 
 import re
 from configparser import ConfigParser
@@ -89,14 +89,10 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})
     requirement = Requirement(commands[0][-1])
-    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= extras()
+    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= set(
+        metadata["options.extras_require"]
+    )
     assert "vllm" in requirement.extras
-
-
-def extras():
-    metadata = ConfigParser()
-    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
-    return set(metadata["options.extras_require"])
 
 
 def test_server_command_serves_what_is_trained(monkeypatch, tmp_path):
