@@ -200,6 +200,6 @@ class AsyncVLLMSampler(RolloutSampler):
         if is_overlapped:
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         offset = self.store(completions, is_first_round=is_first_round)
-        sources = [(self.process_index, offset + i) for i in range(len(requests))]
-        rollouts = iter(self.rollouts([draw for _, draw in requests], completions.rewards, sources))
+        locations = [(self.process_index, offset + i) for i in range(len(requests))]
+        rollouts = iter(self.rollouts([draw for _, draw in requests], completions.rewards, locations))
         return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answered]

@@ -141,9 +141,9 @@ class RolloutSampler:
                     self.stats[f"tools/{name}"] += count
         return offset
 
-    def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, sources: Sequence[tuple]) -> list[Rollout]:
+    def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, locations: Sequence[tuple]) -> list[Rollout]:
         totals, success_rewards = self.split_rewards(rewards)
-        columns = zip(draws, totals, success_rewards, map(tuple, rewards.tolist()), sources, strict=True)
+        columns = zip(draws, totals, success_rewards, map(tuple, rewards.tolist()), locations, strict=True)
         return [Rollout(*column) for column in columns]
 
     def fetch(self, selected: Sequence[Rollout]) -> SelectedRollouts:

@@ -72,8 +72,8 @@ class SynchronousSampler(RolloutSampler):
         received = gather_results(generate_share)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
         rewards = torch.tensor([row for of_rank in received for row in of_rank][: len(requests)])
-        sources = [(i // share, offset + i % share) for i in range(len(requests))]
-        return self.rollouts([draw for _, draw in requests], rewards, sources)
+        locations = [(i // share, offset + i % share) for i in range(len(requests))]
+        return self.rollouts([draw for _, draw in requests], rewards, locations)
 
     def generate(self, requests: Sequence[tuple[int, int]], is_first_round: bool) -> Completions:
         """Generate and score one completion for each request `(prompt, draw)`, on this rank."""

@@ -11,6 +11,7 @@ from .ada_grpo_config import AdaGRPOConfig
 logger = get_logger(__name__)
 
 WORST_EXPLAINED_VARIANCE = -0.3  # of a baseline; one constant for the whole batch has 0
+LOWEST_ESS_RATIO = 0.5
 
 TOO_EASY = "the prompts are too easy for the model, or the reward function accepts everything"
 TOO_HARD = (
@@ -32,7 +33,8 @@ class TrainingDiagnostics:
       rewards (after two generations), if sampling, prompt weights or a record of pass rates depend on them;
     - for `steps` steps, more than `share` of the prompts with successes only, with failures only or without rewards;
     - for `steps` steps, equal rewards in the whole batch, with a baseline that does not need a group;
-    - for `steps` steps, a baseline that predicts the rewards worse than their own mean.
+    - for `steps` steps, a baseline that predicts the rewards worse than their own mean;
+    - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
 
     Args:
         args ([`AdaGRPOConfig`]):
@@ -54,6 +56,7 @@ class TrainingDiagnostics:
         if self._candidates:
             self._reward = f"the weighted sum of {' and '.join(self._candidates)}"
         self._needs_groups = args.baseline == "pool"
+        self._correction_mode = args.vllm_importance_sampling_mode
         self._more_rollouts = "max_rounds or " if args.sampling_strategy.is_sequential else ""
         rows = max(args.generation_batch_size, 2)
         self._leave_one_out_factor = (rows / (rows - 1)) ** 2
@@ -88,6 +91,7 @@ class TrainingDiagnostics:
         if self._is_trained_on or self._is_recorded:
             self._check_threshold(metrics)
         self._check_baseline(metrics.get("baseline/explained_variance", math.nan), step)
+        self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)
         self._check_prompts(metrics, step)
         if not self._needs_groups:
             self._check_constant_batch(rewards, step)
@@ -138,6 +142,17 @@ class TrainingDiagnostics:
                 f"For {steps} steps, the baseline has been further from the rewards than their own mean "
                 f"(ada/baseline/explained_variance is {explained_variance:.2f} now), so that it adds noise. Use more rollouts "
                 "per step, or baseline='batch', the mean reward of the other rollouts in the batch."
+            )
+
+    def _check_effective_sample_size(self, ratio: float, step: int) -> None:
+        # The ratio is one of whole completions, so that it says nothing about token-level correction.
+        is_low = self._correction_mode.startswith("sequence") and ratio < LOWEST_ESS_RATIO  # False for NaN
+        if steps := self._steps_to_report("effective_sample_size", is_low, step):
+            logger.warning(
+                f"For {steps} steps, the effective sample size of the rollouts has been less than {LOWEST_ESS_RATIO:g} of their "
+                f"number (ada/ess_ratio is {ratio:.2f} now): vllm_importance_sampling_mode={self._correction_mode!r} weights a "
+                "completion by the product of the ratios of all its tokens, so that few completions determine the update. Set "
+                "vllm_importance_sampling_mode='token_truncate', lower the learning rate, or set max_staleness=0."
             )
 
     def _check_threshold(self, metrics: Mapping[str, float]) -> None:

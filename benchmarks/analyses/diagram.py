@@ -23,7 +23,7 @@ COLUMNS = {  # left edge: title, and the setting of the default mode
     148: ("② Rollouts", f"rounds of {M}, until {GROUP // 2} are correct and {GROUP // 2} incorrect"),
     510: ("③ Baseline", "mean of the pool"),
     638: ("④ Weight", "1/√p"),
-    728: ("Group", f"{GROUP}, corrected"),
+    728: (f"⑤ Group of {GROUP}", "advantages"),
 }
 CORRECT, INCORRECT, GREY = COLORS["GRPO n=8"], "#8a8a8a", "#666666"
 

@@ -22,7 +22,7 @@ class PassRateDistribution(NamedTuple):
         pass_rates (`np.ndarray`):
             p, ascending, `(G,)`.
         weights (`np.ndarray`):
-            Share of the prompts, `(G,)`, sum 1.
+            Fraction of the prompts, `(G,)`, sum 1.
     """
 
     pass_rates: np.ndarray
@@ -79,7 +79,7 @@ def fit_pass_rate_distribution(positives: ArrayLike, draws: ArrayLike) -> PassRa
 
 
 def _beta_weights(grid: np.ndarray, k: np.ndarray, n: np.ndarray, repeats: np.ndarray) -> np.ndarray:
-    """Where EM starts: the beta distribution fitted to the counts, as integers of a moderate size."""
+    """Starting point of EM: the beta distribution fitted to the counts, as integers of a moderate size."""
     size = np.rint(np.clip(n, 1, START_DRAWS))
     whole = np.stack([np.rint(k / n * size), size], axis=1).astype(int)
     alpha, beta = fit_beta_prior(beta_binomial_sufficient_stats(np.repeat(whole, repeats, axis=0)), 1.0, 1.0)

@@ -34,7 +34,7 @@ class PoolDistribution(NamedTuple):
 
     @property
     def has_zero_variance(self) -> np.ndarray:
-        """Whether all rewards of the pool are equal, `(num_states,)`: exactly then all advantages are 0."""
+        """True where all rewards of the pool are equal, so that all advantages are 0, `(num_states,)`."""
         return (self.positives == 0) | (self.positives == self.draws)
 
 

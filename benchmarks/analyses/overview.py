@@ -53,12 +53,12 @@ def caption(zero_variance_share: float) -> str:
     """The figure in words; `zero_variance_share` is the fraction of zero-variance groups of the language model."""
     grpo, ada = outcome(names.GRPO_4, CAPTION_RATE), outcome(names.SEQ_BALANCE, CAPTION_RATE)
     return (
-        f"*Left, analytic: at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
-        f"gradient in {grpo.zero_signal:.0%} of the steps. Seq-balance reduces this to {ada.zero_signal:.0%}, for "
-        f"{ada.rollouts:.0f} rollouts; with the batch baseline every rollout has a non-zero advantage, unless all rewards of the "
-        "batch are equal. Right, measured: SmolLM2-135M-Instruct on eight families of reasoning tasks (answers of about 4 "
-        f"tokens), where {zero_variance_share:.0%} of GRPO's groups have zero reward variance before training; means over "
-        "seeds, and 95% intervals after the last step.*"
+        f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
+        f"gradient in {grpo.zero_signal:.0%} of the steps. Seq-balance reduces this to {ada.zero_signal:.0%}, with "
+        f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient, unless all rewards of "
+        "the batch are equal. Right (measured): SmolLM2-135M-Instruct on eight families of reasoning tasks, where "
+        f"{zero_variance_share:.0%} of GRPO's groups have zero reward variance before training. Lines: means over seeds. Bars: "
+        "95% intervals after the last step.*"
     )
 
 
@@ -107,8 +107,7 @@ def main() -> None:
     at_equal_tokens = equal_tokens_runs(language)
     figure(language).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(zero_variance(at_equal_tokens, MAIN_SET)), README)
-    table = readme_table(at_equal_tokens)
-    about = language_caption(at_equal_tokens, MAIN_SET, README_METHODS)
+    table, about = readme_table(at_equal_tokens), language_caption(at_equal_tokens, MAIN_SET, README_METHODS)
     fill("language-mixture", "\n\n".join([table, about, readme_sentences(language)]), README)
     fill("verdict", verdict(equal, single), README)
 

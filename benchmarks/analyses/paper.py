@@ -30,7 +30,7 @@ ALLOCATION = "ada/allocation/rollouts_at_"  # followed by the middle of a bin of
 
 def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
     """
-    The distribution of true pass rates behind a run's last pass-rate record, from its discounted counts: pass rates and
+    Distribution of the true pass rates of a run's prompts, fitted to its last stored discounted counts: pass rates and
     weights, see [`~difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
     """
     path = find_in(run, PASS_RATES_FILE)

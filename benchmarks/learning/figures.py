@@ -182,6 +182,8 @@ def ablation(equal: pd.DataFrame, parts: dict[str, str], sets=("hard", "large"))
             if not math.isnan(difference):
                 color = COLORS[names.POSTERIOR] if method.startswith("posterior") else COLORS[REFERENCE]
                 axis.barh(y, difference, xerr=np.nan_to_num(half), color=color, error_kw={"lw": 1, "capsize": 2})
+            else:
+                axis.text(0, y, " not run", va="center", fontsize="x-small", color="grey")
         axis.axvline(0, color="black", lw=0.8)
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.set(xlabel=f"Accuracy minus {first}'s", title=f"{prompt_set.capitalize()} set")

@@ -43,6 +43,7 @@ ORDER = (  # of the comparison at equal tokens
 )
 COMPARED = (names.BATCH, names.POSTERIOR, names.OVERSAMPLING, names.RETRIES)  # in sentences
 README_METHODS = (names.GRPO_4, names.GRPO_8, names.BATCH, names.OVERSAMPLING)
+TOKENS_TO_REACH = f"Tokens to the accuracy of {STRONG_REFERENCE}"
 # Other runs on the machine make a step slower, never faster.
 CPU_SECONDS = "CPU s per step, fastest seed"
 
@@ -73,7 +74,7 @@ def paper_name(method: str) -> str:
 
 
 def has_one_rollout(method: str) -> bool:
-    """Whether the method has one rollout per prompt, which is no group."""
+    """True for methods with one rollout per prompt, which have no groups."""
     return "n=1," in f"{method},"
 
 
@@ -92,17 +93,9 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     found = of_methods(whole, prompt_set, methods)
     last = whole[whole["step"] == whole["step"].max()]
     tokens = (last["generated_tokens"] / last["rollouts"]).mean()
-    counts = sorted({len(own) for own in found.values()})
-    seeds = (
-        f"{counts[0]} to {counts[-1]} seeds"
-        if len(counts) > 1
-        else "one seed"
-        if counts == [1]
-        else f"{counts[0]} seeds"
-    )
     text = (
         f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at learning rate "
-        f"{_rate(RATE)}, answers of about {tokens:.0f} tokens, {seeds}."
+        f"{_rate(RATE)}, answers of about {tokens:.0f} tokens, {_seeds(sorted({len(own) for own in found.values()}))}."
     )
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
@@ -110,7 +103,16 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
             f"{column} {_range(values)}" for column, values in widths.items()
         )
         text += " (half of the 95% interval, by method)."
+    if any(len(own) < MIN_SEEDS for own in found.values()):
+        text += f" Differences over fewer than {MIN_SEEDS} common seeds have no interval."
     return f"*{text}*"
+
+
+def _seeds(counts: list[int]) -> str:
+    """Numbers of seeds of several methods, in ascending order, in words."""
+    if len(counts) > 1:
+        return f"{counts[0]} to {counts[-1]} seeds"
+    return "one seed" if counts == [1] else f"{counts[0]} seeds"
 
 
 def _half_widths(found: dict[str, dict[int, pd.DataFrame]], column: str, reference: str) -> list[float]:
@@ -160,9 +162,20 @@ def readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     whole = of_all_families(runs)
     found = {m: own for m, own in of_methods(whole, prompt_set, README_METHODS).items() if len(own) >= MIN_SEEDS}
     weak, strong = found.get(REFERENCE, {}), found.get(STRONG_REFERENCE, {})
-    rows = [start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
-    rows += [{"Method": method} | _results(method, own, weak, strong) for method, own in found.items()]
-    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+    start = start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})
+    rows = [start | {f"against {REFERENCE}": "", TOKENS_TO_REACH: ""}]
+    for method, own in found.items():
+        is_compared = method != REFERENCE and bool(weak)
+        rows.append(
+            {
+                "Method": method,
+                "Accuracy": f"{mean_of(final(own))[0]:.3f}",
+                f"against {REFERENCE}": against(final(own), final(weak)) if is_compared else "",
+                TOKENS_TO_REACH: share_to_reach(own, strong),
+                "pass@16": f"{mean_of(final(own, 'pass@16'))[0]:.3f}",
+            }
+        )
+    return as_table([{name: row[name] for name in rows[-1]} for row in rows])
 
 
 def _results(method: str, own: dict[int, pd.DataFrame], weak: dict, strong: dict) -> dict[str, str]:
@@ -181,8 +194,12 @@ def language_verdict(
     prompt_set: str,
     methods: Sequence[str] = COMPARED,
     references: Sequence[str] = (REFERENCE, STRONG_REFERENCE),
+    with_previous: bool = True,
 ) -> str:
-    """Comparisons in sentences, of methods with at least `MIN_SEEDS` common seeds; each also with the methods before it."""
+    """
+    Comparisons of methods with at least `MIN_SEEDS` common seeds, in sentences: with the references and, if `with_previous`, with
+    the methods before it.
+    """
     whole = of_all_families(runs)
     found = {method: by_seed(whole, prompt_set, method) for method in (*references, *methods)}
     share = zero_variance(runs, prompt_set)
@@ -190,7 +207,8 @@ def language_verdict(
     others = list(references)
     for method in methods:
         text = _sentence(method, found, others, last_reference=references[-1])
-        others.append(method)
+        if with_previous:
+            others.append(method)
         if text:
             lines.append(text)
     return "\n".join(f"- {line}" for line in lines)
@@ -239,57 +257,78 @@ def family_table(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str] = O
 
 
 def readme_sentences(runs: pd.DataFrame) -> str:
-    """The hard families, pass@16 of the batch baseline, and the paper's protocol, in a sentence each."""
+    """pass@16, the hard families, and the paper's protocol if it has been run, in a list item each."""
     equal, batch = of_all_families(equal_tokens_runs(runs)), names.BATCH
-    hard = final(by_seed(equal, HARD_SET, batch))
-    results = []
-    for other in (REFERENCE, STRONG_REFERENCE, names.POSTERIOR):
-        difference = paired_difference(hard, final(by_seed(equal, HARD_SET, other)))
-        results.append(f"{comparison(*difference)} {other} ({show(difference, sign=True)})")
-    own = by_seed(equal, MAIN_SET, batch)
-    starts = {seed: float(run["pass@16"].iloc[0]) for seed, run in own.items()}
-    change = paired_difference(final(own, "pass@16"), starts)
-    lines = [
-        f"pass@16 on the mixture, {batch}: {comparison(*change)} the untrained model ({show(change, sign=True)}).",
-        f"Accuracy on [seven hard families](docs/benchmarks.md) ({before_training(equal, HARD_SET)['accuracy']:.3f} before "
-        f"training, {zero_variance(runs, HARD_SET):.0%} zero-variance groups with n=4), {batch}: {', '.join(results)}.",
+    items = [_pass_at_16(equal), _hard_families(equal, zero_variance(runs, HARD_SET), batch), paper_sentence(runs)]
+    return "\n".join(f"- {item}" for item in items if item)
+
+
+def _pass_at_16(equal: pd.DataFrame, method: str = names.BATCH) -> str:
+    """pass@16 before and after training with `method`, and with the methods that it is compared with."""
+    own = by_seed(equal, MAIN_SET, method)
+    before = {seed: float(run["pass@16"].iloc[0]) for seed, run in own.items()}
+    after = final(own, "pass@16")
+    change = show(paired_difference(after, before), sign=True)
+    others = [
+        f"{mean_of(final(runs, 'pass@16'))[0]:.3f} with {names.short(other)}"
+        for other in (REFERENCE, names.RETRIES)
+        if (runs := by_seed(equal, MAIN_SET, other))
     ]
-    paper = paper_sentence(runs)
-    return "\n\n".join([*lines, paper] if paper else lines)
+    verb = "falls" if mean_of(after)[0] < mean_of(before)[0] else "rises"
+    return (
+        f"**pass@16** {verb} from {mean_of(before)[0]:.3f} before training to {mean_of(after)[0]:.3f} with {method} "
+        f"({change}); it is {' and '.join(others)}."
+    )
+
+
+def _hard_families(equal: pd.DataFrame, share: float, method: str) -> str:
+    """Accuracy on the hard families, compared with both references."""
+    own, results = final(by_seed(equal, HARD_SET, method)), []
+    for other in (REFERENCE, STRONG_REFERENCE):
+        difference = paired_difference(own, final(by_seed(equal, HARD_SET, other)))
+        results.append(f"{comparison(*difference)} {other} ({show(difference, sign=True)})")
+    return (
+        f"**Hard tasks** ([seven families](docs/benchmarks.md#a-language-model), accuracy "
+        f"{before_training(equal, HARD_SET)['accuracy']:.3f} before training, {share:.0%} zero-variance groups with n=4), "
+        f"{method}: {', '.join(results)}."
+    )
 
 
 # The paper's protocol
 
 
-def paper_methods(runs: pd.DataFrame) -> list[str]:
+def paper_methods(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> list[str]:
     """The methods with stored runs, the reference first; none without runs of the reference."""
-    stored = set(paper_runs(runs)["method"])
+    own = paper_runs(runs)
+    stored = set(own[own["prompt_set"] == prompt_set]["method"])
     return [method for method in PAPER if method in stored] if PAPER_REFERENCE in stored and len(stored) > 1 else []
 
 
 def paper_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
-    """Accuracy and pass@16 at equal prompts and steps, in brackets the difference from GRPO n=4; and the costs."""
+    """Accuracy and pass@16 at equal prompts and steps, with the differences from GRPO n=4; and the costs."""
     whole = of_all_families(paper_runs(runs))
-    found = of_methods(whole, prompt_set, paper_methods(runs))
+    found = of_methods(whole, prompt_set, paper_methods(runs, prompt_set))
     reference = found[PAPER_REFERENCE]
     rows = [start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     for method, own in found.items():
-        is_compared = method != PAPER_REFERENCE
         row = {"Method": paper_name(method), "Seeds": str(len(own))}
         for column, label in (("accuracy", "Accuracy"), ("pass@16", "pass@16")):
-            row[label] = with_difference(final(own, column), final(reference, column), is_compared)
-        per_prompt = [float((run["rollouts"] / run["step"]).iloc[-1]) / PAPER_PROMPTS for run in own.values()]
-        row["Rollouts per prompt"] = f"{sum(per_prompt) / len(per_prompt):.1f}"
+            is_compared = method != PAPER_REFERENCE
+            row[label] = f"{mean_of(final(own, column))[0]:.3f}"
+            difference = against(final(own, column), final(reference, column)) if is_compared else ""
+            row[f"{label} against {REFERENCE}"] = difference
+        per_step = [float((run["rollouts"] / run["step"]).iloc[-1]) for run in own.values()]
+        row["Rollouts per step"] = f"{sum(per_step) / len(per_step):.0f}"
         row["1k tokens"] = f"{mean_of(final(own, 'generated_tokens'))[0] / 1e3:.0f}"
         row["Zero-variance groups"] = f"{mean_of(final(own, 'frac_zero_advantage_groups'))[0]:.2f}"
-        row["Entropy"] = show(mean_of(final(own, "entropy")))
+        row["Entropy"] = f"{mean_of(final(own, 'entropy'))[0]:.2f}"
         rows.append(row)
     return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
 
 
 def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     """The section on the paper's protocol; empty without stored runs."""
-    methods = paper_methods(runs)
+    methods = paper_methods(runs, prompt_set)
     if not methods:
         return ""
     own = paper_runs(runs)
@@ -298,12 +337,13 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     parts = [
         "## The paper's protocol on a language model",
         f"Equal prompts and steps: every method trains on {PAPER_PROMPTS} prompts per step, and additional rollouts are its "
-        "cost. Accuracy and pass@16 are exact; in brackets the difference from GRPO n=4, paired by seed. Zero-variance "
-        "groups and entropy (nats per token) are means over all steps.",
+        "cost. Accuracy and pass@16 are exact; differences are paired by seed. All runs start from the same base model, which "
+        "is not that of the other tables. Zero-variance groups (groups whose advantages are all 0) and entropy (nats per "
+        "token) are means over all steps.",
         "![The paper's protocol](figures/language_paper.png)",
         paper_table(runs, prompt_set),
         caption(own, prompt_set, methods, PAPER_REFERENCE),
-        language_verdict(own, prompt_set, [*references[1:], *adaptive], references[:1]),
+        language_verdict(own, prompt_set, adaptive, references, with_previous=False),
         "Accuracy by family:",
         family_table(own, prompt_set, methods),
     ]
@@ -322,8 +362,8 @@ def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         results.append(f"{column}: {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
     cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
     return (
-        f"In the paper's comparison, at equal prompts and steps, {paper_name(method)} generates {cost:.1f} times as many "
-        f"tokens as {REFERENCE}; {'; '.join(results)}."
+        f"**Equal steps** (the paper's comparison): {paper_name(method)} generates {cost:.1f} times as many tokens as "
+        f"{REFERENCE}; {'; '.join(results)}."
     )
 
 

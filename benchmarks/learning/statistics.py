@@ -68,8 +68,9 @@ def final(runs: dict[int, pd.DataFrame], column: str = "accuracy") -> dict[int, 
 
 
 def half_way(runs: dict[int, pd.DataFrame]) -> dict[int, float]:
-    """Accuracy after half of the steps by seed."""
-    return {seed: float(run[run["step"] <= run["step"].max() / 2]["accuracy"].iloc[-1]) for seed, run in runs.items()}
+    """Accuracy after half of the steps by seed, of the runs that were evaluated there."""
+    halves = {seed: run[run["step"] == run["step"].max() / 2] for seed, run in runs.items()}
+    return {seed: float(rows["accuracy"].iloc[0]) for seed, rows in halves.items() if len(rows)}
 
 
 def mean_of(values: dict[int, float]) -> tuple[float, float]:

@@ -87,13 +87,10 @@ def first_table(equal: pd.DataFrame) -> str:
 
 
 def verdict(equal: pd.DataFrame, single: pd.DataFrame) -> str:
-    """The comparisons on small models in sentences."""
-    lines = {
-        names.BATCH: differences(single, names.BATCH),
-        names.POSTERIOR: differences(single, names.POSTERIOR, names.BATCH),
-        names.CORRECTED: differences(equal, names.CORRECTED),
-    }
-    return "\n".join(f"- **{name}**: {text}." for name, text in lines.items() if text)
+    """The comparisons on small models in a list, for the README."""
+    batch, default = differences(single, names.BATCH), differences(equal, names.CORRECTED)
+    lines = {f"**{names.BATCH}**": batch, f"**{names.CORRECTED}**, the default": default}
+    return "\n".join(f"- {name}: {text}." for name, text in lines.items() if text)
 
 
 def differences(evaluations: pd.DataFrame, method: str, reference: str = REFERENCE) -> str:

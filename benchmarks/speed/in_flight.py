@@ -1,18 +1,18 @@
 """
-Generation from a server with the timing of a GPU, beside TRL's client, which sends a batch in one request.
+Generation time with a simulated GPU server, compared with TRL's client, which sends a batch in one request.
 
-`python -m benchmarks.speed.in_flight` compares, in turn, on completions of the same lengths (see `simulated_gpu`):
+`python -m benchmarks.speed.in_flight` alternates between both clients, which receive the same completions (see `simulated_gpu`):
 
 - batch: one rollout per row, all rows different (`baseline="batch"`, `num_generations=1`);
 - GRPO: four rollouts per prompt;
-- Seq-balance: rounds of four rollouts until two are right and two are wrong, at most four rounds, without a barrier,
-  beside rounds each of which is one request of TRL's client.
+- Seq-balance: rounds of four rollouts until two are correct and two incorrect, at most four rounds. Rounds are asynchronous;
+  with TRL's client each round is one request.
 
 It prints seconds, CPU seconds of the client per 1,000 rollouts, and their ratios. CPU time includes the conversion of
 log-probabilities that `GRPOTrainer` makes afterwards.
 
-`--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a process of its own:
-peak memory, and how long the main thread is held up while responses are parsed.
+`--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a separate process: peak
+memory, and how long the main thread stalls while responses are parsed.
 """
 
 import argparse

@@ -1,31 +1,28 @@
 """
-What adaptive sampling costs on a vLLM server, and what leaving out the barrier saves.
+Step time of adaptive sampling with a vLLM server, with asynchronous and with synchronous rounds.
 
 `python -m benchmarks.speed.server` starts a real vLLM server with a tiny random model whose completion lengths are heavy-tailed
-(median about 26 tokens, 1 % beyond 230), and takes steps of `--prompts` prompts in turn with
+(median about 26 tokens, 1 % above 230). It alternates between
 
-- Seq-balance, no barrier (the default),
-- Seq-balance, no barrier and no rounds ahead of time ([`PatientTrainer`]),
-- Seq-balance with a barrier per round ([`BarrierTrainer`]),
+- Seq-balance with asynchronous rounds (the default),
+- the same without speculative rounds ([`NonSpeculativeTrainer`]),
+- Seq-balance with synchronous rounds ([`SynchronousTrainer`]),
 - GRPO with n = 4, and
-- GRPO with the n that draws as many rollouts as Seq-balance did,
+- GRPO with the n that samples as many rollouts as Seq-balance,
 
-or, with `--stream`, at GRPO's rows, with prompts from the stream:
+or, with `--stream`, at GRPO's number of rows,
 
 - GRPO with n = 4,
-- the batch mean and the posterior baseline with one rollout per prompt,
-- refill, without and with a barrier per round,
-- rounds across steps, four rollouts per prompt and one.
+- the batch and the posterior baseline with one rollout per prompt,
+- dynamic sampling with asynchronous and with synchronous rounds,
+- retries with four rollouts per prompt and with one.
 
-It ends with a simulation of the other extreme, a server with capacity to spare, where a decoding step takes the same
-time whatever the batch, as on a GPU that is not full: this machine's server is bound by throughput instead.
-
-The learning rate is 0, so that all see the same policy; weights are still sent at every step (`vllm_weight_sync="disk"`).
-Rewards take `--reward_ms` per rollout. Ratios are of mean step times; the quotients of the single repeats follow.
+The learning rate is 0, so that all methods sample from the same policy; weights are still sent in every step
+(`vllm_weight_sync="disk"`). Reward functions take `--reward_ms` per rollout. Ratios are of mean step times, followed by those of
+the single repeats.
 """
 
 import argparse
-import heapq
 import socket
 import tempfile
 import time
@@ -33,16 +30,15 @@ import zlib
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import ExitCondition, Rollout, eliminate_async
-from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig, slot_done
 from ada_trl.sampling.rollout_sampler import RolloutSampler
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
+
+from .. import names
 
 
 MAX_TOKENS = 300
@@ -71,34 +67,34 @@ def heavy_tailed_model(directory: Path, hidden: int = 64, layers: int = 2) -> No
 
 
 def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
-    """Right if the first character is in a set that the prompt decides on: pass rates spread over prompts."""
+    """1 if the first character is in a set that depends on the prompt, so that prompts have different pass rates."""
     time.sleep(REWARD_SECONDS * len(prompts))
     numbers = [zlib.crc32(prompt.encode()) for prompt in prompts]
     first = [ord(completion[0]) if completion else 0 for completion in completions]
     return [float((character * 7 + n) % 12 < n // 12 % 12) for n, character in zip(numbers, first, strict=True)]
 
 
-class BarrierTrainer(AdaGRPOTrainer):
-    """Completes each round for all of a process's prompts before the next begins, for comparison."""
+class SynchronousTrainer(AdaGRPOTrainer):
+    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
 
-    differs = {"barrier": True}
+    sampler_options: dict[str, object] = {"barrier": True}
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        build = self._multi_round.build_sampler
+        build_sampler = self._multi_round.build_sampler
 
-        def build_different(plan) -> RolloutSampler:
-            sampler = build(plan)
-            vars(sampler).update(self.differs)
+        def build_with_options(plan) -> RolloutSampler:
+            sampler = build_sampler(plan)
+            vars(sampler).update(self.sampler_options)
             return sampler
 
-        self._multi_round.build_sampler = build_different
+        self._multi_round.build_sampler = build_with_options
 
 
-class PatientTrainer(BarrierTrainer):
-    """Asks for nothing ahead of time, for comparison."""
+class NonSpeculativeTrainer(SynchronousTrainer):
+    """Trainer with asynchronous rounds that requests no round before it is needed."""
 
-    differs = {"speculate_below": 0}
+    sampler_options = {"speculate_below": 0}
 
 
 def train(
@@ -144,31 +140,30 @@ def report(name: str, logs: list[dict]) -> str:
     figures = {
         "step": mean(step["step_time"] for step in logs),
         "rollouts/prompt": mean(step["ada/samples_per_prompt/mean"] for step in logs),
-        "zero signal": mean(step["ada/frac_zero_advantage_groups"] for step in logs),
+        "zero advantage": mean(step["ada/frac_zero_advantage_groups"] for step in logs),
     }
     line = f"  {name:36s}" + "".join(f"{label} {value:6.2f}   " for label, value in figures.items())
     if "ada/time/idle" in logs[0]:
         sampling = sum(step["ada/time/generate"] + step["ada/time/reward"] for step in logs)
         idle = sum(step["ada/time/idle"] for step in logs) / sampling
-        hidden = sum(step["ada/time/reward_overlapped"] for step in logs) / sum(
-            step["ada/time/reward"] for step in logs
-        )
-        line += f"server idle {idle:.1%} of sampling   reward time hidden {hidden:.1%}"
+        reward_seconds = sum(step["ada/time/reward"] for step in logs)
+        overlapped = sum(step["ada/time/reward_overlapped"] for step in logs) / reward_seconds
+        line += f"server idle {idle:.1%} of sampling   reward time overlapped {overlapped:.1%}"
     return line
 
 
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
-    refill = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
-    across = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
+    dynamic = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
+    retries = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
-        "Batch n=1": (1, AdaGRPOTrainer, {"baseline": "batch"}),
-        "Posterior n=1": (1, AdaGRPOTrainer, {"baseline": "posterior"}),
-        "Refill": (4, AdaGRPOTrainer, refill),
-        "Refill, barrier per round": (4, BarrierTrainer, refill),
-        "Rounds across steps, n=4": (4, AdaGRPOTrainer, across),
-        "Rounds across steps, n=1": (1, AdaGRPOTrainer, across),
+        names.BATCH: (1, AdaGRPOTrainer, {"baseline": "batch"}),
+        names.POSTERIOR: (1, AdaGRPOTrainer, {"baseline": "posterior"}),
+        "dynamic sampling": (4, AdaGRPOTrainer, dynamic),
+        "dynamic sampling, synchronous rounds": (4, SynchronousTrainer, dynamic),
+        "retries, n=4": (4, AdaGRPOTrainer, retries),
+        "retries, n=1": (1, AdaGRPOTrainer, retries),
     }
     runs: dict[str, list[list[dict]]] = {name: [] for name in settings}
     for seed in range(repeats):
@@ -180,17 +175,17 @@ def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int
     print_ratios(
         runs,
         (
-            ("Batch n=1", "GRPO n=4"),
-            ("Posterior n=1", "GRPO n=4"),
-            ("Refill", "Refill, barrier per round"),
-            ("Rounds across steps, n=4", "GRPO n=4"),
-            ("Rounds across steps, n=1", "GRPO n=4"),
+            (names.BATCH, "GRPO n=4"),
+            (names.POSTERIOR, "GRPO n=4"),
+            ("dynamic sampling", "dynamic sampling, synchronous rounds"),
+            ("retries, n=4", "GRPO n=4"),
+            ("retries, n=1", "GRPO n=4"),
         ),
     )
 
 
 def print_ratios(runs: dict[str, list[list[dict]]], pairs) -> None:
-    """Of mean step times, and in brackets of the single repeats."""
+    """Print ratios of mean step times, followed by those of the single repeats in brackets."""
 
     def seconds(run: list[dict]) -> float:
         return mean(step["step_time"] for step in run)
@@ -202,88 +197,23 @@ def print_ratios(runs: dict[str, list[list[dict]]], pairs) -> None:
 
 
 def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
-    per_prompt, patient, barrier, grpo, same = (
-        "Seq-balance",
-        "Seq-balance, nothing ahead of time",
-        "Seq-balance, barrier per round",
-        "GRPO n=4",
-        "GRPO, as many rollouts",
-    )
-    runs: dict[str, list[list[dict]]] = {per_prompt: [], patient: [], barrier: [], grpo: [], same: []}
+    ada, patient, synchronous = "Seq-balance", "Seq-balance, no speculation", "Seq-balance, synchronous rounds"
+    grpo, same = "GRPO n=4", "GRPO, as many rollouts"
+    uniform = {"adaptive_sampling": "uniform"}
+    runs: dict[str, list[list[dict]]] = {ada: [], patient: [], synchronous: [], grpo: [], same: []}
     for seed in range(repeats):
-        runs[per_prompt].append(train(url, model, prompts, 4, steps, seed))
-        runs[patient].append(train(url, model, prompts, 4, steps, seed, PatientTrainer))
-        runs[barrier].append(train(url, model, prompts, 4, steps, seed, BarrierTrainer))
-        runs[grpo].append(train(url, model, prompts, 4, steps, seed, adaptive_sampling="uniform"))
-        drawn = mean(step["ada/samples_per_prompt/mean"] for run in runs[per_prompt] for step in run)
-        runs[same].append(train(url, model, prompts, round(drawn), steps, seed, adaptive_sampling="uniform"))
+        runs[ada].append(train(url, model, prompts, 4, steps, seed))
+        runs[patient].append(train(url, model, prompts, 4, steps, seed, NonSpeculativeTrainer))
+        runs[synchronous].append(train(url, model, prompts, 4, steps, seed, SynchronousTrainer))
+        runs[grpo].append(train(url, model, prompts, 4, steps, seed, **uniform))
+        rollouts = mean(step["ada/samples_per_prompt/mean"] for run in runs[ada] for step in run)
+        runs[same].append(train(url, model, prompts, round(rollouts), steps, seed, **uniform))
     print(f"\n{repeats} interleaved repeats of {steps - 1} steps of {prompts} prompts, seconds")
     for name, logs in runs.items():
         print(report(name, [step for run in logs for step in run]))
 
-    pairs = ((per_prompt, barrier), (patient, barrier), (per_prompt, grpo), (per_prompt, same), (barrier, same))
+    pairs = ((ada, synchronous), (patient, synchronous), (ada, grpo), (ada, same), (synchronous, same))
     print_ratios(runs, pairs)
-
-
-def simulated_seconds(num_prompts: int, seed: int, refill: bool = False, **options) -> tuple[float, float]:
-    """
-    Decoding steps until all prompts are done on a server with capacity to spare, and tokens generated: of Seq-balance with 8
-    rollouts per round, or of `refill` with 4 and up to 7 replacements. Lengths are lognormal (median 26, σ = 1.2), cut at 300
-    as above; pass rates are uniform.
-    """
-    rng = np.random.default_rng(seed)
-    size = 4 if refill else 8
-    pass_rates = rng.random((num_prompts, 8))  # of a prompt, and of those in its place
-    now, tokens, under_way = 0.0, 0.0, []
-
-    def submit(prompt: int, first_draw: int) -> None:
-        drawn = np.minimum(26 * np.exp(1.2 * rng.standard_normal(size)), MAX_TOKENS)
-        heapq.heappush(under_way, (now + drawn.max(), prompt, first_draw))
-        nonlocal tokens
-        tokens += drawn.sum()
-
-    def collect() -> list[tuple[int, list[Rollout]]]:
-        nonlocal now
-        now, prompt, first_draw = heapq.heappop(under_way)
-        p = pass_rates[prompt, first_draw // size if refill else 0]
-        rewards = (rng.random(size) < p).astype(float).tolist()
-        return [(prompt, first_draw, [Rollout(first_draw + i, r, r) for i, r in enumerate(rewards)])]
-
-    loop = {"samples_per_round": size, "positive_threshold": 0.7, "max_in_flight": num_prompts, **options}
-    if refill:
-        config = SlotConfig(
-            num_prompts, 8, ExitCondition(1, 1), max_rounds=1, fixed_budget=False, positive_threshold=0.7
-        )
-        loop["pools"] = [BatchSlot(config, [QueuedPrompt(i) for i in range(8)], size) for _ in range(num_prompts)]
-        eliminate_async(num_prompts, submit, collect, slot_done, max_rounds=8, **loop)
-    else:
-        eliminate_async(num_prompts, submit, collect, ExitCondition(2, 2), max_rounds=4, **loop)
-    return now, tokens
-
-
-def simulate(repeats: int = 200) -> None:
-    print(f"\nSimulated server with capacity to spare: time and tokens over those with a barrier, {repeats} steps")
-    for num_prompts in (8, 32, 128, 512):
-        kinds = {
-            "barrier": {"barrier": True},
-            "none": {},
-            "rounds ahead of time": {"speculate_below": num_prompts // 4},
-            "refill, barrier": {"refill": True, "barrier": True},
-            "refill": {"refill": True},
-        }
-        results = {
-            kind: np.mean([simulated_seconds(num_prompts, seed, **options) for seed in range(repeats)], axis=0)
-            for kind, options in kinds.items()
-        }
-        ratios = [
-            f"{kind}: time {t:.2f} tokens {k:.2f}"
-            for kind, (t, k) in (
-                (kind, value / results["refill, barrier" if "refill" in kind else "barrier"])
-                for kind, value in results.items()
-                if "barrier" not in kind
-            )
-        ]
-        print(f"  {num_prompts:4d} prompts   {'   '.join(ratios)}")
 
 
 def main() -> None:
@@ -293,7 +223,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--reward_ms", type=float, default=1.0)
-    parser.add_argument("--stream", action="store_true", help="Compare what takes its prompts from the stream.")
+    parser.add_argument("--stream", action="store_true", help="Compare dynamic sampling and retries.")
     parser.add_argument("--log", type=Path, default=None, help="File for the server's output.")
     args = parser.parse_args()
     REWARD_SECONDS = args.reward_ms / 1000
@@ -308,7 +238,6 @@ def main() -> None:
         ) as url:
             work = compare_stream if args.stream else compare
             work(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)
-    simulate()
 
 
 if __name__ == "__main__":

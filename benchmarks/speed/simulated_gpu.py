@@ -1,5 +1,5 @@
 """
-A server with vLLM's interface and the timing of a GPU with continuous batching, in a process of its own.
+Server with vLLM's interface and the timing of a GPU with continuous batching, in a separate process.
 
 A decoding step over B sequences takes `a + c * B`; at most `max_sequences` are decoded at once, the others wait, first
 come, first served. The number of tokens of a completion is lognormal. It depends on the prompt, the position among the
@@ -142,7 +142,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def running(**options: float) -> Iterator[str]:
-    """A server in a process of its own, at the address that this gives."""
+    """Run a server in a separate process and yield its address."""
     words = [sys.executable, "-m", "benchmarks.speed.simulated_gpu"]
     words += [f"--{name}={value}" for name, value in options.items()]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -1,5 +1,6 @@
-"""What a dry run of notebook 2 does not show: that its full settings fit together, and with what the libraries take."""
+"""The full settings of notebook 2, which its dry run does not use: they are valid for the trainer and for vLLM."""
 
+import importlib.util
 import re
 from configparser import ConfigParser
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_full_settings_are_a_valid_config(major, dtype, generation, monkeypatch,
     assert (args.max_steps, args.generation_batch_size) == (STEPS, ROLLOUTS_PER_STEP)
     assert args.use_vllm == (generation == "vllm-server")
     assert args.vllm_weight_sync == ("lora" if args.use_vllm else "nccl")
-    assert args.max_steps % args.save_steps == 0, "the last checkpoint has the difficulty record of the whole run"
+    assert args.max_steps % args.save_steps == 0, "the last checkpoint has the pass rates of the whole run"
 
 
 def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tmp_path):
@@ -89,35 +90,28 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})
     requirement = Requirement(commands[0][-1])
-    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= extras()
+    assert requirement.url == "git+https://example.org/a/ada_trl" and requirement.extras <= set(
+        metadata["options.extras_require"]
+    )
     assert "vllm" in requirement.extras
 
 
-def extras():
-    metadata = ConfigParser()
-    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
-    return set(metadata["options.extras_require"])
-
-
-def test_server_command_serves_what_is_trained(monkeypatch, tmp_path):
+def test_server_command_serves_the_model_that_is_trained(monkeypatch, tmp_path):
+    """vLLM parses it where it is installed (`make test-vllm`)."""
     command, environment = server_command(monkeypatch, tmp_path)
     options = dict(zip(command, command[1:], strict=False))
     assert options["--model"] == "outputs/reasoning-360m/base" and options["--dtype"] == "float16"
     assert options["--max-lora-rank"] == "32" and "--enable-lora" in command
     assert int(options["--max-model-len"]) > 8
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == environment["VLLM_SERVER_DEV_MODE"] == "1"
-
-
-def test_vllm_takes_the_server_command(monkeypatch, tmp_path):
-    """Also run by `make test-vllm`, whose environment has vLLM."""
-    pytest.importorskip("vllm")
+    if importlib.util.find_spec("vllm") is None:
+        return
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    command, _ = server_command(monkeypatch, tmp_path)
-    options = make_arg_parser(FlexibleArgumentParser()).parse_args(command[command.index("--model") :])
-    assert (options.max_lora_rank, options.gpu_memory_utilization, options.max_logprobs) == (32, 0.35, -1)
-    assert options.enable_lora and options.logprobs_mode == "processed_logprobs"
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(command[command.index("--model") :])
+    assert (parsed.max_lora_rank, parsed.gpu_memory_utilization, parsed.max_logprobs) == (32, 0.35, -1)
+    assert parsed.enable_lora and parsed.logprobs_mode == "processed_logprobs"
 
 
 def server_command(monkeypatch, tmp_path):

@@ -81,7 +81,7 @@ def _commands(text: str) -> list[str]:
 
 
 def needed(text: str) -> str:
-    """What a command or program needs that is not here."""
+    """Return the missing requirement of a command or program, or an empty string."""
     return next((what for what, pattern in NEEDS.items() if re.search(pattern, text, flags=re.MULTILINE)), "")
 
 
@@ -90,7 +90,7 @@ CODE = [code for path in PAGES for code in code_of(str(path.relative_to(ROOT)), 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader would be after the first steps: the arithmetic task, a short run with its record, an evaluation."""
+    """Folder of a reader after the first steps, with the arithmetic task, a short run with pass rates, and an evaluation."""
     directory = tmp_path_factory.mktemp("reader")
     task = directory / "outputs" / "arithmetic"
     prepare(task, steps=3, num_train=512, num_test=16)

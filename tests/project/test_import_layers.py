@@ -17,10 +17,6 @@ def layers() -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
 
 
-def layer_of(parts: tuple[str, ...]) -> str:
-    return parts[0]
-
-
 def imported(path: Path) -> set[str]:
     """Layers that a module imports from, wherever in it."""
     package = ("ada_trl", *path.relative_to(PACKAGE).parent.parts)
@@ -29,12 +25,12 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.level:
             base = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))[1:]
             names = [base] if node.module else [(*base[:-1], alias.name) for alias in node.names]
-            found |= {layer_of(parts) for parts in names if not parts[0].startswith("__")}
+            found |= {parts[0] for parts in names if not parts[0].startswith("__")}
     return found
 
 
 def test_the_page_lists_every_layer():
-    there = {layer_of(path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES}
+    there = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
     assert len(layers()) == len(set(layers())) and set(layers()) == there
     assert all((PACKAGE / "commands" / f"{name}.py").exists() for name in COMMANDS)
 
@@ -42,7 +38,7 @@ def test_the_page_lists_every_layer():
 def test_imports_point_down():
     listed, wrong = layers(), {}
     for path in FILES:
-        own = layer_of(path.relative_to(PACKAGE).with_suffix("").parts)
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
         if above := imported(path) - set(listed[listed.index(own) :]):
             wrong[str(path)] = above
     assert not wrong

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -42,26 +43,23 @@ def abandoned_terms(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages(page):
-    text = re.sub(r"```bibtex.*?```", "", page.read_text(), flags=re.DOTALL)
-    assert abandoned_terms(text) == []
+def prose(path: Path) -> str:
+    """The text of a page, the Markdown cells of a notebook, or the comments and docstrings of a script or recipe."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        return "\n".join(c.source for c in nbformat.reads(text, as_version=4).cells if c.cell_type == "markdown")
+    if path.suffix == ".md":
+        return re.sub(r"```bibtex.*?```", "", text, flags=re.DOTALL)
+    return "\n".join(re.findall(r"#.*|\"\"\".*?\"\"\"", text, flags=re.DOTALL if path.suffix == ".py" else 0))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks(path):
-    cells = nbformat.read(path, as_version=4).cells
-    assert abandoned_terms("\n".join(cell.source for cell in cells if cell.cell_type == "markdown")) == []
+OTHERS = [("notebooks", "*.ipynb"), ("recipes", "*.yaml"), ("examples", "*.py")]
+FILES = [*PAGES, *sorted(path for folder, pattern in OTHERS for path in (ROOT / folder).rglob(pattern))]
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted([*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "examples").glob("*.py")]),
-    ids=lambda path: f"{path.parent.name}/{path.name}",
-)
-def test_recipes_and_examples(path):
-    comments = re.findall(r"#.*|\"\"\".*?\"\"\"", path.read_text(), flags=re.DOTALL if path.suffix == ".py" else 0)
-    assert abandoned_terms("\n".join(comments)) == []
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files(path):
+    assert abandoned_terms(prose(path)) == []
 
 
 def test_help_texts():

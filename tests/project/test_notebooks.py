@@ -32,7 +32,7 @@ def offline(path, tmp_path, monkeypatch, replacements=()):
 
 
 def kinds(notebook):
-    """Of each code cell, the outputs: kinds and the number of printed lines of each stream."""
+    """Outputs of each code cell: kinds and the number of printed lines of each stream."""
     return [
         [
             (
@@ -71,7 +71,7 @@ def test_notebook_is_small_and_has_outputs(path):
     assert path.stat().st_size < MAX_BYTES
     assert any(output for cell in code for output in cell.outputs), "Run `python notebooks/run.py`."
     stderr = [o.text for cell in code for o in cell.outputs if o.get("name") == "stderr"]
-    assert not stderr, "warnings are no explanation"
+    assert not stderr
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -171,16 +171,6 @@ def test_what_the_counts_determine_is_recovered(name):
             assert abs(raw - truth) > 10 * error
 
 
-def test_well_separated_kinds_get_their_shares():
-    rates, weights = map(np.asarray, MIXTURES["two kinds"])
-    prompts = 8000
-    fitted = fit_pass_rate_distribution(*counts_of(rates, weights, prompts, 64))
-    # 64 draws put 0.1 and 0.6 nine of the wider's standard deviations apart.
-    assert fitted.weights[fitted.pass_rates < 0.35].sum() == pytest.approx(0.3, abs=5 * math.sqrt(0.21 / prompts))
-    near = (np.abs(fitted.pass_rates - 0.1) < 0.05) | (np.abs(fitted.pass_rates - 0.6) < 0.08)
-    assert fitted.weights[near].sum() > 0.99
-
-
 def test_early_stopping_does_not_distort_the_fit():
     """Counts that Seq-pos stopped: their mean k/n is biased upwards, the fit is not."""
     prompts, rates = 6000, np.array([0.05, 0.4])

@@ -52,16 +52,13 @@ def test_frontier_is_reward_against_entropy_with_the_last_step_marked():
     assert (last.get_xdata().tolist(), last.get_ydata().tolist()) == ([ROUNDS[-1]["entropy"]], [ROUNDS[-1]["reward"]])
 
 
-def test_allocation_is_the_mean_of_a_third_of_the_run():
+def test_allocation_and_levels_are_means():
+    """Allocation: over a third of the run. Levels: over prompts, and over rollouts."""
     first, last = paper.allocation_figure({"run": ROUNDS}).axes[0].lines
     assert first.get_xdata().tolist() == last.get_xdata().tolist() == [0.05, 0.95]
     assert (first.get_ydata().tolist(), last.get_ydata().tolist()) == ([11.5, 2], [15.5, 2])
     assert paper.allocation_figure({"run": [{"step": 1, "reward": 0.5}]}) is None
-
-
-def test_levels_are_means_over_prompts_and_over_rollouts():
-    panels = paper.levels_figure({"run": ROUNDS}).axes
-    assert [panel.lines[0].get_ydata()[0] for panel in panels] == [0.5, 0.4]
+    assert [panel.lines[0].get_ydata()[0] for panel in paper.levels_figure({"run": ROUNDS}).axes] == [0.5, 0.4]
 
 
 def write_scores(folder, rewards):

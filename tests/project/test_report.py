@@ -1,5 +1,6 @@
 """Numbers of the report against tables small enough to compute by hand."""
 
+import itertools
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from benchmarks import names
 from benchmarks.analyses import overview
 from benchmarks.common import interval, load_rows
 from benchmarks.learning import (
+    effective_sample_size,
     equal_tokens,
     figures,
     formatting,
@@ -24,7 +26,7 @@ from benchmarks.learning import (
     tables,
 )
 from benchmarks.learning.prompt_sets import PASS_AT
-from benchmarks.learning.statistics import before_training, by_seed, collect, cost_to_reach, paired_difference
+from benchmarks.learning.statistics import before_training, by_seed, collect, cost_to_reach
 
 
 TOKENS = {"GRPO n=4": 10_000, "GRPO n=8": 20_000, names.HYBRID: 40_000}
@@ -33,38 +35,28 @@ ACCURACY = {"GRPO n=4": (0.2, 0.4, 0.5), "GRPO n=8": (0.2, 0.5, 0.6), names.HYBR
 
 def record(method, seed, prompt_set="easy"):
     """Two steps; seeds 1 and 2 are 0.02 apart, so the interval is ± 12.706 · 0.02 / √2 / √2 = 0.127."""
-    extra = {
-        "reward": 0.5,
-        "frac_exit_condition_met": 1.0,
-        "frac_reward_zero_std/first_round": 0.5,
-        "frac_zero_advantage_groups": 0.25,
-    }
-    extra |= {"frac_all_wrong": 0.0, "frac_all_correct": 0.0}
-    extra |= {f"active_prompts/round_{k}": 32.0 for k in range(1, 5)}
-    costs = {"rollouts": 64, "generated_tokens": TOKENS[method], "trained_tokens": 5}
-    costs |= {"cpu_seconds": TOKENS[method] / 1e4}
-    steps = [{"step": i, "wall_seconds": 2.0} | costs | extra for i in (1, 2)]
-    evaluations = [
-        {
+    tokens = TOKENS[method]
+    step = {"rollouts": 64, "generated_tokens": tokens, "trained_tokens": 5, "cpu_seconds": tokens / 1e4}
+    step |= {"wall_seconds": 2.0, "frac_zero_advantage_groups": 0.25}
+    evaluations = []
+    for i, base in enumerate(ACCURACY[method]):
+        row = {
             "step": i,
-            "accuracy": a + 0.01 * (seed - 1) * 2 * (i > 0),
-            "entropy": 0.5 - 0.1 * i,
-            "by_difficulty": [a] * 6,
+            "accuracy": base + 0.01 * (seed - 1) * 2 * (i > 0),
+            "entropy": 0.5,
+            "by_difficulty": [base] * 6,
         }
-        | {f"pass@{k}": 1 - (1 - a) ** k for k in PASS_AT}
-        for i, a in enumerate(ACCURACY[method])
-    ]
+        evaluations.append(row | {f"pass@{k}": 1 - (1 - base) ** k for k in PASS_AT})
+    steps = [{"step": i} | step for i in (1, 2)]
     return {"method": method, "prompt_set": prompt_set, "seed": seed, "steps": steps, "evaluations": evaluations}
 
 
 @pytest.fixture
 def runs(tmp_path):
     (tmp_path / "runs").mkdir()
-    for method in TOKENS:
-        for seed in (1, 2):
-            for name in ("easy", "hard"):
-                path = tmp_path / "runs" / f"{name}{run.slug(method)}{seed}.json"
-                path.write_text(json.dumps(record(method, seed, name)))
+    for method, seed, name in itertools.product(TOKENS, (1, 2), ("easy", "hard")):
+        path = tmp_path / "runs" / f"{name}{run.slug(method)}{seed}.json"
+        path.write_text(json.dumps(record(method, seed, name)))
     return tmp_path / "runs"
 
 
@@ -75,12 +67,6 @@ def test_interval():
     assert mean == 0.5 and math.isnan(half)
 
 
-def test_intervals_have_their_nominal_coverage():
-    draws = np.random.default_rng(0).normal(size=(4000, 5))
-    covered = np.mean([abs(mean) <= half for mean, half in map(interval, draws)])
-    assert covered == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 4000))
-
-
 def test_cost_along_a_run():
     run = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 400], "accuracy": [0.2, 0.4, 0.3]})
     assert cost_to_reach(run, "step", 0.3) == pytest.approx(5)  # the first time
@@ -89,15 +75,9 @@ def test_cost_along_a_run():
     assert cost_to_reach(run, "tokens", 0.41) == math.inf
 
 
-def test_differences_pair_the_seeds():
-    assert paired_difference({1: 0.5, 2: 0.6, 3: 9.0}, {1: 0.4, 2: 0.5}) == (
-        pytest.approx(0.1),
-        pytest.approx(0, abs=1e-9),
-    )
-
-
-def test_costs_are_summed_up_to_each_evaluation(runs):
-    steps, evaluations = collect(runs.glob("*.json"))
+def test_costs_are_summed_up_to_each_evaluation(runs, tmp_path):
+    report.store(runs, tmp_path)
+    steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
     assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
     found = by_seed(evaluations, "hard", names.HYBRID)[2]
     assert found["generated_tokens"].tolist() == [0, 40_000, 80_000]
@@ -121,18 +101,27 @@ def test_more_tokens_are_compared_separately():
     runs += [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
     runs += [(names.POSTERIOR, seed, 0.42 + 0.01 * seed) for seed in (1, 2, 3)]
     lines = tables.more_tokens_table(equal(*runs)).splitlines()
-    assert cells(lines[0]) == ["Method", "Rollouts per step", "Hard"]
     assert cells(lines[2]) == ["GRPO n=16, 4× tokens", "512", "0.460"]
     assert cells(lines[3]) == ["GRPO n=4", "128", "0.300 (**-0.160 ± 0.025**)"]
     assert cells(lines[4]) == [names.POSTERIOR, "128", "0.440 (**-0.020 ± 0.000**)"]
     assert cells(lines[5]) == [names.POSTERIOR_2_ITERATIONS, "128", "–"]
-    assert "n=16" not in tables.tokens_table(equal(*runs), "hard")
-    assert "n=16" not in pass_table(runs)
-    better = "significantly better than GRPO n=4 on hard (+0.140 ± 0.025)"
-    assert tables.differences(equal(*runs), names.POSTERIOR) == better
-    worse = f"significantly worse than {most} on hard (-0.020 ± 0.000)"
-    assert tables.differences(equal(*runs), names.POSTERIOR, most) == worse
-    assert tables.differences(equal(*runs), names.POSTERIOR_2_ITERATIONS) == ""
+    assert "n=16" not in tables.tokens_table(equal(*runs), "hard") + pass_table(runs)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ((0.43, 0.44, 0.45), "significantly better than GRPO n=4 on hard (+0.140 ± 0.025)"),
+        ((0.30, 0.31, 0.32), "no significant difference from GRPO n=4 on hard (+0.010 ± 0.025)"),
+        ((0.20, 0.20, 0.20), "significantly worse than GRPO n=4 on hard (-0.100 ± 0.000)"),
+        ((), ""),
+    ],
+)
+def test_only_significant_differences_are_bold(accuracies, expected):
+    runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
+    runs += [(names.POSTERIOR, seed, accuracy) for seed, accuracy in enumerate(accuracies, start=1)]
+    assert tables.differences(equal(*runs), names.POSTERIOR) == expected
+    assert ("**" in tables.tokens_table(equal(*runs), "hard")) == expected.startswith("significantly")
 
 
 def test_expected_results_of_recipes():
@@ -143,13 +132,10 @@ def test_expected_results_of_recipes():
     lines = report.expect_arithmetic(at_equal_tokens, at_equal_prompts).splitlines()
     assert cells(lines[2]) == ["`arithmetic/grpo-n8.yaml`", "–", "**-0.100 ± 0.000**", "– / 2.0×"]
     assert cells(lines[-2]) == ["`arithmetic/posterior.yaml`", "–", "**+0.100 ± 0.000**", "– / 1.0×"]
-    files = {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
-    sorting = equal(*[(names.POSTERIOR, seed, 0.4) for seed in (1, 2)], prompt_set="sorting")
-    lines = report.expect_sorting(sorting).splitlines()
-    assert cells(lines[3]) == ["`sorting/posterior.yaml`", "0.400", "2"]
-    files |= {re.search(r"`(.*)`", line)[1] for line in lines[2:]}
-    for name in files:
-        assert (report.ROOT / "recipes" / name).is_file()
+    sorting = report.expect_sorting(equal((names.POSTERIOR, 1, 0.4), prompt_set="sorting")).splitlines()
+    assert cells(sorting[3]) == ["`sorting/posterior.yaml`", "0.400", "2"]
+    for line in [*lines[2:], *sorting[2:]]:
+        assert (report.ROOT / "recipes" / cells(line)[0].strip("`")).is_file()
 
 
 def pass_table(runs):
@@ -178,74 +164,34 @@ def test_tables_of_equal_tokens_by_hand():
     assert cells(ablation[2])[:2] == ["GRPO n=4", "0.300"]
     assert cells(ablation[6])[1] == "0.410 (**+0.110 ± 0.025**)"
     assert cells(pass_table(runs).splitlines()[2])[:2] == ["before training", "0.200"]
-
-
-def test_prompt_selection_is_compared_with_the_posterior_of_as_many_iterations():
-    runs = [(names.POSTERIOR, seed, 0.40) for seed in (1, 2, 3)]
-    runs += [(f"{names.POSTERIOR}, + prompt oversampling ×2", seed, 0.41 + 0.01 * seed) for seed in (1, 2, 3)]
-    runs += [(names.POSTERIOR_2_ITERATIONS, seed, 0.50) for seed in (1, 2, 3)]
-    runs += [(f"{names.RETRIES}, 2 iterations", seed, 0.47) for seed in (1, 2, 3)]
-    runs += [(names.OVERSAMPLING_ORACLE, seed, 0.60) for seed in (1, 2, 3)]
-    rows = {cells(line)[0]: cells(line) for line in tables.prompt_selection_table(equal(*runs)).splitlines()}
-    assert rows[names.POSTERIOR][1:4] == ["0.400", "1.000", "–"]  # 1 - 0.6^16
-    assert rows[f"{names.POSTERIOR}, + prompt oversampling ×2"][1] == "0.430 (**+0.030 ± 0.025**)"
-    assert rows[f"{names.POSTERIOR}, + prompt oversampling ×4"][1] == "–"
-    assert rows[names.OVERSAMPLING_ORACLE][1] == "0.600 (**+0.200 ± 0.000**)"
-    assert "oracle" not in tables.tokens_table(equal(*runs), "hard") + pass_table(runs)
-    assert rows[names.POSTERIOR_2_ITERATIONS][1] == "0.500"
-    assert rows[f"{names.RETRIES}, 2 iterations"][1] == "0.470 (**-0.030 ± 0.000**)"
-
-
-def test_differences_that_are_not_significant_are_not_bold():
-    runs = [("GRPO n=4", seed, 0.30) for seed in (1, 2, 3)]
-    runs += [(names.POSTERIOR, seed, 0.30 + 0.01 * (seed - 1)) for seed in (1, 2, 3)]
-    assert "+0.010 ± 0.025" in tables.tokens_table(equal(*runs), "hard")
-    assert "**" not in tables.tokens_table(equal(*runs), "hard")
-    assert tables.differences(equal(*runs), names.POSTERIOR) == (
-        "no significant difference from GRPO n=4 on hard (+0.010 ± 0.025)"
+    selection = tables.prompt_selection_table(equal(*runs, *[(names.RETRIES, seed, 0.30) for seed in (1, 2, 3)]))
+    assert cells(selection.splitlines()[3])[:2] == [names.RETRIES, "0.300 (**-0.110 ± 0.025**)"], (
+        "compared with the posterior"
     )
-    runs[3:] = [(names.POSTERIOR, seed, 0.20) for seed in (1, 2, 3)]
-    assert tables.differences(equal(*runs), names.POSTERIOR).startswith("significantly worse than GRPO n=4")
 
 
 def test_tables_of_equal_prompts_by_hand(runs):
     steps, evaluations = collect(runs.glob("*.json"))
-    lines = tables.steps_table(steps, evaluations, "easy").splitlines()
-    assert cells(lines[4]) == [
-        names.HYBRID,
-        "0.710 ± 0.127",
-        "+0.100",
-        "1.000 ± 0.000",
-        "2.0",
-        "0%",
-        "25%",
-        "80",
-        "8",
-    ]
+    row = cells(tables.steps_table(steps, evaluations, "easy").splitlines()[4])
+    assert row == [names.HYBRID, "0.710 ± 0.127", "+0.100", "1.000 ± 0.000", "2.0", "0%", "25%", "80", "8"]
     assert cells(tables.difficulty_table(evaluations, "easy").splitlines()[-1])[1] == "0.700 ± 0.000"
 
 
-def language_runs(gains, rise=0.0, prompt_set="mixture"):
+def language_runs(gains, rise=0.0, steps=(0, 1, 2, 3)):
     """
-    Three seeds and steps of each method; final accuracies are 0.2, for two families 0.3 and 0.1, plus the gain. pass@16 is 0.5, with
+    Three seeds of each method; final accuracies are 0.2, for two families 0.3 and 0.1, plus the gain. pass@16 is 0.5, with
     retries 0.6. `rise`: how much more every further seed gains.
     """
     rows = []
-    for method, gain in gains.items():
-        for seed in (1, 2, 3):
-            for step in (0, 1, 2, 3):
-                for family, level in (("all", 0.2), ("clock", 0.3), ("sums", 0.1)):
-                    row = {"method": method, "prompt_set": prompt_set, "seed": seed, "step": step, "family": family}
-                    own = gain + rise * (seed - 2) * (gain > 0.1)
-                    row |= {"accuracy": level + own * step / 3, "frac_zero_variance": level if step == 0 else None}
-                    row |= {"frac_zero_advantage_groups": 0.75, "explained_variance": 0.125, "entropy": 0.5}
-                    row |= {
-                        "cpu_seconds": (11.0 + seed) * step,
-                        "generated_tokens": 1000 * step,
-                        "rollouts": 256 * step,
-                    }
-                    row["pass@16"] = 0.5 + 0.1 * (method == names.RETRIES and step > 0)
-                    rows.append(row)
+    families = {"all": 0.2, "clock": 0.3, "sums": 0.1}
+    for (method, gain), seed, step, family in itertools.product(gains.items(), (1, 2, 3), steps, families):
+        level, own = families[family], gain + rise * (seed - 2) * (gain > 0.1)
+        row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
+        row |= {"accuracy": level + own * step / steps[-1], "frac_zero_variance": level if step == 0 else None}
+        row |= {"frac_zero_advantage_groups": 0.75, "explained_variance": 0.125, "entropy": 0.5}
+        row |= {"cpu_seconds": (11.0 + seed) * step, "generated_tokens": 1000 * step, "rollouts": 256 * step}
+        row["pass@16"] = 0.5 + 0.1 * (method == names.RETRIES and step > 0)
+        rows.append(row)
     return pd.DataFrame(rows).astype({"frac_zero_variance": float})
 
 
@@ -272,24 +218,25 @@ def test_readme_table_has_few_methods_with_enough_seeds():
     runs = language_runs(GAINS | {names.BATCH: 0.2})
     table = language_tables.readme_table(runs[(runs["method"] != names.GRPO_8) | (runs["seed"] < 3)])
     assert [cells(row)[0] for row in table.splitlines()[2:]] == ["before training", names.GRPO_4, names.BATCH]
-    assert cells(table.splitlines()[-1])[1:3] == ["0.400", "**+0.100 ± 0.000**"]
-    assert len(language_tables.README_METHODS) < 5
+    assert cells(table.splitlines()[-1]) == [names.BATCH, "0.400", "**+0.100 ± 0.000**", "–", "0.500"]
 
 
 def test_language_model_sentences():
-    runs = language_runs(GAINS)
+    runs = language_runs(GAINS, steps=(0, 1, 2))
     lines = language_tables.language_verdict(runs, "mixture").splitlines()
     assert lines[0] == "- Before training, 20% of the groups of four rollouts have zero reward variance (exact)."
     half = "accuracy after half of the steps, compared with GRPO n=8 after all steps: {} ± 0.000."
     both = "GRPO n=4 ({0} ± 0.000), GRPO n=8 ({0} ± 0.000)"
     better = f"significantly better than {both.format('+0.100')}"
-    assert lines[1] == f"- **{names.POSTERIOR}**: {better}; {half.format('-0.033')}"
+    assert lines[1] == f"- **{names.POSTERIOR}**: {better}; {half.format('+0.000')}"
     assert lines[2] == (
         f"- **{names.RETRIES}**: no significant difference from {both.format('+0.000')}; significantly worse than "
-        f"{names.POSTERIOR} (-0.100 ± 0.000); pass@16 {better}, {names.POSTERIOR} (+0.100 ± 0.000); {half.format('-0.067')}"
+        f"{names.POSTERIOR} (-0.100 ± 0.000); pass@16 {better}, {names.POSTERIOR} (+0.100 ± 0.000); {half.format('-0.050')}"
     )
-    two = language_tables.language_verdict(runs[runs["seed"] < 3], "mixture")
-    assert len(two.splitlines()) == 1, "Two seeds have no interval."
+    not_evaluated = language_tables.language_verdict(language_runs(GAINS, steps=(0, 1, 2, 3)), "mixture")
+    assert "half" not in not_evaluated
+    two_seeds = language_tables.language_verdict(runs[runs["seed"] < 3], "mixture")
+    assert len(two_seeds.splitlines()) == 1, "Two seeds have no interval."
 
 
 def test_captions_name_model_answers_and_seeds():
@@ -302,25 +249,43 @@ def test_captions_name_model_answers_and_seeds():
     assert "2 to 3 seeds" in language_tables.caption(fewer, "mixture", list(GAINS))
 
 
+SUFFIX = language_tables.PAPER_SUFFIX
+PAPER_GAINS = {names.GRPO_4 + SUFFIX: 0.1, names.GRPO_16 + SUFFIX: 0.1, names.ALGORITHM_2 + SUFFIX: 0.2}
+
+
 def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     assert language_tables.paper_section(language_runs(GAINS)) == ""
-    suffix = language_tables.PAPER_SUFFIX
-    stored = {names.GRPO_4 + suffix: 0.1, names.GRPO_16 + suffix: 0.1, names.ALGORITHM_2 + suffix: 0.2}
-    assert language_tables.paper_section(language_runs({names.ALGORITHM_2 + suffix: 0.2})) == "", "no reference"
-    runs = pd.concat([language_runs(GAINS), language_runs(stored)])
+    assert language_tables.paper_section(language_runs({names.ALGORITHM_2 + SUFFIX: 0.2})) == "", "no reference"
+    runs = pd.concat([language_runs(GAINS), language_runs(PAPER_GAINS, rise=0.01, steps=(0, 20, 40, 60))])
     text = language_tables.paper_section(runs)
     table = [cells(line) for line in text.splitlines() if line.startswith("|")]
-    assert table[2][:4] == ["before training", "", "0.200", "0.500"]
-    assert table[3] == ["GRPO n=4", "3", "0.300", "0.500", "16.0", "3", "0.75", "0.500 ± 0.000"]
-    assert table[5][:4] == [names.ALGORITHM_2, "3", "0.400 (**+0.100 ± 0.000**)", "0.500 (+0.000 ± 0.000)"]
-    assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.000), GRPO n=16" in text
-    assert suffix not in text
-    assert "generates 1.0 times as many tokens as GRPO n=4; accuracy: significantly better than GRPO n=4" in (
+    assert table[2][:6] == ["before training", "", "0.200", "", "0.500", ""]
+    assert table[3] == ["GRPO n=4", "3", "0.300", "", "0.500", "", "256", "60", "0.75", "0.50"]
+    assert table[5][:6] == [names.ALGORITHM_2, "3", "0.400", "**+0.100 ± 0.025**", "0.500", "+0.000 ± 0.000"]
+    assert (
+        "60 steps at learning rate 3e-4, answers of about 4 tokens, 3 seeds. Smallest significant differences" in text
+    )
+    assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.025), GRPO n=16" in text
+    assert SUFFIX not in text and "half of the steps" not in text
+    assert f"{names.ALGORITHM_2} generates 1.0 times as many tokens as GRPO n=4; accuracy: significantly better" in (
         language_tables.paper_sentence(runs)
     )
     assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
     drawn = figures.language_paper(runs, "mixture")
     assert len(drawn.axes) == 6 and drawn.axes[0].get_legend_handles_labels()[1][-1] == "Seq-balance (Algorithm 2)"
+
+
+def test_the_paper_protocol_with_two_seeds_has_no_intervals():
+    runs = language_runs(PAPER_GAINS, steps=(0, 20, 40, 60))
+    incomplete = runs[(runs["seed"] == 1) | ((runs["seed"] == 2) & (runs["method"] != names.GRPO_16 + SUFFIX))]
+    text = language_tables.paper_section(incomplete)
+    table = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    assert table[4][:4] == [names.GRPO_16, "1", "0.300", "+0.000"]
+    assert table[5][:4] == [names.ALGORITHM_2, "2", "0.400", "+0.100"]
+    assert "±" not in text.partition("Accuracy by family")[0]
+    assert "1 to 2 seeds. Differences over fewer than 3 common seeds have no interval." in text
+    assert language_tables.paper_sentence(incomplete) == ""
+    assert len(figures.language_paper(incomplete, "mixture").axes) == 6
 
 
 def test_means_since_the_previous_evaluation():
@@ -347,9 +312,8 @@ def test_runs_from_before_methods_were_renamed_are_stored_under_the_current_name
             json.dumps(record | {"steps": [step], "evaluations": evaluations})
         )
     rows = language_model.results(tmp_path, paper_protocol=True)
-    suffix = language_tables.PAPER_SUFFIX
-    assert {row["method"] for row in rows} == {names.ALGORITHM_2 + suffix, names.GRPO_4 + suffix}
-    assert {row["method"] for row in language_model.results(tmp_path)} == {names.ALGORITHM_2 + suffix, names.GRPO_4}
+    assert {row["method"] for row in rows} == {names.ALGORITHM_2 + SUFFIX, names.GRPO_4 + SUFFIX}
+    assert {row["method"] for row in language_model.results(tmp_path)} == {names.ALGORITHM_2 + SUFFIX, names.GRPO_4}
     assert {row["frac_zero_variance"] for row in rows} == {0.6}
     assert {row["frac_zero_advantage_groups"] for row in rows if row["step"] == 1} == {0.75}
     assert set(rows[0]) == set(load_rows("language_model")[0])
@@ -385,12 +349,8 @@ def test_short_runs_of_the_language_model():
     for method, rate, gain in (("GRPO n=8", 3e-4, 0.2), ("GRPO n=4", 3e-4, 0.1), ("GRPO n=8", 1e-4, 0.0)):
         for step in (0, 50):
             row = {"method": method, "rate": rate, "step": step, "accuracy": 0.1 + gain * (step > 0), "pass@16": 0.5}
-            row |= {
-                "prompt_set": "mixture",
-                "seed": 0,
-                "cpu_seconds": 450.0 * (step > 0),
-                "generating_seconds": math.nan if rate > 2e-4 else 2.0,
-            }
+            row |= {"prompt_set": "mixture", "seed": 0, "cpu_seconds": 450.0 * (step > 0)}
+            row["generating_seconds"] = math.nan if rate > 2e-4 else 2.0
             rows += [row | {"family": family} for family in ("all", "clock")]
     table = language_tables.pilot_table(pd.DataFrame(rows)).splitlines()
     assert [cells(row) for row in table[2:]] == [
@@ -402,16 +362,13 @@ def test_short_runs_of_the_language_model():
 
 
 def test_before_training_is_the_mean_of_seeds_whose_weights_differ():
-    rows = [
-        {"prompt_set": "mixture", "seed": seed, "step": step, "accuracy": accuracy, "entropy": None}
-        for seed, step, accuracy in ((1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9))
-    ]
-    assert before_training(pd.DataFrame(rows), "mixture")["accuracy"] == pytest.approx(0.25)
+    rows = [(1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9)]
+    runs = pd.DataFrame(rows, columns=["seed", "step", "accuracy"]).assign(prompt_set="mixture")
+    assert before_training(runs, "mixture")["accuracy"] == pytest.approx(0.25)
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus():
     assert formatting.show((-0.0001, 0.01), sign=True) == "+0.000 ± 0.010"
-    assert formatting.show((-0.0006, math.nan), sign=True) == "-0.001"
 
 
 def test_report_is_filled_from_stored_results(tmp_path):
@@ -442,13 +399,21 @@ def test_results_of_the_readme_are_filled_from_stored_results(tmp_path, monkeypa
     assert readme.read_text() == published
 
 
-def test_store(runs, tmp_path):
-    report.store(runs, tmp_path)
-    steps, evaluations = (pd.read_parquet(tmp_path / name) for name in report.FILES)
-    assert len(steps) == 2 * 2 * 2 * 3 and len(evaluations) == 3 * 2 * 2 * 3
+@pytest.mark.parametrize("module", [staleness, effective_sample_size], ids=lambda module: module.NAME)
+def test_tables_of_the_vllm_page_are_those_of_the_stored_data(module):
+    assert f"-->\n{module.table(load_rows(module.NAME))}\n<!-- end -->" in module.PAGE.read_text()
 
 
-def test_the_cost_of_staleness_is_as_stored():
-    rows = load_rows(staleness.NAME)
-    assert staleness.table(rows) in staleness.PAGE.read_text()
-    assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5} and len(rows) == 2 * 2 * len(staleness.SETS) * 5
+def test_weights_of_the_correction_modes_by_hand():
+    """Completions of two and three tokens: ratios 2 and 2 (product 4, above the bound of 3), and 1, 1 and 0.5."""
+    log_ratios = [np.log([2.0, 2.0]), np.log([1.0, 1.0, 0.5])]
+    expected = {
+        "sequence_mask": [0, 0, 0.5, 0.5, 0.5],
+        "sequence_truncate": [3, 3, 0.5, 0.5, 0.5],
+        "token_mask": [2, 2, 1, 1, 0.5],
+        "token_truncate": [2, 2, 1, 1, 0.5],
+    }
+    for mode, weights in expected.items():
+        assert effective_sample_size.token_weights(log_ratios, mode) == pytest.approx(weights), mode
+    assert effective_sample_size.token_weights([np.log([4.0])], "token_mask") == [0]
+    assert effective_sample_size.ess_ratio(np.array([1.0, 0.0, 1.0, 0.0])) == 0.5

@@ -75,13 +75,10 @@ def environment(tmp_path_factory):
     return Environment(wheel, scripts, directory / "folder")
 
 
-def test_the_package_is_the_wheels(environment):
+def test_the_package_is_that_of_the_wheel_and_typed(environment):
     code = "import ada_trl, ada_trl.recipes.arithmetic.task as task; from ada_trl import AdaGRPOTrainer; "
     lines = environment.run("python", "-c", code + "print(ada_trl.__file__, task.__file__, sep='\\n')").splitlines()
     assert all(str(environment.bin.parent) in line for line in lines) and len(lines) == 2
-
-
-def test_the_package_says_that_it_is_typed(environment):
     with zipfile.ZipFile(environment.wheel) as wheel:
         assert "ada_trl/py.typed" in wheel.namelist()
 

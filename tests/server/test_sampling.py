@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
-from benchmarks.speed.server import BarrierTrainer
+from benchmarks.speed.server import SynchronousTrainer
 
 from ..documentation import documented_metrics, generic
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
@@ -134,7 +134,7 @@ def test_slow_completions_are_not_under_represented(tmp_path):
     assert abs(sum(positives) / 256 - pass_rate) < 5 * (pass_rate * (1 - pass_rate) / 256) ** 0.5
 
 
-@pytest.mark.parametrize("trainer_class", [AdaGRPOTrainer, BarrierTrainer])
+@pytest.mark.parametrize("trainer_class", [AdaGRPOTrainer, SynchronousTrainer])
 def test_no_prompt_waits_for_another_unless_there_is_a_barrier(trainer_class, tmp_path):
     """One prompt's first round is slow; second rounds of the others complete before it, or not."""
     finished = []
@@ -147,7 +147,7 @@ def test_no_prompt_waits_for_another_unless_there_is_a_barrier(trainer_class, tm
 
     trainer, server = train(tmp_path, FakeServer(behave), trainer_class=trainer_class, vllm_request_timeout=20)
     before = finished[: finished.index(("1+2=", 0))]
-    assert any(round_ > 0 for _, round_ in before) != (trainer_class is BarrierTrainer)
+    assert any(round_ > 0 for _, round_ in before) != (trainer_class is SynchronousTrainer)
     assert len(finished) == 12
 
 

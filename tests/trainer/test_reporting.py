@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sqlite3
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
 from ada_trl.core import BaselineEstimate
+from ada_trl.trainer.diagnostics import TrainingDiagnostics
 from ada_trl.trainer.run_summary import warn_at_start
 
-from ..helpers import build, even_reward, logs_of
+from ..helpers import QUICK, build, even_reward, logs_of
 
 
 def nothing(completions, **kwargs):
@@ -90,6 +92,25 @@ def test_unscored_batches_are_said_with_a_batch_baseline_too(tmp_path, caplog):
         trainer.train()
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
     assert "no rollout with a reward" in warning and "None or NaN" in warning
+
+
+@pytest.mark.parametrize(
+    ("mode", "ratios", "is_warned"),
+    [
+        ("sequence_mask", [0.4] * 6, True),
+        ("sequence_truncate", [0.6, 0.4, 0.4, 0.6, 0.4, 0.4], False),
+        ("token_truncate", [0.4] * 6, False),  # the ratio is one of whole completions
+    ],
+)
+def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_warned, tmp_path, caplog):
+    args = AdaGRPOConfig(str(tmp_path), **QUICK, vllm_importance_sampling_mode=mode)
+    diagnostics = TrainingDiagnostics(args, ["reward"], steps=3)
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
+        for step, ratio in enumerate(ratios, start=1):
+            diagnostics.observe(defaultdict(float, ess_ratio=ratio), [0.0, 1.0], step)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_warned
+    assert all("For 3 steps" in message and "='token_truncate'" in message for message in messages)
 
 
 def format_reward(completions, **kwargs):
