@@ -35,36 +35,3 @@ from .pool import Pool, Rollout
 from .prompt_id import prompt_key
 from .selection import select_group
 from .sequential_sampling import eliminate, eliminate_async
-
-
-__all__ = [
-    "BaselineEstimate",
-    "EMAPassRate",
-    "ExitCondition",
-    "JointPassRate",
-    "Pool",
-    "PromptFeatures",
-    "RewardEstimator",
-    "Rollout",
-    "RunningRewardStd",
-    "add_batch_information",
-    "allocate",
-    "batch_leave_one_out_baseline",
-    "brier_metrics",
-    "check_budget",
-    "completion_metrics",
-    "eliminate",
-    "eliminate_async",
-    "explained_variance",
-    "group_advantages",
-    "normalize_rewards",
-    "pass_at_k",
-    "pass_at_k_metrics",
-    "posterior_advantages",
-    "posterior_baselines",
-    "prompt_key",
-    "prompt_weight",
-    "sampling_metrics",
-    "select_group",
-    "shift_by_batch_residual",
-]
