@@ -8,10 +8,10 @@ Pure Python and NumPy implementation of the algorithm, without torch and TRL.
 | downsampling to a balanced group | [`select_group`] |
 | advantages with global statistics | [`group_advantages`] |
 | weight of the power objective | [`prompt_weight`] |
-| Est, step 1: EMA on counts; with a value network | [`EMAPassRate`], [`JointPassRate`] |
+| Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; value networks are in `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
-Not in the paper: [`batch_leave_one_out_baseline`], and [`posterior_advantages`] with a [`RewardEstimator`].
+Not in the paper: [`batch_leave_one_out_baseline`], [`posterior_advantages`] with a [`RewardEstimator`], and [`JointPassRate`].
 """
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight

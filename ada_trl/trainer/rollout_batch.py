@@ -97,8 +97,12 @@ class RolloutBatch:
     def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
         """Update `frac_zero_advantage_groups` if some rows, of those of all ranks, are left out of the loss."""
         masked = iter(is_masked)
-        unmasked = [[advantage for advantage in group if not next(masked)] for group in self.advantages if group]
-        self.metrics["frac_zero_advantage_groups"] = sum(not any(group) for group in unmasked) / len(unmasked)
+        has_gradient = []
+        for advantages in self.advantages:
+            unmasked = [advantage for advantage in advantages if not next(masked)]
+            if advantages:
+                has_gradient.append(any(unmasked))
+        self.metrics["frac_zero_advantage_groups"] = has_gradient.count(False) / len(has_gradient)
 
     def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, list[float]]:
         """
