@@ -8,10 +8,10 @@ Pure Python and NumPy implementation of the algorithm, without torch and TRL.
 | downsampling to a balanced group | [`select_group`] |
 | advantages with global statistics | [`group_advantages`] |
 | weight of the power objective | [`prompt_weight`] |
-| Est, step 1: EMA on counts; with a value network | [`EMAPassRate`], [`JointPassRate`] |
+| Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; value networks are in `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
-Not in the paper: [`batch_leave_one_out_baseline`], and [`posterior_advantages`] with a [`RewardEstimator`].
+Not in the paper: [`batch_leave_one_out_baseline`], [`posterior_advantages`] with a [`RewardEstimator`], and [`JointPassRate`].
 """
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight
@@ -35,36 +35,3 @@ from .pool import Pool, Rollout
 from .prompt_id import prompt_key
 from .selection import select_group
 from .sequential_sampling import eliminate, eliminate_async
-
-
-__all__ = [
-    "BaselineEstimate",
-    "EMAPassRate",
-    "ExitCondition",
-    "JointPassRate",
-    "Pool",
-    "PromptFeatures",
-    "RewardEstimator",
-    "Rollout",
-    "RunningRewardStd",
-    "add_batch_information",
-    "allocate",
-    "batch_leave_one_out_baseline",
-    "brier_metrics",
-    "check_budget",
-    "completion_metrics",
-    "eliminate",
-    "eliminate_async",
-    "explained_variance",
-    "group_advantages",
-    "normalize_rewards",
-    "pass_at_k",
-    "pass_at_k_metrics",
-    "posterior_advantages",
-    "posterior_baselines",
-    "prompt_key",
-    "prompt_weight",
-    "sampling_metrics",
-    "select_group",
-    "shift_by_batch_residual",
-]

@@ -94,14 +94,14 @@ def eliminate_async(
             Start a request; wait for results. A prompt whose next round is `None` is retired with the pool it has. The
             results of requests still in flight at the end are not needed.
         max_in_flight (`int`):
-            Requests in flight at once. Prompts that wait are served first come, first served.
+            Requests in flight at once. Waiting prompts are requested in the order in which they began to wait.
         pools (`Sequence[Pool]`, *optional*):
             As in [`eliminate`].
         speculate_below (`int`, *optional*, defaults to `0`):
-            When fewer requests are in flight, request rounds of active prompts before their previous round has returned.
-            Such a round joins the pool only if the prompt turns out to need it; otherwise its rollouts are discarded.
+            If fewer requests are in flight, rounds of active prompts are requested before their previous round has returned.
+            The rollouts of such a round are added to the pool only if the prompt needs them, and discarded otherwise.
         barrier (`bool`, *optional*, defaults to `False`):
-            Start a round only when the round before is complete, for comparison.
+            Whether to start a round only when the round before is complete, for comparison.
 
     Returns:
         `list[Pool]`: one pool per prompt, in order.
@@ -119,6 +119,8 @@ def eliminate_async(
             return waiting.popleft()
         if barrier or in_flight >= speculate_below:
             return None
+        # All rounds that are known to be needed are in flight, and there is room: request one that may be needed, of the prompt
+        # with the fewest such rounds.
         ahead = (prompt for prompt in prompts if not prompt.retired and prompt.submitted_rounds < max_rounds)
         return min(ahead, key=lambda prompt: prompt.submitted_rounds - prompt.completed_rounds, default=None)
 
@@ -133,6 +135,7 @@ def eliminate_async(
             in_flight -= 1
             prompt = prompts[number]
             prompt.receive(first_index, rollouts, exit_condition, max_rounds)
+            # A speculative round may be in flight already.
             if not barrier and not prompt.retired and prompt.submitted_rounds == prompt.completed_rounds:
                 waiting.append(prompt)
         if progress is not None:

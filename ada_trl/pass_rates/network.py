@@ -86,19 +86,13 @@ class ValueNetwork(ABC):
         Raises:
             `ValueError`: if tensors are missing, or are those of another network.
         """
-        own = self.state_dict()
-        if set(state) != set(own):
-            different = sorted(set(state) ^ set(own))
+        shapes, own_shapes = self._fixed_shapes(state), self._fixed_shapes(self.state_dict())
+        different = [name for name in sorted({*shapes, *own_shapes}) if shapes.get(name) != own_shapes.get(name)]
+        if different:
             raise ValueError(
-                f"The state is not that of this {self.kind}: they differ in the tensors {', '.join(different[:6])}."
+                f"The state is not that of this {self.kind}: the tensors {', '.join(different[:6])} are missing or have other "
+                "shapes. Resume with the model that it was trained with."
             )
-        for name, tensor in own.items():
-            fixed_sizes = slice(1, None) if name in self._growing else slice(None)
-            if state[name].shape[fixed_sizes] != tensor.shape[fixed_sizes]:
-                raise ValueError(
-                    f"{name} has shape {tuple(state[name].shape)}, but this {self.kind} has {tuple(tensor.shape)}. Resume "
-                    "with the model that it was trained with."
-                )
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(state[name])
@@ -106,6 +100,12 @@ class ValueNetwork(ABC):
                     self.optimizer.state[parameter][moment].copy_(state[f"{name}.{moment}"])
         for name, attribute in self._memory.items():
             setattr(self, attribute, state[name].to(getattr(self, attribute), copy=True))
+
+    def _fixed_shapes(self, state: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
+        """Return the shape of each tensor, without the number of rows if that may differ."""
+        return {
+            name: tuple(tensor.shape[1:] if name in self._growing else tensor.shape) for name, tensor in state.items()
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the state as safetensors, atomically; `filename` in a checkpoint."""

@@ -10,13 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core import (
-    BaselineEstimate,
-    Pool,
-    RewardEstimator,
-    RunningRewardStd,
-    batch_leave_one_out_baseline,
-)
+from ..core import BaselineEstimate, Pool, RunningRewardStd, batch_leave_one_out_baseline
 from ..pass_rates.tracker import PassRateTracker
 from .ada_grpo_config import AdaGRPOConfig
 
@@ -105,13 +99,12 @@ class EmpiricalBayesBaseline(Baseline):
         scaled (`bool`):
             As in [`BatchLeaveOneOutBaseline`].
         tracker ([`~pass_rates.tracker.PassRateTracker`]):
-            Holds the estimates of the prompts that were sampled last.
-        estimator ([`~core.RewardEstimator`]):
-            The tracker's estimator.
+            Estimates of the prompts that were sampled last, and their estimator.
     """
 
-    def __init__(self, *, scaled: bool, tracker: PassRateTracker, estimator: RewardEstimator):
-        self.scaled, self.tracker, self.estimator = scaled, tracker, estimator
+    def __init__(self, *, scaled: bool, tracker: PassRateTracker):
+        assert tracker.reward_estimator is not None
+        self.scaled, self.tracker, self.estimator = scaled, tracker, tracker.reward_estimator
 
     def compute(self, pools: Sequence[Pool]) -> BaselineValues:
         estimates = self.estimator.compute_baseline(
@@ -126,5 +119,5 @@ def build_baseline(args: AdaGRPOConfig, tracker: PassRateTracker | None) -> Base
     if args.baseline == "batch":
         return BatchLeaveOneOutBaseline(scaled=scaled, tracker=tracker)
     if tracker is not None and tracker.reward_estimator is not None:
-        return EmpiricalBayesBaseline(scaled=scaled, tracker=tracker, estimator=tracker.reward_estimator)
+        return EmpiricalBayesBaseline(scaled=scaled, tracker=tracker)
     return GroupMeanBaseline()

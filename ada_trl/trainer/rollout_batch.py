@@ -1,7 +1,7 @@
 """Rollouts of a generation batch, with their advantages and metrics."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -79,15 +79,6 @@ class RolloutBatch:
         """Advantages of the rows of all ranks."""
         return [value for values in self.advantages for value in values]
 
-    @property
-    def first_rounds(self) -> list[list[Rollout]]:
-        """First round of each prompt that is an unbiased sample of the data set."""
-        return [
-            pool.first_round(self.rollouts_per_round).rollouts
-            for pool, included in zip(self.pools, self.is_on_distribution, strict=True)
-            if included
-        ]
-
     def per_row(self, values: Sequence[Any]) -> list[Any]:
         """Repeat one value per prompt for each of its rows."""
         return [value for value, group in zip(values, self.groups, strict=True) for _ in group]
@@ -113,13 +104,17 @@ class RolloutBatch:
     def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
         """Update `frac_zero_advantage_groups` if some rows, of those of all ranks, are left out of the loss."""
         masked = iter(is_masked)
-        unmasked = [[advantage for advantage in group if not next(masked)] for group in self.advantages if group]
-        self.metrics["frac_zero_advantage_groups"] = sum(not any(group) for group in unmasked) / len(unmasked)
+        has_gradient = []
+        for advantages in self.advantages:
+            unmasked = [advantage for advantage in advantages if not next(masked)]
+            if advantages:
+                has_gradient.append(any(unmasked))
+        self.metrics["frac_zero_advantage_groups"] = has_gradient.count(False) / len(has_gradient)
 
     def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, list[float]]:
         """
-        Compute GRPO's reward metrics from the first round: `reward`, `reward_std`, `rewards/*` and `frac_reward_zero_std`. Each
-        has one value per reward function of that name.
+        Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the data set: `reward`,
+        `reward_std`, `rewards/*` and `frac_reward_zero_std`. Each has one value per reward function of that name.
 
         Args:
             names (`Sequence[str]`):
@@ -128,14 +123,17 @@ class RolloutBatch:
                 Whether all prompts have the same weight although their numbers of rollouts differ.
         """
 
-        def statistics(value: Callable[[Rollout], float]) -> tuple[float, float]:
-            values = [[value(rollout) for rollout in rollouts] for rollouts in self.first_rounds]
-            return mean_and_std(values, each_prompt_once=each_prompt_once)
-
-        mean, std = statistics(attrgetter("reward"))
+        first_rounds = [
+            pool.first_round(self.rollouts_per_round).rollouts
+            for pool, included in zip(self.pools, self.is_on_distribution, strict=True)
+            if included
+        ]
+        totals = [[rollout.reward for rollout in rollouts] for rollouts in first_rounds]
+        mean, std = mean_and_std(totals, each_prompt_once=each_prompt_once)
         metrics = {"reward": [mean], "reward_std": [std]}
         for i, name in enumerate(names):
-            mean, std = statistics(lambda rollout, i=i: rollout.rewards[i])  # type: ignore[misc] # its default is an int
+            values = [[rollout.rewards[i] for rollout in rollouts] for rollouts in first_rounds]
+            mean, std = mean_and_std(values, each_prompt_once=each_prompt_once)
             metrics.setdefault(f"rewards/{name}/mean", []).append(mean)
             metrics.setdefault(f"rewards/{name}/std", []).append(std)
         return metrics | {"frac_reward_zero_std": [self.metrics["frac_reward_zero_std/first_round"]]}

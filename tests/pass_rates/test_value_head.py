@@ -344,11 +344,9 @@ def test_a_flipped_bit_in_the_header_is_rejected(saved):
 
 
 def test_tensors_of_another_model_are_rejected(saved):
-    with pytest.raises(
-        ValueError, match=rf"{saved} .* \(9,\), but this value head has \(17,\)\. Resume with the model"
-    ):
+    message = f"{saved} .*not that of this value head: the tensors features.mean.* Resume with the model that"
+    with pytest.raises(ValueError, match=message):
         PassRateHead(16).load(saved)
-    save_file({"weight": torch.zeros(8)}, saved)
-    names = "features.mean, features.mean_square"
-    with pytest.raises(ValueError, match=f"not that of this value head: they differ in the tensors {names}"):
+    save_file({"weight": torch.zeros(9)}, saved)
+    with pytest.raises(ValueError, match=message):
         PassRateHead(8).load(saved)
