@@ -1,5 +1,6 @@
 """Findings of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:  # it imports torch
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
 MANY_TRUNCATED = 0.1
-SIMULATED_STEPS = 100
+SIMULATED_GROUPS = 4000  # at least; enough for the precision of the printed percentage
 
 
 class CheckResult(NamedTuple):
@@ -126,7 +127,8 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
         `tuple[float, float]`: the fraction of groups that have a gradient, and rollouts per group.
     """
     rng = np.random.default_rng(0)
-    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (SIMULATED_STEPS, len(positives))).ravel()
+    repeats = math.ceil(SIMULATED_GROUPS / len(positives))
+    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (repeats, len(positives))).ravel()
 
     def sample_round(requests: Sequence[tuple[int, int]]) -> list[Rollout]:
         successes = (rng.random(len(requests)) < rates[[prompt for prompt, _ in requests]]).astype(float).tolist()

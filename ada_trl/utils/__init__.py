@@ -1,1 +1,1 @@
-"""What every room may use: files, processes, notices, tables."""
+"""Utilities for all layers: files, distributed processes, logging, tables."""

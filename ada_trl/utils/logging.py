@@ -49,7 +49,7 @@ def deduplicate_warnings(logger: logging.Logger, text: str) -> Iterator[None]:
 
 
 def _writes_to_terminal() -> bool:
-    """Whether messages are printed as plain text: without handlers, or by a stream handler, which tqdm can replace."""
+    """Return whether messages are printed as plain text: without handlers, or by a stream handler, which tqdm can replace."""
     handlers = logging.getLogger().handlers
     return not handlers or any(getattr(handler, "stream", None) in (sys.stdout, sys.stderr) for handler in handlers)
 

@@ -25,7 +25,7 @@ from .sampling import Measurement, Model, SamplingArguments, parse_arguments
 from .statistics import bootstrap_interval, difficulty_bins, pass_at_k
 
 
-# Of the paper: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
+# Test sets of the paper: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
 DATASETS = (
     "weqweasdas/math500",
     "weqweasdas/minerva_math",

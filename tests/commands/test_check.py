@@ -9,7 +9,7 @@ import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import check, findings, start
-from ada_trl.commands.findings import SIMULATED_STEPS, CheckResult, Sample, difficulty, expected_sampling
+from ada_trl.commands.findings import SIMULATED_GROUPS, CheckResult, Sample, difficulty, expected_sampling
 from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
@@ -142,7 +142,7 @@ def test_simulated_sampling_agrees_with_the_closed_forms(mode):
     else:
         rounds = {name: options[name] for name in ("samples_per_round", "max_rounds")}
         exact = sequential_outcome(rates, args.exit_condition, **rounds)
-    errors = 5 * np.array([0.5, args.max_rounds * 8]) / np.sqrt(3 * SIMULATED_STEPS)
+    errors = 5 * np.array([0.5, args.max_rounds * 8]) / np.sqrt(SIMULATED_GROUPS)
     assert with_gradient == pytest.approx(1 - exact.zero_signal.mean(), abs=errors[0])
     assert rollouts == pytest.approx(exact.rollouts.mean(), abs=errors[1])
 
