@@ -159,7 +159,7 @@ def logged(tmp_path_factory):
 
 def test_metrics_page_has_exactly_the_metrics_that_are_logged(logged):
     sections = documented_metrics()
-    server = set(sections.pop("vLLM server"))  # see server/test_fake_server.py
+    server = set(sections.pop("vLLM server"))  # see server/test_sampling.py
     names = [name for section in sections.values() for name in section]
     assert sorted(names) == sorted(logged)
     assert not server & logged

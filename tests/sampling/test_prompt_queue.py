@@ -1,7 +1,6 @@
-"""The trainer with prompts from a stream: refill, rounds across steps, selection, exact resume."""
+"""The trainer with prompts from the queue: dynamic sampling, retries, selection, exact resume."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,26 +14,26 @@ from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools, t
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
-REFILL = {
+DYNAMIC = {
     "adaptive_sampling": "uniform",
     "zero_variance_groups": "resample",
     "num_generations": 4,
     "scale_rewards": "group",
 }
-ACROSS = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
 SELECTION = {"adaptive_sampling": "uniform", "prompt_oversampling": 3, "num_generations": 2}
 MODES = {
-    "refill": REFILL,
-    "refill in rounds": {
+    "dynamic sampling": DYNAMIC,
+    "dynamic sampling in rounds": {
         "zero_variance_groups": "resample",
         "num_generations": 4,
         "samples_per_round": 4,
         "max_rounds": 2,
     },
-    "across steps": ACROSS,
-    "both quotas": ACROSS | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
+    "retries": RETRIES,
+    "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
     "selection": SELECTION,
-    "selection with rounds": ACROSS | {"prompt_oversampling": 2},
+    "selection and retries": RETRIES | {"prompt_oversampling": 2},
 }
 
 
@@ -44,7 +43,7 @@ def prompts(number=32, streaming=False):
 
 
 class Script:
-    """Rewards with contrast for the prompts in `good`, one value for the others; remembers what it has seen."""
+    """Different rewards for the prompts in `good`, equal ones for the others; records prompts and tokens."""
 
     __name__ = "script"
 
@@ -57,39 +56,39 @@ class Script:
         return [float(i % 2 == 0) if prompt in self.good else 1.0 for i, prompt in enumerate(prompts)]
 
 
-# Refill
+# Dynamic sampling
 
 
-def refill(tmp_path, reward, **options):
-    options = {"per_device_train_batch_size": 16, "max_steps": 1, "max_rounds": 8} | REFILL | options
+def dynamic(tmp_path, reward, **options):
+    options = {"per_device_train_batch_size": 16, "max_steps": 1, "max_rounds": 8} | DYNAMIC | options
     trainer = build(tmp_path, reward, prompts(), **options)
     trainer.train()
     return trainer, trainer.batches[0], logs_of(trainer)[0]
 
 
-def test_silent_groups_are_replaced_until_the_batch_has_contrast(tmp_path):
+def test_groups_with_zero_variance_are_replaced(tmp_path):
     probe = Script(set())
-    refill(tmp_path, probe, adaptive_sampling="uniform", zero_variance_groups="keep", max_rounds=4)
+    dynamic(tmp_path, probe, adaptive_sampling="uniform", zero_variance_groups="keep", max_rounds=4)
     first_batch = probe.seen
-    script = Script(set(ALL_PROMPTS) - set(first_batch[:3]))  # three of the first batch are silent
-    trainer, output, logs = refill(tmp_path, script)
+    script = Script(set(ALL_PROMPTS) - set(first_batch[:3]))  # three of the first batch have zero variance
+    trainer, output, logs = dynamic(tmp_path, script)
 
-    assert script.seen[:4] == first_batch  # those that GRPO asks
-    assert len(script.seen) == len(set(script.seen)) == 7  # as many new ones as were silent, and no more
+    assert script.seen[:4] == first_batch  # the prompts of GRPO
+    assert len(script.seen) == len(set(script.seen)) == 7  # no more than needed
     kept = [*script.seen[4:], first_batch[3]]
     assert prompts_of(output) == [prompt for prompt in kept for _ in range(4)]
     assert list(trainer._logs["prompt"]) == prompts_of(output)
-    advantage = 0.5 / (np.sqrt(1 / 3) + 1e-4)  # GRPO's, of two right and two wrong
+    advantage = 0.5 / (np.sqrt(1 / 3) + 1e-4)  # of GRPO, for two positive and two negative rollouts
     assert output["advantages"].tolist() == pytest.approx([advantage, -advantage] * 8)
     assert logs["ada/prompts/sampled"] == 7 and logs["ada/prompts/resampled"] == 3
     assert logs["ada/frac_zero_advantage_groups"] == 0 and logs["ada/frac_reward_zero_std/first_round"] == 3 / 4
     assert logs["reward"] == pytest.approx((3 * 1 + 1 * 0.5) / 4)  # of those that GRPO asks
 
 
-def test_refill_counts_what_it_throws_away_and_fills_up(tmp_path):
+def test_discarded_rollouts_are_counted_and_the_batch_is_filled(tmp_path):
     script = Script({"1+1="})
-    _, output, logs = refill(tmp_path, script)
-    assert 25 <= len(script.seen) == len(set(script.seen)) <= 32  # three slots ask eight each: the cap
+    _, output, logs = dynamic(tmp_path, script)
+    assert 25 <= len(script.seen) == len(set(script.seen)) <= 32  # at most eight prompts for each of three slots
     assert logs["ada/tokens/generated"] == script.tokens
     assert logs["ada/tokens/discarded"] == script.tokens - output["completion_mask"].sum()
     assert logs["num_tokens"] == script.tokens + sum(4 * len(prompt) for prompt in script.seen)
@@ -97,45 +96,45 @@ def test_refill_counts_what_it_throws_away_and_fills_up(tmp_path):
     assert output["advantages"].count_nonzero() == 4
 
 
-def test_all_silent_is_no_hang_and_moves_nothing(tmp_path):
+def test_a_data_set_without_variance_ends_and_has_zero_advantages(tmp_path):
     script = Script(set())
-    trainer, output, logs = refill(tmp_path, script)
+    trainer, output, logs = dynamic(tmp_path, script)
     assert sorted(script.seen) == sorted(ALL_PROMPTS) and not output["advantages"].any()
     assert logs["ada/frac_zero_advantage_groups"] == 1
 
 
-# Rounds across steps
+# Retries
 
 
-def test_what_has_not_passed_returns_in_the_next_step(tmp_path):
-    asked = []
+def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
+    sampled = []
 
     def never(prompts, **kwargs):
-        asked.append(list(prompts))
+        sampled.append(list(prompts))
         return [0.0] * len(prompts)
 
-    trainer = build(tmp_path, never, prompts(), max_steps=5, **ACROSS | {"max_rounds": 3})
+    trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"max_rounds": 3})
     pools = remember_pools(trainer)
     trainer.train()
-    # 8 rows: at most 6 return, nobody draws more than 3 rounds, and those with the fewest go on first.
-    assert [len(set(step)) for step in asked] == [8] * 5
-    assert asked[1][:6] == asked[0][:6] and len(set(asked[1][6:]) & set(asked[0])) == 0
-    assert asked[2][:2] == asked[1][6:] and asked[2][2:6] == asked[0][:4]
-    visits = [prompt for step in asked for prompt in step]
+    # 8 rows: at most 6 retries, at most 3 rounds per prompt, and prompts with the fewest rounds first.
+    assert [len(set(step)) for step in sampled] == [8] * 5
+    assert sampled[1][:6] == sampled[0][:6] and len(set(sampled[1][6:]) & set(sampled[0])) == 0
+    assert sampled[2][:2] == sampled[1][6:] and sampled[2][2:6] == sampled[0][:4]
+    visits = [prompt for step in sampled for prompt in step]
     assert max(visits.count(prompt) for prompt in visits) == 3
     assert [logs["ada/prompts/frac_new"] for logs in logs_of(trainer)] == [1.0, 0.25, 0.25, 0.5, 0.25]
     assert all(len(pool) == 1 for step in pools for pool in step)
 
 
-def test_a_prompt_is_resolved_by_what_earlier_steps_have_drawn_too(tmp_path):
-    """Right and wrong in turns: of one rollout per step nobody is resolved, of two in a row everybody."""
+def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
+    """Steps are all positive and all negative in turns: one rollout does not meet the exit condition, two do."""
     steps = []
 
     def in_turns(prompts, **kwargs):
         steps.append(len(steps) % 2)
         return [float(steps[-1])] * len(prompts)
 
-    options = ACROSS | {"adaptive_sampling": "seq-balance", "max_rounds": 2}
+    options = RETRIES | {"adaptive_sampling": "seq-balance", "max_rounds": 2}
     trainer = build(tmp_path, in_turns, prompts(), max_steps=4, **options)
     trainer.train()
     logs = logs_of(trainer)
@@ -145,9 +144,9 @@ def test_a_prompt_is_resolved_by_what_earlier_steps_have_drawn_too(tmp_path):
     assert logs[1]["ada/frac_exit_condition_met"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
 
 
-def test_an_empirical_prior_is_fitted_to_what_stands_for_the_data(tmp_path):
-    """Prompts return because they fail; taking them for a sample of the data would predict too little."""
-    trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **ACROSS | {"pass_rate_estimator": "ema"})
+def test_the_prior_is_fitted_to_unbiased_samples_of_the_data_set(tmp_path):
+    """Prompts are retried because they fail; fitting the prior to them would bias it downwards."""
+    trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **RETRIES | {"pass_rate_estimator": "ema"})
     seen = []
     learn = trainer.pass_rates.ema._fit_prior
     trainer.pass_rates.ema._fit_prior = lambda totals: seen.append(len(totals)) or learn(totals)
@@ -160,8 +159,8 @@ def test_an_empirical_prior_is_fitted_to_what_stands_for_the_data(tmp_path):
 # Selection
 
 
-def test_prompts_that_are_expected_to_teach_more_are_asked_more_often(tmp_path):
-    """Half of the prompts always pass. Once that is known, the others are asked; until then, the data's order."""
+def test_prompts_with_a_larger_predicted_gain_are_sampled_more_often(tmp_path):
+    """Half of the prompts always pass. Once the estimates show it, the others are selected."""
     every = [f"{i}+{j}=" for i in range(1, 13) for j in range(1, 9)]
     hard = set(every[::2])
 
@@ -173,13 +172,13 @@ def test_prompts_that_are_expected_to_teach_more_are_asked_more_often(tmp_path):
     options = SELECTION | {"pass_rate_estimator": "ema", "max_steps": 20, "per_device_train_batch_size": 32}
     trainer = build(tmp_path, reward, Dataset.from_dict({"prompt": every}), learning_rate=1e-6, **options)
     trainer.train()
-    asked = [prompts_of(batch)[::2] for batch in trainer.batches]
-    assert all(len(set(step)) == len(step) for step in asked)
-    assert sorted(prompt for step in asked[:6] for prompt in step) == sorted(
+    sampled = [prompts_of(batch)[::2] for batch in trainer.batches]
+    assert all(len(set(step)) == len(step) for step in sampled)
+    assert sorted(prompt for step in sampled[:6] for prompt in step) == sorted(
         every
-    )  # nothing is known in the first epoch
-    # A quarter in the data's order is hard half of the time; of the chosen, nearly all.
-    assert np.mean([prompt in hard for step in asked[10:] for prompt in step]) > 0.75
+    )  # no estimates in the first epoch
+    # Half of the quarter in data set order is hard, and nearly all of the selected ones.
+    assert np.mean([prompt in hard for step in sampled[10:] for prompt in step]) > 0.75
     skips = [step["ada/prompts/max_skips"] for step in logs_of(trainer)[-8:]]
     assert 1 <= max(skips) <= 8
 
@@ -188,7 +187,7 @@ def test_prompts_that_are_expected_to_teach_more_are_asked_more_often(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "streaming"), [(mode, mode in ("refill in rounds", "across steps")) for mode in MODES]
+    ("mode", "streaming"), [(mode, mode in ("dynamic sampling in rounds", "retries")) for mode in MODES]
 )
 def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6} | MODES[mode]
@@ -197,13 +196,13 @@ def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
     assert states[0] == states[1]
 
 
-def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplog):
-    """As on fewer GPUs: a checkpoint with 6 prompts that are retried, resumed with 4 slots and with 2."""
+def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
+    """As on fewer GPUs: a checkpoint with 6 queued retries, resumed with 4 slots and with 2."""
 
     def never(prompts, **kwargs):
         return [0.0] * len(prompts)
 
-    options = ACROSS | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
+    options = RETRIES | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
     build(tmp_path, never, prompts(), **options).train()
     for slots, room in ((4, 3), (2, 1)):
         resumed = build(tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4})
@@ -212,30 +211,16 @@ def test_a_smaller_batch_resumes_with_those_that_it_has_room_for(tmp_path, caplo
         assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
 
 
-def test_one_of_two_slots_is_for_retries(tmp_path):
-    asked = []
-
-    def never(prompts, **kwargs):
-        asked.extend(prompts)
-        return [0.0] * len(prompts)
-
-    options = ACROSS | {"per_device_train_batch_size": 2, "max_rounds": 3, "max_steps": 6}
-    build(tmp_path, never, prompts(), **options).train()
-    steps = [set(asked[i : i + 2]) for i in range(0, len(asked), 2)]
-    assert all(len(before & after) == 1 for before, after in pairwise(steps)), "One of two slots is for retries."
-
-
-def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
-    """Instead of the mean over those that were chosen, under the same name."""
+def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path):
     trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
-    asked, original = [], trainer.prompt_source.sampled_prompts
+    sampled, original = [], trainer.prompt_source.sampled_prompts
 
-    def nobody_typical(slots):
-        asked.append(original(slots))
-        asked[-1].is_on_distribution[:] = [False] * len(asked[-1].is_on_distribution)
-        return asked[-1]
+    def no_unbiased_samples(slots):
+        sampled.append(original(slots))
+        sampled[-1].is_on_distribution[:] = [False] * len(sampled[-1].is_on_distribution)
+        return sampled[-1]
 
-    trainer.prompt_source.sampled_prompts = nobody_typical
+    trainer.prompt_source.sampled_prompts = no_unbiased_samples
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):
@@ -243,8 +228,8 @@ def test_where_no_prompt_stands_for_the_data_nothing_is_said_of_it(tmp_path):
         assert 0 <= logs["ada/reward/trained"] <= 1
 
 
-def test_a_checkpoint_in_the_middle_of_a_generation_asks_its_prompts_again(tmp_path):
-    options = ACROSS | {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 3}
+def test_a_checkpoint_inside_a_generation_batch_samples_its_prompts_again(tmp_path):
+    options = RETRIES | {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 3}
     trainer = build(tmp_path, even_reward, prompts(), **options)
     trainer.train()
     resumed = build(tmp_path / "again", even_reward, prompts(), **options)
@@ -252,7 +237,7 @@ def test_a_checkpoint_in_the_middle_of_a_generation_asks_its_prompts_again(tmp_p
     assert prompts_of(resumed.batches[0]) == prompts_of(trainer.batches[1])
 
 
-@pytest.mark.parametrize("mode", ["refill", "across steps"])
+@pytest.mark.parametrize("mode", ["dynamic sampling", "retries"])
 def test_steps_and_epochs_are_counted_as_for_grpo(mode, tmp_path):
     options = {"num_train_epochs": 2, "max_steps": -1, "num_generations": 4} | MODES[mode]
     trainer = build(tmp_path, even_reward, prompts(), **options)
@@ -262,14 +247,14 @@ def test_steps_and_epochs_are_counted_as_for_grpo(mode, tmp_path):
     assert "ada/prompts/epoch" in logs_of(trainer)[-1]
 
 
-def test_a_streaming_set_that_ends_starts_again(tmp_path):
-    trainer = build(tmp_path, even_reward, prompts(11, streaming=True), max_steps=4, **ACROSS)
+def test_an_iterable_data_set_that_ends_starts_again(tmp_path):
+    trainer = build(tmp_path, even_reward, prompts(11, streaming=True), max_steps=4, **RETRIES)
     trainer.train()
     assert logs_of(trainer)[-1]["ada/prompts/epoch"] >= 1 and trainer.state.global_step == 4
 
 
-def test_the_loader_reads_no_data(tmp_path):
-    trainer = build(tmp_path, even_reward, prompts(), **REFILL)
+def test_the_data_loader_has_placeholder_rows(tmp_path):
+    trainer = build(tmp_path, even_reward, prompts(), **DYNAMIC)
     rows = [row for batch in trainer.get_train_dataloader() for row in batch]
     assert rows and not any(dict(row) for row in rows)
     with pytest.raises(RuntimeError, match="no column 'prompt'.*placeholders, and prompts come from the prompt queue"):
@@ -277,24 +262,26 @@ def test_the_loader_reads_no_data(tmp_path):
     assert len(trainer.train_dataset) == 32 and trainer.train_dataset[0]["prompt"] == ALL_PROMPTS[0]
 
 
-def test_too_small_a_data_set_is_named(tmp_path):
+def test_a_data_set_smaller_than_a_step_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="needs 8 distinct prompts.*the training dataset has only 5.*smaller batch"):
-        build(tmp_path, even_reward, prompts(5), **ACROSS)
+        build(tmp_path, even_reward, prompts(5), **RETRIES)
 
 
-def test_a_missing_queue_is_said_and_a_broken_one_is_named(tmp_path, caplog):
-    options = ACROSS | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+def test_a_checkpoint_without_a_queue_warns_and_a_broken_one_is_rejected(tmp_path, caplog):
+    options = RETRIES | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     build(tmp_path, even_reward, prompts(), **options).train()
     path = tmp_path / "checkpoint-1" / STATE_FILE
     path.write_text("{")
     with pytest.raises(ValueError, match="ada_state.json is not valid JSON .*Restore it, or delete it"):
         build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
-    path.unlink()
-    build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
-    assert "prompts are taken from the start of the data set" in caplog.text
+    for content in ("{}", None):  # of a run without a queue, and no file
+        path.write_text(content) if content else path.unlink()
+        caplog.clear()
+        build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
+        assert sum("prompts are taken from the start of the data set" in text for text in caplog.messages) == 1
 
 
-def test_with_everything_off_nothing_is_streamed(tmp_path):
+def test_other_modes_use_the_data_loader(tmp_path):
     trainer = build(tmp_path, num_generations=4)
     assert type(trainer.prompt_source) is DataLoaderPrompts
     assert type(trainer).get_train_dataloader is not GRPOTrainer.get_train_dataloader

@@ -1,4 +1,4 @@
-"""Which prompts are asked: the stream, slots, what goes on, and the choice by expected gain; without a model."""
+"""Prompt stream, slots and prompt queue, with retries and selection by predicted gain; without a model."""
 
 import json
 import math
@@ -11,14 +11,12 @@ from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
 from ada_trl.core import ExitCondition, Pool, Rollout, expected_rounds
-from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt
+from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from ada_trl.sampling.prompt_queue import (
-    MAX_RETRY_FRACTION,
     MAX_SKIPS,
     MIN_IN_ORDER_FRACTION,
     CandidateScores,
     PromptQueue,
-    SlotConfig,
 )
 from ada_trl.sampling.prompt_stream import PromptStream
 
@@ -32,13 +30,13 @@ def stream(number=10, streaming=False, shuffle=True):
     return PromptStream(dataset, shuffle=shuffle, seed=3)
 
 
-def schedule(**options):
+def slot_config(**options):
     defaults = {"slots": 4, "candidates_per_slot": 1, "exit_condition": ExitCondition(1), "max_rounds": 4}
     return SlotConfig(**defaults | {"fixed_budget": True, "positive_threshold": 0.5} | options)
 
 
 def play(slot, rewards, rounds):
-    """Draw one rollout per round, of what `rewards` gives for the position that is asked."""
+    """Sample rounds of one rollout, with the reward of the candidate's position."""
     for draw in range(rounds):
         if slot.done:
             break
@@ -49,7 +47,7 @@ def play(slot, rewards, rounds):
 # The stream
 
 
-def test_the_stream_is_the_sampler_of_grpo_without_its_repetitions():
+def test_the_stream_has_the_order_of_grpos_sampler_without_its_repetitions():
     sampler = RepeatSampler(rows(10), mini_repeat_count=2, batch_size=5, repeat_count=3, shuffle=True, seed=3)
     expected = [index for _ in range(3) for index in list(dict.fromkeys(sampler))]
     prompts = stream()
@@ -67,12 +65,12 @@ def test_an_epoch_has_every_row_once_and_the_next_one_another_order(streaming):
     assert [unshuffled.row(position)["prompt"] for position in unshuffled.take(10)] == [str(i) for i in range(10)]
 
 
-def test_what_is_put_back_comes_first_and_what_is_asked_already_later():
+def test_put_back_rows_come_first_and_excluded_ones_later():
     prompts = stream(shuffle=False)
     prompts.put_back(prompts.take(4)[1:])
     assert prompts.take(4, exclude={2}) == [1, 3, 4, 5]
     assert prompts.take(2) == [2, 6]
-    assert sorted(prompts.take(20)) == list(range(10))  # more than there are: each once
+    assert sorted(prompts.take(20)) == list(range(10))  # more than there are
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -95,7 +93,7 @@ def test_a_stream_resumes_exactly_in_any_epoch(streaming, steps):
     assert resumed.state_dict() == prompts.state_dict()
 
 
-def test_another_data_set_is_noticed_at_resume():
+def test_resuming_with_another_data_set_is_rejected():
     prompts = stream(20)
     prompts.take(15)
     with pytest.raises(ValueError, match="fewer rows than the checkpoint has read. Resume with the same data set"):
@@ -110,9 +108,9 @@ def test_another_data_set_is_noticed_at_resume():
 REPLACE = {"candidates_per_slot": 3, "fixed_budget": False, "max_rounds": 1}
 
 
-def slot(candidates, **options):
-    defaults = {"exit_condition": ExitCondition(1), "samples_per_round": 1, "max_rounds": 3, "fixed_budget": True}
-    return BatchSlot(0.5, [QueuedPrompt(i) for i in range(candidates)], **defaults | options)
+def slot(candidates, samples_per_round=1, **options):
+    config = slot_config(**{"max_rounds": 3} | options)
+    return BatchSlot(config, [QueuedPrompt(i) for i in range(candidates)], samples_per_round)
 
 
 def test_a_fixed_budget_is_one_round_of_one_prompt():
@@ -125,7 +123,7 @@ def test_a_fixed_budget_is_one_round_of_one_prompt():
 
 
 @pytest.mark.parametrize(
-    ("before", "reward", "resolved", "returns"),
+    ("before", "reward", "resolved", "is_retried"),
     [
         ({"rounds": 2, "negatives": 2}, 1.0, True, False),
         ({"rounds": 2, "positives": 2}, 0.0, True, False),
@@ -133,37 +131,31 @@ def test_a_fixed_budget_is_one_round_of_one_prompt():
         ({"rounds": 3, "positives": 3}, 1.0, False, False),  # its last one
     ],
 )
-def test_what_earlier_steps_have_drawn_counts(before, reward, resolved, returns):
-    returning = BatchSlot(
-        0.5,
-        [QueuedPrompt(7, from_data_order=False, **before)],
-        exit_condition=ExitCondition(1, 1),
-        samples_per_round=1,
-        max_rounds=4,
-        fixed_budget=True,
+def test_rollouts_of_earlier_steps_count(before, reward, resolved, is_retried):
+    config = slot_config(exit_condition=ExitCondition(1, 1))
+    retry = BatchSlot(config, [QueuedPrompt(7, from_data_order=False, **before)], 1)
+    retry.add(Rollout(0, reward, reward))
+    assert retry.resolved(0) == resolved and (retry.unsolved is not None) == is_retried
+
+
+def test_unused_candidates_are_sampled_in_the_next_steps():
+    queue = PromptQueue(
+        stream(1000, shuffle=False), slot_config(candidates_per_slot=3, fixed_budget=False, max_rounds=1)
     )
-    returning.add(Rollout(0, reward, reward))
-    assert returning.resolved(0) == resolved and (returning.unsolved is not None) == returns
-
-
-def test_what_a_step_does_not_need_is_not_lost():
-    queue = PromptQueue(stream(1000, shuffle=False), schedule(candidates_per_slot=3, fixed_budget=False, max_rounds=1))
-    mixed = iter([1.0, 0.0] * 200)
-    asked = []
+    sampled = []
     for _ in range(10):
         candidates = queue.next_slots()
         slots = queue.make_slots(candidates, [2] * len(candidates))
         for slot in slots:
-            for draw in range(2):  # contrast at once
-                reward = next(mixed)
+            for draw, reward in enumerate((1.0, 0.0)):
                 slot.add(Rollout(draw, reward, reward))
             assert slot.done
         queue.finish_step(slots)
-        asked += [slot.candidates[i].position for slot in slots for i in slot.sampled]
-    assert asked == list(range(40))
+        sampled += [slot.candidates[i].position for slot in slots for i in slot.sampled]
+    assert sampled == list(range(40))
 
 
-def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
+def test_prompts_with_zero_variance_are_replaced_while_candidates_are_left():
     replace = {"fixed_budget": False, "samples_per_round": 2, "max_rounds": 1}
     one = slot(3, **replace)
     for draw, reward in enumerate([1.0, 1.0, 0.0, 1.0]):
@@ -171,7 +163,7 @@ def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
         one.add(Rollout(draw, reward, reward))
     assert one.done and list(one.sampled) == [0, 1] and not one.pools[1].has_zero_variance
     shaped = slot(2, **replace)
-    for draw, reward in enumerate([0.9, 0.8]):  # a length penalty, say, beside two right answers
+    for draw, reward in enumerate([0.9, 0.8]):  # two correct answers with different length penalties
         shaped.add(Rollout(draw, reward, 1.0))
     assert not shaped.done and shaped.current == 1
     zero_variance = slot(2, **replace)
@@ -185,7 +177,7 @@ def test_a_silent_prompt_is_replaced_until_one_has_contrast_or_none_is_left():
 
 
 def simulate(queue, passes, steps, rounds, scores=None, seed=0):
-    """Slots of each step, all of which draw; `passes` gives a position's pass rate."""
+    """Slots and metrics of each step, in which all slots are sampled; `passes` is the pass rate of a position."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         candidates = queue.next_slots(scores)
@@ -195,20 +187,20 @@ def simulate(queue, passes, steps, rounds, scores=None, seed=0):
         yield slots, queue.finish_step(slots)
 
 
-def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
-    """E[visits] = (1 − (1 − p)^N) / p, with nobody cut off."""
+def test_the_number_of_retries_follows_the_truncated_log_objective():
+    """E[rounds] = (1 − (1 − p)^N) / p, if no retry is dropped."""
     p, max_rounds = 0.5, 4
-    queue = PromptQueue(stream(100_000), schedule(slots=64, max_rounds=max_rounds))
+    queue = PromptQueue(stream(100_000), slot_config(slots=64, max_rounds=max_rounds))
     visits = Counter()
     for step, metrics in simulate(queue, lambda position: p, 150, 1):
-        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the share that may return
+        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the maximum share of retries
         for played in step:
             for i in played.sampled:
                 visits[played.candidates[i].position] += len(played.pools[i])
-    under_way = {candidate.position for candidate in queue.retry_queue}
-    finished = np.array([count for position, count in visits.items() if position not in under_way])
+    active = {candidate.position for candidate in queue.retry_queue}
+    finished = np.array([count for position, count in visits.items() if position not in active])
     assert len(finished) > 2000
-    # Those under way at the end are the long ones: at most slots of them, each at most N, out of thousands.
+    # Prompts that are active at the end have many rounds: at most one per slot, each at most N, out of thousands.
     edge = max_rounds * 64 / len(finished)
     expected = expected_rounds(p, 1, max_rounds)
     assert expected == pytest.approx((1 - (1 - p) ** max_rounds) / p)
@@ -216,16 +208,21 @@ def test_a_prompt_is_visited_as_often_as_the_cut_off_log_objective_says():
     assert finished.max() == max_rounds
 
 
-def test_a_hard_set_cannot_fill_the_batch():
-    queue = PromptQueue(stream(1000), schedule(slots=8, max_rounds=50))
-    steps = list(simulate(queue, lambda position: 0.0, 20, 1))
-    for played, _ in steps:
-        assert sum(not slot.candidates[0].rounds for slot in played) >= 8 - MAX_RETRY_FRACTION * 8
-    assert steps[-1][1]["prompts/frac_new"] == 0.25 and steps[-1][1]["prompts/retries_dropped"] == 2
+@pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
+def test_retries_of_a_hard_data_set_do_not_fill_the_batch(slots, retries):
+    """Three quarters of the slots, but at least one."""
+    queue = PromptQueue(stream(1000), slot_config(slots=slots, max_rounds=50))
+    (first, _), *steps = simulate(queue, lambda position: 0.0, 20, 1)
+    assert not any(slot.candidates[0].rounds for slot in first)
+    for played, metrics in steps:
+        assert (
+            sum(slot.candidates[0].rounds > 0 for slot in played) == slots * metrics["prompts/frac_retried"] == retries
+        )
+        assert metrics["prompts/retries_dropped"] == slots - retries
     assert max(candidate.rounds for candidate in queue.retry_queue) < 50
 
 
-def random_beliefs(rng, stream):
+def random_scores(rng, stream):
     return lambda positions: CandidateScores(
         [stream.row(p)["prompt"] for p in positions], list(rng.random(len(positions))), 0.5
     )
@@ -233,24 +230,23 @@ def random_beliefs(rng, stream):
 
 @pytest.mark.parametrize("fixed_budget", [False, True])
 @pytest.mark.parametrize("choices", [1, 2, 4])
-def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget, choices):
+def test_no_prompt_is_sampled_twice_in_a_step_or_skipped_forever(fixed_budget, choices):
     """Over random pass rates and random scores, through several epochs."""
     rng = np.random.default_rng(5)
     prompts = stream(40)
     options = {"candidates_per_slot": 2 - fixed_budget, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
-    queue = PromptQueue(prompts, schedule(**options))
+    queue = PromptQueue(prompts, slot_config(**options))
     rates = rng.random(40)
-    candidate_at, longest = Counter(), Counter()
-    for step, (played, _) in enumerate(
-        simulate(queue, lambda position: rates[position], 400, 2, random_beliefs(rng, prompts))
-    ):
-        asked = [slot.candidates[i].position for slot in played for i in slot.sampled]
-        assert len(set(asked)) == len(asked)
-        for position in asked:
-            longest[position] = max(longest[position], step - candidate_at[position])
-            candidate_at[position] = step
-    assert set(candidate_at) == set(range(40))
-    # Each time that it is due, a prompt is passed over or asked; it is due once in an epoch, of at most 40 steps.
+    last_step, longest = Counter(), Counter()
+    steps = simulate(queue, lambda position: rates[position], 400, 2, random_scores(rng, prompts))
+    for step, (played, _) in enumerate(steps):
+        sampled = [slot.candidates[i].position for slot in played for i in slot.sampled]
+        assert len(set(sampled)) == len(sampled)
+        for position in sampled:
+            longest[position] = max(longest[position], step - last_step[position])
+            last_step[position] = step
+    assert set(last_step) == set(range(40))
+    # A prompt is a candidate once in an epoch, of at most 40 steps, and is skipped or sampled then.
     assert max(longest.values()) <= 40 * (MAX_SKIPS + 2)
     assert max(queue.skips.values(), default=0) <= MAX_SKIPS
 
@@ -268,9 +264,9 @@ def test_no_prompt_is_asked_twice_in_a_step_or_passed_over_for_ever(fixed_budget
 def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options):
     """64 prompts, 32 slots: the candidates of a step are up to 128."""
     rng, prompts = np.random.default_rng(5), stream(64)
-    queue = PromptQueue(prompts, schedule(slots=32, max_rounds=4, **options))
+    queue = PromptQueue(prompts, slot_config(slots=32, max_rounds=4, **options))
     sampled, epochs = Counter(), []
-    for played, metrics in simulate(queue, lambda position: 0.3, 400, 4, random_beliefs(rng, prompts)):
+    for played, metrics in simulate(queue, lambda position: 0.3, 400, 4, random_scores(rng, prompts)):
         sampled.update(slot.candidates[i].position for slot in played for i in slot.sampled)
         assert metrics["prompts/queue"] <= 3 * 64
         epochs.append(metrics["prompts/epoch"])
@@ -281,9 +277,9 @@ def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(
         assert epochs[-1] <= 1.1 * sampled.total() / 64
 
 
-def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
+def test_the_best_prompts_are_selected_and_a_quarter_is_in_data_set_order():
     prompts = stream(100, shuffle=False)
-    queue = PromptQueue(prompts, schedule(slots=8, choices_per_prompt=3))
+    queue = PromptQueue(prompts, slot_config(slots=8, choices_per_prompt=3))
     gains = lambda positions: CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)  # noqa: E731
     slots = queue.next_slots(gains)
     exploring = math.ceil(MIN_IN_ORDER_FRACTION * 8)
@@ -292,11 +288,11 @@ def test_the_best_are_chosen_and_a_quarter_is_in_the_datas_order():
     assert queue.skips == {str(p): 1 for p in range(exploring, 24 - (8 - exploring))}
 
 
-def test_without_knowledge_prompts_are_asked_in_the_datas_order(caplog):
-    queue = PromptQueue(stream(1000, shuffle=False), schedule(choices_per_prompt=3))
+def test_prompts_are_sampled_in_data_set_order_without_informative_estimates(caplog):
+    queue = PromptQueue(stream(1000, shuffle=False), slot_config(choices_per_prompt=3))
     unknown = lambda positions: CandidateScores([str(p) for p in positions], None, 0.5)  # noqa: E731
-    asked = [slots[i].candidates[0].position for slots, _ in simulate(queue, lambda p: 1.0, 25, 1, unknown) for i in range(4)]  # fmt: skip
-    assert asked == list(range(100))
+    steps = simulate(queue, lambda p: 1.0, 25, 1, unknown)
+    assert [slot.candidates[0].position for slots, _ in steps for slot in slots] == list(range(100))
     assert sum("prompt_oversampling=3 has had no effect for 20 steps" in text for text in caplog.messages) == 1
 
 
@@ -314,24 +310,24 @@ def test_a_queue_resumes_exactly(options):
         played = simulate(queue, lambda p: rates[p], number, rounds, scores, seed)
         return [[slot.candidates for slot in slots] for slots, _ in played]
 
-    queue = PromptQueue(stream(30), schedule(**options))
+    queue = PromptQueue(stream(30), slot_config(**options))
     steps(queue, 11, 0)
     state = json.loads(json.dumps(queue.state_dict(steps_back=0)))
-    resumed = PromptQueue(stream(30), schedule(**options))
+    resumed = PromptQueue(stream(30), slot_config(**options))
     resumed.load_state_dict(state)
     assert steps(resumed, 15, 7) == steps(queue, 15, 7)
-    # In the middle of a step, that step again.
+    # A checkpoint inside of a step repeats that step.
     before = [[candidate.position for candidate in slot] for slot in queue.next_slots(scores)]
-    again = PromptQueue(stream(30), schedule(**options))
+    again = PromptQueue(stream(30), slot_config(**options))
     again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
     assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_too_small_a_data_set_is_named(number, streaming):
+def test_a_data_set_smaller_than_a_step_is_rejected(number, streaming):
     with pytest.raises(ValueError, match=f"needs 4 distinct prompts, but the training data set has only {number}"):
-        PromptQueue(stream(number, streaming), schedule()).next_slots()
+        PromptQueue(stream(number, streaming), slot_config()).next_slots()
 
 
 def test_expected_rounds():
@@ -339,7 +335,7 @@ def test_expected_rounds():
     assert expected_rounds(0.5, 1, 3) == 1 + 0.5 + 0.25
 
 
-def test_a_lane_is_a_pool_of_everything_that_it_drew():
+def test_a_slot_is_a_pool_of_all_its_rollouts():
     played = slot(2, fixed_budget=False, max_rounds=1)
     play(played, lambda position: 1.0, 2)
     assert isinstance(played, Pool) and len(played) == played.positives == 2

@@ -1,6 +1,52 @@
-"""These tests need vLLM in the environment (`make test-vllm`): TRL's client refuses to work without it."""
+"""These tests need vLLM in the environment (`make test-vllm`): TRL's client does not work without it."""
 
 import importlib.util
+import threading
+
+import pytest
+import requests
+
+from recipes.arithmetic.task import prepare
+from recipes.arithmetic.vllm_server import running_server
+
+from ..helpers import free_port
 
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch):
+    monkeypatch.setattr("ada_trl.vllm.transport.BACKOFF_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path):
+    """No test leaves a thread of the client, or weights that were written for a server."""
+    yield
+    assert "vLLM requests" not in [thread.name for thread in threading.enumerate()]
+    assert not list(tmp_path.rglob("vllm_weight_sync"))
+
+
+@pytest.fixture(scope="session")
+def task_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("arithmetic")
+    prepare(directory, num_train=32, num_test=8)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def real_server(task_dir, tmp_path_factory):
+    """URL of a vLLM server on the CPU, one for all tests of a process."""
+    log = tmp_path_factory.mktemp("log") / "vllm.log"
+    with running_server(task_dir / "base", free_port(), log, max_lora_rank=8) as url:
+        yield url
+
+
+@pytest.fixture
+def server(real_server, task_dir):
+    """The server with the base model, whatever the test before has left."""
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(task_dir / "base")}}
+    requests.post(f"{real_server}/collective_rpc", json=reload, timeout=60).raise_for_status()
+    requests.post(f"{real_server}/reset_prefix_cache", timeout=60).raise_for_status()
+    return real_server

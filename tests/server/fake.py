@@ -1,4 +1,4 @@
-"""A server with vLLM's interface and a script instead of a model, for what a real one cannot show on demand."""
+"""A server with vLLM's interface and a script instead of a model, for faults and delays on demand."""
 
 import asyncio
 import copy
@@ -31,28 +31,26 @@ class Call:
     prompt: str
     n: int
     round: int  # 0 for the prompt's first request
-    draw: int  # rollouts of the prompt that earlier requests were for
+    draw: int  # number of rollouts of the prompt in earlier requests
     number: int  # over all prompts
     model: str
     request: web.Request
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     features: dict | None = None  # of the prompt's images
     prompt_ids: list[int] = field(default_factory=list)
-    weights: float = 0.0  # fingerprint of what the server held when it was asked
-    asked_of: PreTrainedModel | None = (
-        None  # that tells the completions' log-probabilities; by default they are made up
-    )
+    weights: float = 0.0  # fingerprint of the server's weights at the request
+    scored_by: PreTrainedModel | None = None  # model of the completions' log-probabilities; by default they are -1
 
     def logprobs(self, ids: list[int]) -> list[float]:
-        if self.asked_of is None:
+        if self.scored_by is None:
             return [-1.0] * len(ids)
         with torch.no_grad():
-            logprobs = self.asked_of(torch.tensor([self.prompt_ids + ids])).logits[0, :-1].log_softmax(-1)
+            logprobs = self.scored_by(torch.tensor([self.prompt_ids + ids])).logits[0, :-1].log_softmax(-1)
         return logprobs[-len(ids) :].gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 def choices_of(call: Call, texts: list[str]) -> list[dict]:
-    """The completions `texts`, in the layout of the endpoint that was asked."""
+    """The completions `texts`, in the layout of the requested endpoint."""
     choices = []
     for index, text in enumerate(texts):
         ids = [*call.tokenizer(text)["input_ids"], call.tokenizer.eos_token_id]
@@ -79,33 +77,30 @@ def reward(completions: list[str], **kwargs) -> list[float]:
     return [float(completion.startswith(RIGHT)) for completion in completions]
 
 
+Respond = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+
+
 @dataclass
 class FakeServer:
     """
     Serves on a free port of this machine while the context is open.
 
-    Args:
-        behave (`Callable[[Call], Awaitable[web.StreamResponse]]`):
-            Answers a request for completions.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            Of the served model; by default the arithmetic task's.
-        model (`PreTrainedModel`, *optional*):
-            Whose weights it is started from: the tiny one that trainings in these tests start from, by default. It gets
-            the weights that it is sent, and tells the log-probabilities of prompts from them.
+    It is started from `model` (by default the tiny one that these tests train), loads the weights that it is sent, and computes
+    the log-probabilities of prompts from them. Functions of the tests may respond instead: `behave` to requests for
+    completions, and before the default response, if they return one, `control` to other POST requests, `render` to images,
+    `check_weights` to the weight check, and `read` to GET requests.
     """
 
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     model: PreTrainedModel | None = None
-    truthful: bool = False  # about the log-probabilities of what it "samples"
+    truthful: bool = False  # whether the log-probabilities of completions are those of the model
     info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
-    render: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before images are processed
-    prove: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = (
-        None  # before log-probabilities are told
-    )
-    read: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None  # before an answer to a GET
-    proofs: int = 0
+    render: Respond | None = None
+    check_weights: Respond | None = None
+    read: Respond | None = None
+    weight_checks: int = 0
     completions: list[Call] = field(default_factory=list)
     controls: list[tuple[str, dict]] = field(default_factory=list)
     most_in_flight: int = 0
@@ -133,12 +128,11 @@ class FakeServer:
         self.restart("first")
 
     def restart(self, instance: str) -> None:
-        """As a new process: the weights are those it was started from, adapters are gone."""
+        """Become a new process, with the first weights and without adapters."""
         self.served = {"base": copy.deepcopy(self.model).eval()}
         self.info["vllm_config"]["instance_id"] = instance
 
     def load(self, path: str) -> None:
-        """What the disk sync asks for."""
         state = load_file(f"{path}/model.safetensors")
         self.served["base"] = copy.deepcopy(self.model).eval()
         assert not self.served["base"].load_state_dict(state, strict=False).unexpected_keys
@@ -156,7 +150,7 @@ class FakeServer:
         if payload["model"] not in self.served:
             return web.json_response({"error": {"message": f"no model {payload['model']}"}}, status=404)
         if "prompt_logprobs" in payload:
-            return await self._proof(request, payload)
+            return await self._weight_check(request, payload)
         features, sampling = payload.get("features"), payload.get("sampling_params", payload)
         if features:
             return await self._complete(request, payload["model"], sampling["n"], payload["token_ids"], features)
@@ -170,7 +164,7 @@ class FakeServer:
         position = (self.rounds[prompt], self.draws[prompt], next(self.numbers))
         call = Call(prompt, n, *position, model, request, self.tokenizer, features, prompt_ids)
         call.weights = fingerprint(self.served[call.model].parameters())
-        call.asked_of = self.served[call.model] if self.truthful else None
+        call.scored_by = self.served[call.model] if self.truthful else None
         self.rounds[prompt] += 1
         self.draws[prompt] += n
         self.completions.append(call)
@@ -181,16 +175,16 @@ class FakeServer:
         finally:
             self.in_flight -= 1
 
-    async def _proof(self, request: web.Request, payload: dict) -> web.StreamResponse:
-        self.proofs += 1
-        if self.prove is not None and (response := await self.prove(request)) is not None:
+    async def _weight_check(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        self.weight_checks += 1
+        if self.check_weights is not None and (response := await self.check_weights(request)) is not None:
             return response
         (ids,) = payload["prompt"]
         choice = {"token_ids": [0], "finish_reason": "length", "prompt_token_ids": ids, "logprobs": None}
         return await _json({"choices": [choice | {"prompt_logprobs": self._prompt_logprobs(payload["model"], ids)}]})
 
     async def _render(self, request: web.Request) -> web.StreamResponse:
-        """Takes the pictures out of a message; as in vLLM, their slots in it say nothing of the prompt."""
+        """Process the images of a message; as in vLLM, their slots do not refer to the prompt."""
         self.in_flight += 1
         try:
             if self.render is not None and (response := await self.render(request)) is not None:
@@ -256,7 +250,7 @@ class FakeServer:
         return self
 
     def stop(self) -> None:
-        """The server dies: connections are reset and refused from now on."""
+        """Die: connections are reset and rejected from now on."""
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
 
     def __exit__(self, *exception) -> None:
@@ -270,7 +264,7 @@ class FakeServer:
 
 
 def _merge(answers: list[web.StreamResponse]) -> web.StreamResponse:
-    """Of the prompts of a request: all their choices, or the first answer that is no list of choices."""
+    """All choices of the prompts of a request, or the first response that is not a list of choices."""
     if len(answers) == 1:
         return answers[0]
     choices = []
@@ -283,7 +277,7 @@ def _merge(answers: list[web.StreamResponse]) -> web.StreamResponse:
 
 
 def fingerprint(parameters: Iterable[torch.Tensor]) -> float:
-    """Of some weights, whatever their names and order."""
+    """A number that identifies weights, whatever their names and order."""
     return sum(sorted(parameter.detach().double().abs().sum().item() for parameter in parameters))
 
 
@@ -297,5 +291,5 @@ def random_texts(call: Call, pass_rate: float, seed: int = 0) -> list[str]:
 
 
 async def by_prompt(call: Call) -> web.Response:
-    """Prompts of very different difficulty, and completions that differ."""
+    """Different completions for prompts of very different difficulty."""
     return answer(call, [f"{text}{i}" for i, text in enumerate(random_texts(call, RATES[call.prompt]))])

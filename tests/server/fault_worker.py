@@ -1,28 +1,28 @@
-"""One of the processes that train again and again against a server with a fault; writes how each run ended."""
+"""One of several processes that train against a server with a fault, run after run; writes the outcome of each run."""
 
 import faulthandler
 import gc
 import json
 import logging
 import sys
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import requests
 import torch
-from peft import LoraConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.trainer.trl_hooks import latest_metric
 
-from ..helpers import QUICK, config, prompt_dataset, tiny_model, tiny_tokenizer
-from .fake import fingerprint, reward
+from ..helpers import prompt_dataset
+from .fake import fingerprint
 from .faults import call_number
+from .helpers import build, our_threads
 
 
-class Witness(AdaGRPOTrainer):
-    """Remembers by which requests the rows of each generation were sampled, and which weights were trained then."""
+class Recorder(AdaGRPOTrainer):
+    """Records the requests of the rows of each generation, and the weights that were trained then."""
 
     def _generate_and_score_completions(self, inputs):
         in_adapter = "lora_" if self.args.vllm_weight_sync == "lora" else ""
@@ -30,26 +30,18 @@ class Witness(AdaGRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         first = output["sampling_per_token_logps"][:, 0].tolist()
         steps_before = int(latest_metric(self, "ada/staleness") or 0)
-        ours = self.weights[-1 - steps_before]  # from which they were to be sampled
+        ours = self.weights[-1 - steps_before]  # those that the rows should come from
         self.rows += [(call_number(logprob), ours) for logprob in first]
         return output
 
 
 def run(url: str, directory: Path, rank: int, options: dict) -> dict:
-    """A training of two steps from the same weights as the others."""
+    """A training from the same weights as the others."""
     started, error, trainer = time.monotonic(), None, None
-    lora = options["vllm_weight_sync"] == "lora"
-    defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_server_timeout": 0}
-    Witness.rows, Witness.weights = [], []
+    Recorder.rows, Recorder.weights = [], []
     try:
-        trainer = Witness(
-            tiny_model(),
-            reward,
-            config(directory, **QUICK | defaults | options),
-            prompt_dataset(2),
-            processing_class=tiny_tokenizer(),
-            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
-        )
+        server = SimpleNamespace(url=url)
+        trainer = build(directory, server, dataset=prompt_dataset(2), trainer_class=Recorder, **options)
         trainer.train()
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
@@ -57,11 +49,9 @@ def run(url: str, directory: Path, rank: int, options: dict) -> dict:
         "error": error,
         "seconds": time.monotonic() - started,
         "ended": time.time(),
-        "rows": Witness.rows,
-        "left": [t.name for t in threading.enumerate() if "vLLM" in t.name]
-        + [
-            str(path) for path in directory.glob("vllm_weight_sync*") if rank == 0
-        ],  # which removes it, in its own time
+        "rows": Recorder.rows,
+        # The main process removes the directory, perhaps after this rank has ended.
+        "left": our_threads() + [str(path) for path in directory.glob("vllm_weight_sync*") if rank == 0],
     }
 
 

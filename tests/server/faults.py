@@ -1,4 +1,4 @@
-"""Faults of a scripted server: which request, what happens to it, how often."""
+"""Faults of a scripted server: which requests, and their effect."""
 
 import asyncio
 import random
@@ -15,43 +15,18 @@ SYNCING = {
     "disk": ("/collective_rpc", "/reset_prefix_cache"),
     "lora": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
-SAMPLING = ("/v1/completions", "proof")
-KINDS = (
-    "500",
-    "503",
-    "429",
-    "404",
-    "page",
-    "object",
-    "nonsense",
-    "stall",
-    "reset",
-    "half",
-    "lie",
-    "restart",
-    "foreign",
-)
+SAMPLING = ("/v1/completions", "weight check")
+# Status codes, responses that are not vLLM's, connections that end or never do, and wrong weights.
+KINDS = "500 503 429 404 page object nonsense stall reset half lie restart foreign".split()
 FOREVER = 10**6
 
 
 @dataclass
 class Fault:
-    """
-    Args:
-        path (`str`):
-            Endpoint, or `"proof"` for requests that ask for log-probabilities of a prompt.
-        kind (`str`):
-            See [`FaultyServer.break_down`].
-        first (`int`):
-            Which request to the endpoint is the first to meet it.
-        number (`int`):
-            How many requests meet it.
-    """
-
-    path: str
-    kind: str
-    first: int
-    number: int
+    path: str  # endpoint, or "weight check"
+    kind: str  # see `FaultyServer.break_down`
+    first: int  # the first request to the endpoint that it affects
+    number: int  # of affected requests
 
     @classmethod
     def draw(cls, rng: random.Random, sync: str) -> "Fault":
@@ -61,14 +36,17 @@ class Fault:
 
 
 class FaultyServer(FakeServer):
-    """A server with one fault per run. A completion's log-probabilities say by which request it was sampled."""
+    """A server with one fault per run. A completion's log-probabilities identify its request."""
 
     def __init__(self, faults: list[Fault]):
         super().__init__(
-            behave=self._sample, control=self._control_or_fail, read=self._read_or_fail, prove=self._prove
+            behave=self._sample,
+            control=self._control_or_fail,
+            read=self._read_or_fail,
+            check_weights=self._check_weights,
         )
         self.faults = faults
-        self.met: list[float | None] = []  # by run, when its fault was first met
+        self.met: list[float | None] = []  # by run, time of the first affected request
         self.left: list[str] = []  # adapters, at the end of a run
         self.fault: Fault | None = None
         self._begin(None)
@@ -97,20 +75,21 @@ class FaultyServer(FakeServer):
         if kind == "reset":
             request.transport.abort()
             await asyncio.sleep(0)
-        if kind in ("restart", "foreign"):  # and then the request is answered
+        if kind in ("restart", "foreign"):  # and the request succeeds
             self.restart(f"instance {time.monotonic_ns()}") if kind == "restart" else self._overwrite()
             return None
         if kind == "lie" and request.path == "/collective_rpc":
             return web.json_response({"results": [None]})
         if kind == "lie" and request.path == "/v1/load_lora_adapter":
             return web.Response(body=b"Success: LoRA adapter added successfully.")
+        if kind == "page":
+            return web.Response(text="<html>Sign in</html>", content_type="text/html")
         texts = {"half": '{"choices": [{', "object": "{}", "nonsense": '{"choices": [{"token_ids": [99]}]}'}
-        kinds = {"page": "text/html"}
-        text = texts.get(kind, "<html>Sign in</html>" if kind == "page" else '{"error": {"message": "a lie"}}')
-        return web.Response(text=text, content_type=kinds.get(kind, "application/json"))
+        text = texts.get(kind, '{"error": {"message": "a lie"}}')
+        return web.Response(text=text, content_type="application/json")
 
     def _overwrite(self) -> None:
-        """As another run does that has the same server."""
+        """Change the weights, as another run on the same server does."""
         for model in self.served.values():
             for parameter in model.parameters():
                 parameter.data += 0.05
@@ -140,8 +119,8 @@ class FaultyServer(FakeServer):
             return web.json_response({})
         return await self._fail(request.path, request)
 
-    async def _prove(self, request: web.Request) -> web.StreamResponse | None:
-        return await self._fail("proof", request)
+    async def _check_weights(self, request: web.Request) -> web.StreamResponse | None:
+        return await self._fail("weight check", request)
 
 
 def logprob_of(number: int) -> float:

@@ -1,4 +1,4 @@
-"""Trainings against a server, in this process and in several, and what may go wrong with it."""
+"""Trainings against a server, in this process and in several, and faults of it."""
 
 import asyncio
 import json
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
+from peft import LoraConfig
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.vllm.client import VLLMServerError
-from ada_trl.vllm.generation import LONGEST_ERROR
+from ada_trl.vllm.errors import LONGEST_ERROR, VLLMServerError
 
 from ..helpers import (
     ON_CPU,
@@ -31,9 +31,10 @@ from ..helpers import (
 from .fake import reward
 
 
-_NOT_THOSE_OF_BUILD = {"samples_per_round": None, "max_rounds": 4}
-UNIFORM = {"adaptive_sampling": "uniform"} | _NOT_THOSE_OF_BUILD
-ONE_ROUND = _NOT_THOSE_OF_BUILD | {"vllm_request_timeout": 30}
+_DEFAULT_ROUNDS = {"samples_per_round": None, "max_rounds": 4}  # instead of those of `build`
+UNIFORM = {"adaptive_sampling": "uniform"} | _DEFAULT_ROUNDS
+ONE_ROUND = _DEFAULT_ROUNDS | {"vllm_request_timeout": 30}
+LORA = {"vllm_weight_sync": "lora"}
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
@@ -46,6 +47,7 @@ def build(
     trainer_class=AdaGRPOTrainer,
     eval_dataset=None,
     rollout_func=None,
+    model=None,
     **overrides,
 ):
     options = {
@@ -59,21 +61,43 @@ def build(
         "max_steps": 1,
         "samples_per_round": 4,
         "max_rounds": 3,
-    }
+    } | overrides
+    if options["vllm_weight_sync"] == "lora" and peft_config is None:  # `False` for none
+        peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     return trainer_class(
-        tiny_model(),
+        model or tiny_model(),
         reward_funcs,
-        config(tmp_path, **QUICK | options | overrides),
+        config(tmp_path, **QUICK | options),
         prompt_dataset(1) if dataset is None else dataset,
         eval_dataset,
         processing_class=tiny_tokenizer(),
-        peft_config=peft_config,
+        peft_config=peft_config or None,
         rollout_func=rollout_func,
     )
 
 
+def train(tmp_path, server, *args, **options):
+    """A training against a server that runs as long as this; returns both."""
+    with server:
+        trainer = build(tmp_path, server, *args, **options)
+        trainer.train()
+    return trainer, server
+
+
+def record_batches(trainer):
+    """The batches that the trainer trains on, as they come."""
+    batches, original = [], trainer._replace_advantages_and_metrics
+
+    def record(batch, output):
+        original(batch, output)
+        batches.append(output)
+
+    trainer._replace_advantages_and_metrics = record
+    return batches
+
+
 def launch(processes, output_dir, script, module="tests.server.worker", seconds=300):
-    """What each of several processes has to say of what `script` tells them to do."""
+    """Run a module that follows `script` on several processes; returns the output of each rank."""
     output_dir.mkdir()
     result = run_module(module, output_dir, json.dumps(script), processes=processes, seconds=seconds)
     return read_rank_outputs(output_dir, processes, result)
@@ -81,7 +105,7 @@ def launch(processes, output_dir, script, module="tests.server.worker", seconds=
 
 @contextmanager
 def started(output_dir, **run):
-    """A training in a process of its own, which is ended at the latest when the block ends."""
+    """A training in a separate process, which is killed at the end of the block."""
     output_dir.mkdir()
     words = command("tests.server.worker", output_dir, json.dumps([run]))
     quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
@@ -94,7 +118,7 @@ def started(output_dir, **run):
 
 
 def wait_until(condition, process, seconds=200):
-    """For something that a process does."""
+    """Wait for an effect of a process that is running."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, "It ended before, or it takes too long."
@@ -103,7 +127,7 @@ def wait_until(condition, process, seconds=200):
 
 @contextmanager
 def fails(match):
-    """An error of the server, told in a sentence; what does not fit into it is in those that it was raised from."""
+    """Expect a `VLLMServerError` that matches, together with the errors that it was raised from, and is short by itself."""
     with pytest.raises(VLLMServerError) as caught:
         yield caught
     error, texts = caught.value, []
@@ -118,25 +142,29 @@ def our_threads():
     return [t.name for t in threading.enumerate() if "vLLM" in t.name or "asyncio" in t.name]
 
 
+def error_response(message, status=500):
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
 async def page(*_):
     return web.Response(text="<html><body>Sign in</body></html>", content_type="text/html")
 
 
-async def stall(call):
+async def stall(*_):
     await asyncio.sleep(60)
 
 
-async def fail(call):
-    return web.json_response({"error": {"message": "engine dead"}}, status=500)
+async def fail(*_):
+    return error_response("engine dead")
+
+
+async def reject(*_):
+    return error_response("too long", 400)
 
 
 def becomes_idle(server, seconds=10):
-    """Whether all requests end; those that are cancelled end once the server notices."""
+    """Whether all requests end; cancelled ones do once the server notices."""
     deadline = time.monotonic() + seconds
     while server.in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
     return server.in_flight == 0
-
-
-async def refuse(call):
-    return web.json_response({"error": {"message": "too long"}}, status=400)

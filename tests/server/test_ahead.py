@@ -1,8 +1,7 @@
-"""Generation one step ahead: what is asked when, of which weights, and what is left when a run ends early."""
+"""Generation one step ahead: when rollouts are requested, from which weights, and what is left when a run ends early."""
 
 import asyncio
 import json
-from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,11 +12,11 @@ from transformers import TrainerCallback
 from ada_trl import AdaGRPOTrainer
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.trainer.run_summary import summary
-from ada_trl.vllm.client import VLLMServerError
+from ada_trl.vllm.errors import VLLMServerError
 
 from ..helpers import logs_of
 from .fake import FakeServer, answer, fingerprint, random_texts
-from .helpers import ONE_ROUND, becomes_idle, build, our_threads
+from .helpers import ONE_ROUND, becomes_idle, build, fails
 
 
 SUMS = [f"{a}+{b}=" for a in range(1, 9) for b in range(1, 9)]
@@ -28,8 +27,8 @@ MODES = {
     "batch": {"baseline": "batch", "num_generations": 2, "per_device_train_batch_size": 8},
     "GRPO": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
     "est": {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
-    "rounds across steps": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1, "per_device_train_batch_size": 8},
-    "chosen": {"baseline": "posterior", "prompt_oversampling": 2, "num_generations": 1, "per_device_train_batch_size": 8},
+    "retries": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1, "per_device_train_batch_size": 8},
+    "oversampling": {"baseline": "posterior", "prompt_oversampling": 2, "num_generations": 1, "per_device_train_batch_size": 8},
     "two iterations": {"baseline": "posterior", "num_generations": 1, "num_iterations": 2, "per_device_train_batch_size": 8},
 }  # fmt: skip
 
@@ -38,59 +37,53 @@ async def half(call):
     return answer(call, random_texts(call, 0.5))
 
 
-class Witness(AdaGRPOTrainer):
-    """By generation: the requests that the server had got when it was trained on, and the weights that were trained."""
+class Recorder(AdaGRPOTrainer):
+    """By generation: the weights that are trained, and the number of requests that the server has received by then."""
 
     def _generate_and_score_completions(self, inputs):
         weights = fingerprint(self.model.parameters())
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             assert len(output["advantages"]) == self.args.generation_batch_size
-            self.seen.append((weights, self.asked()))
+            self.vllm_generation.wait_for_prefetch()
+            self.seen.append((weights, len(self.server.completions)))
         return output
 
 
-def witness(tmp_path, server, steps=4, **options) -> Witness:
-    options = AHEAD | {"max_steps": steps, "per_device_train_batch_size": 16} | options
-    trainer = build(tmp_path, server, dataset=ROWS, trainer_class=Witness, **options)
-    trainer.seen = []
-
-    def asked() -> int:
-        trainer.vllm_generation.wait_for_prefetch()
-        return len(server.completions)
-
-    trainer.asked = asked
+def build_ahead(tmp_path, server, steps=4, **options) -> Recorder:
+    options = AHEAD | {"max_steps": steps, "per_device_train_batch_size": 16, "dataset": ROWS} | options
+    trainer = build(tmp_path, server, trainer_class=Recorder, **options)
+    trainer.seen, trainer.server = [], server
     return trainer
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_next_step_is_asked_for_with_the_newest_weights_before_this_one_is_trained_on(mode, tmp_path):
+def test_the_next_step_is_requested_with_the_newest_weights_before_this_one_is_trained_on(mode, tmp_path):
     options = MODES[mode]
     generations = 4
     with FakeServer(half) as server:
-        trainer = witness(tmp_path, server, generations * options.get("num_iterations", 1), **options)
+        trainer = build_ahead(tmp_path, server, generations * options.get("num_iterations", 1), **options)
         trainer.train()
-    rows = {"posterior": 8, "batch": 4, "GRPO": 4, "est": 4}.get(mode, 8)  # prompts of a step
-    assert len(server.completions) == rows * generations, "Nothing was asked that was not trained on."
-    assert [asked for _, asked in trainer.seen] == [rows * min(i + 2, generations) for i in range(generations)]
+    rows = {"batch": 4, "GRPO": 4, "est": 4}.get(mode, 8)  # prompts of a step
+    assert len(server.completions) == rows * generations  # no request that is not trained on
+    assert [requests for _, requests in trainer.seen] == [rows * min(i + 2, generations) for i in range(generations)]
     trained = [weights for weights, _ in trainer.seen]
     assert len(set(trained)) == generations
     sampled = [server.completions[i * rows].weights for i in range(generations)]
-    assert sampled == pytest.approx([trained[0], *trained[:-1]], rel=1e-9), "Of the weights before the update."
-    for i in range(generations):  # all of a step of the same
+    assert sampled == pytest.approx([trained[0], *trained[:-1]], rel=1e-9)  # weights before the update
+    for i in range(generations):
         assert {call.weights for call in server.completions[i * rows : (i + 1) * rows]} == {sampled[i]}
     assert "are trained on, while the server generates the next." in summary(trainer.args)
     logs = [step for step in logs_of(trainer) if "ada/staleness" in step]
     iterations = options.get("num_iterations", 1)
     assert [step["ada/staleness"] for step in logs] == [0] + [iterations] * (generations - 1)
     assert all(0 < step["ada/ess_ratio"] <= 1.0001 for step in logs)
-    assert our_threads() == []
 
 
-def test_the_prompts_are_those_of_a_run_without_it_and_what_waits_is_asked_first_after_a_resume(tmp_path):
+def test_a_resumed_run_samples_the_prefetched_prompts_again(tmp_path):
     def prompts(name, resume=None, **options):
         with FakeServer(half) as server:
-            trainer = witness(tmp_path / name, server, **MODES["posterior"] | options)
+            trainer = build_ahead(tmp_path / name, server, **MODES["posterior"] | options)
             trainer.train(resume_from_checkpoint=resume)
         return [call.prompt for call in server.completions]
 
@@ -98,42 +91,40 @@ def test_the_prompts_are_those_of_a_run_without_it_and_what_waits_is_asked_first
     whole = prompts("whole", **saving)
     assert len(set(whole)) == 32
     state = json.loads((tmp_path / "whole" / "checkpoint-2" / "ada_state.json").read_text())
-    assert state["queue"]["stream"]["read"] == 16, "Two steps, and not the one that was asked ahead."
+    assert state["queue"]["stream"]["read"] == 16  # two steps, without the prefetched one
     resumed = prompts("resumed", str(tmp_path / "whole" / "checkpoint-2"), **saving)
     assert [sorted(resumed[i : i + 8]) for i in (0, 8)] == [sorted(whole[i : i + 8]) for i in (16, 24)]
 
 
-def test_a_checkpoint_in_the_middle_of_a_generation_goes_back_two_steps(tmp_path):
+def test_a_checkpoint_inside_a_generation_batch_goes_back_two_steps(tmp_path):
     options = MODES["posterior"] | {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
     with FakeServer(half) as server:
-        witness(tmp_path, server, 8, **options).train()
+        build_ahead(tmp_path, server, 8, **options).train()
     state = json.loads((tmp_path / "checkpoint-3" / "ada_state.json").read_text())
     assert state["queue"]["stream"]["read"] == 8
 
 
-def test_nothing_is_under_way_while_the_weights_change_for_an_evaluation(tmp_path):
+def test_no_request_is_in_flight_while_the_weights_change_for_an_evaluation(tmp_path):
     in_flight = []
 
     async def slow(call):
         await asyncio.sleep(0.3)
         return await half(call)
 
-    async def look(request, payload):
+    async def record(request, payload):
         in_flight.append(server.in_flight)
 
-    with FakeServer(slow, control=look) as server:
+    with FakeServer(slow, control=record) as server:
         options = MODES["posterior"] | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
-        options |= {"per_device_eval_batch_size": 8}
-        trainer = build(
-            tmp_path, server, dataset=ROWS, eval_dataset=ROWS.select(range(4)), **AHEAD | options | {"max_steps": 3}
-        )
+        options |= {"per_device_eval_batch_size": 8, "eval_dataset": ROWS.select(range(4))}
+        trainer = build_ahead(tmp_path, server, 3, **options)
         trainer.train()
     assert in_flight and not any(in_flight)
     assert len([logs for logs in trainer.state.log_history if "eval_reward" in logs]) == 3
     assert [logs["ada/staleness"] for logs in logs_of(trainer)] == [0, 1, 1]
 
 
-def test_an_evaluation_of_the_prefetched_prompts_samples_them_anew(tmp_path):
+def test_an_evaluation_of_the_prefetched_prompts_samples_them_again(tmp_path):
     """The data set is one prompt: evaluation and next step have the same rows, but not the same weights."""
     requests = []
 
@@ -142,10 +133,10 @@ def test_an_evaluation_of_the_prefetched_prompts_samples_them_anew(tmp_path):
             requests.append(len(server.completions))
 
     options = MODES["GRPO"] | {"per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 1}
-    options |= {"per_device_eval_batch_size": 4, "num_generations_eval": 4, "max_steps": 3}
+    options |= {"per_device_eval_batch_size": 4, "num_generations_eval": 4}
+    options |= dict.fromkeys(("dataset", "eval_dataset"), ROWS.select([0]))
     with FakeServer(half) as server:
-        rows = ROWS.select([0])
-        trainer = build(tmp_path, server, dataset=rows, eval_dataset=rows, **AHEAD | options)
+        trainer = build_ahead(tmp_path, server, 3, **options)
         trainer.add_callback(Count())
         trainer.train()
     # A request for each of the steps 1 and 2, then for an evaluation, for step 3, and for two more evaluations.
@@ -156,7 +147,7 @@ def test_an_evaluation_of_the_prefetched_prompts_samples_them_anew(tmp_path):
 
 def test_prompts_whose_requests_could_not_be_sent_are_the_next_ones_again(tmp_path, monkeypatch):
     with FakeServer(half) as server:
-        trainer = witness(tmp_path, server, **MODES["posterior"])
+        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
         prefetch = trainer.vllm_generation.prefetch
 
         def fail_at_the_second_step(*args):
@@ -167,10 +158,13 @@ def test_prompts_whose_requests_could_not_be_sent_are_the_next_ones_again(tmp_pa
         monkeypatch.setattr(trainer.vllm_generation, "prefetch", fail_at_the_second_step)
         with pytest.raises(VLLMServerError, match="no route to host"):
             trainer.train()
-    waiting = [candidate.position for slot in trainer.prompt_source.queue.next_slots() for candidate in slot]
-    assert trainer._prefetched is None and our_threads() == []
-    assert len(server.completions) == 16 and not {SUMS[p] for p in waiting} & {c.prompt for c in server.completions}
-    assert trainer.prompt_source.queue.state_dict()["stream"]["read"] == 24, "Two steps, and those that wait."
+    assert trainer._prefetched is None
+    assert len(server.completions) == 16 and not next_prompts(trainer) & {c.prompt for c in server.completions}
+    assert trainer.prompt_source.queue.state_dict()["stream"]["read"] == 24  # two steps, and the next prompts
+
+
+def next_prompts(trainer):
+    return {SUMS[candidate.position] for slot in trainer.prompt_source.queue.next_slots() for candidate in slot}
 
 
 class Stop(TrainerCallback):
@@ -185,13 +179,13 @@ class Stop(TrainerCallback):
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143), ZeroDivisionError("my bug"), "early"], ids=str)
-def test_however_it_ends_nothing_is_left_and_nothing_is_skipped(how, tmp_path):
+def test_a_run_that_ends_early_leaves_nothing_and_skips_no_prompts(how, tmp_path):
     async def slow(call):
         await asyncio.sleep(5 if call.number >= 16 else 0)  # those of the third step are under way when it ends
         return await half(call)
 
     with FakeServer(slow) as server:
-        trainer = witness(tmp_path, server, **MODES["posterior"])
+        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
         trainer.add_callback(Stop(how))
         if isinstance(how, BaseException):
             with pytest.raises(type(how)):
@@ -199,17 +193,15 @@ def test_however_it_ends_nothing_is_left_and_nothing_is_skipped(how, tmp_path):
         else:
             trainer.train()
         assert becomes_idle(server)
-    assert our_threads() == [] and trainer._prefetched is None
-    assert not (tmp_path / "vllm_weight_sync").exists()
-    waiting = [candidate.position for slot in trainer.prompt_source.queue.next_slots() for candidate in slot]
-    asked = {call.prompt for call in server.completions[:16]}
-    assert len(waiting) == 8 and not {SUMS[position] for position in waiting} & asked
-    assert {call.prompt for call in server.completions[16:]} <= {SUMS[position] for position in waiting}
+    assert trainer._prefetched is None
+    following = next_prompts(trainer)
+    assert len(following) == 8 and not following & {call.prompt for call in server.completions[:16]}
+    assert {call.prompt for call in server.completions[16:]} <= following
 
 
-def test_a_server_that_is_restarted_meanwhile_is_one_clear_error(tmp_path):
+def test_a_server_that_is_restarted_during_a_prefetch_stops_the_run(tmp_path):
     with FakeServer(half) as server:
-        trainer = witness(tmp_path, server, **MODES["posterior"])
+        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
         steps = trainer.training_step
 
         def restart(*args):
@@ -218,29 +210,29 @@ def test_a_server_that_is_restarted_meanwhile_is_one_clear_error(tmp_path):
             return steps(*args)
 
         trainer.training_step = restart
-        with pytest.raises(VLLMServerError, match="it was restarted during the step") as caught:
+        with fails("it was restarted during the step") as caught:
             trainer.train()
-    assert server.url in str(caught.value) and our_threads() == []
+    assert server.url in str(caught.value)
 
 
-def test_a_request_that_fails_stops_the_step_that_needs_it(tmp_path):
+def test_a_failed_prefetch_stops_the_step_that_needs_it(tmp_path):
     async def failing(call):
         if call.number == 20:
             await asyncio.sleep(60)
         return await half(call)
 
     with FakeServer(failing) as server:
-        trainer = witness(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
-        with pytest.raises(VLLMServerError, match="rollouts are missing"):
+        trainer = build_ahead(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
+        with fails("rollouts are missing"):
             trainer.train()
         assert becomes_idle(server)
-    assert trainer.state.global_step == 2 and our_threads() == []
+    assert trainer.state.global_step == 2
 
 
-def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
-    """The server tells the log-probabilities of its weights; what the trainer makes of them has another policy's, but for the first."""
+def test_the_effective_sample_size_shows_older_weights(tmp_path):
+    """All steps but the first are sampled from the weights before the last update."""
     with FakeServer(half, truthful=True) as server:
-        trainer = witness(tmp_path, server, **MODES["posterior"] | {"learning_rate": 0.05})
+        trainer = build_ahead(tmp_path, server, **MODES["posterior"] | {"learning_rate": 0.05})
         trainer.train()
     logs = logs_of(trainer)
     assert logs[0]["ada/ess_ratio"] == pytest.approx(1, abs=1e-4)
@@ -248,31 +240,16 @@ def test_the_update_is_that_of_the_corrected_ratios(tmp_path):
     assert torch.isfinite(torch.tensor([step["loss"] for step in logs])).all()
 
 
-@pytest.mark.parametrize("mode", ["est", "chosen", "posterior"])
-def test_what_was_drawn_is_remembered_of_the_prompts_that_were_asked(mode, tmp_path):
-    """And not of those that are asked ahead in the meantime."""
+@pytest.mark.parametrize("mode", ["est", "oversampling", "posterior"])
+def test_rollouts_are_recorded_for_their_own_prompts(mode, tmp_path):
+    """And not for those that are prefetched in the meantime."""
     with FakeServer(half) as server:
-        witness(tmp_path, server, **MODES[mode] | {"save_strategy": "steps", "save_steps": 4}).train()
-    asked = Counter()
-    for call in server.completions:
-        asked[call.prompt] += call.n
+        build_ahead(tmp_path, server, **MODES[mode] | {"save_strategy": "steps", "save_steps": 4}).train()
     record = pq.read_table(tmp_path / "checkpoint-4" / PASS_RATES_FILE).to_pylist()
-    assert {row["prompt"]: row["draws"] for row in record} == asked
+    assert {row["prompt"]: row["draws"] for row in record} == server.draws
 
 
-@pytest.mark.parametrize("scale", ["none", "batch"])  # the second has a state without a queue
-def test_a_checkpoint_of_a_run_that_took_its_prompts_from_the_loader_is_said_to_start_the_data_anew(
-    scale, tmp_path, caplog
-):
-    options = MODES["batch"] | {"save_strategy": "steps", "save_steps": 2, "scale_rewards": scale}
-    with FakeServer(half) as server:
-        witness(tmp_path / "without", server, **options | {"max_staleness": 0}).train()
-        caplog.clear()
-        witness(tmp_path / "ahead", server, **options).train(str(tmp_path / "without" / "checkpoint-2"))
-    assert sum("from the start of the data set" in record.message for record in caplog.records) == 1
-
-
-def test_the_share_of_effective_samples_is_that_of_all_rows(tmp_path, monkeypatch):
+def test_the_effective_sample_size_counts_masked_rows(tmp_path, monkeypatch):
     rows = []
 
     def share(output, accelerator):
@@ -285,5 +262,5 @@ def test_the_share_of_effective_samples_is_that_of_all_rows(tmp_path, monkeypatc
     monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.ess_ratio", share)
     with FakeServer(half) as server:
         options = MODES["GRPO"] | {"zero_variance_groups": "mask", "reward_funcs": nothing}
-        witness(tmp_path, server, **options).train()
-    assert len(rows) == 4 * 16 and all(rows), "Also of those that are masked."
+        build_ahead(tmp_path, server, **options).train()
+    assert len(rows) == 4 * 16 and all(rows)

@@ -1,16 +1,16 @@
-"""`ada-trl check` against a scripted server: its flags, its weights, and nothing left on it."""
+"""`ada-trl check` against a scripted server: flags, weights, and nothing left on it."""
 
 import json
 import re
 
 import pytest
-from aiohttp import web
 from transformers import AutoTokenizer
 
 from ada_trl.commands import start
 
 from ..helpers import tiny_model, tiny_tokenizer
-from .fake import FakeServer, half_right
+from .fake import FakeServer
+from .helpers import fail
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def task(tmp_path_factory):
     return folder
 
 
-def serving(task, behave=half_right, **options):
-    """A server that was started from the same files as the run, unless `model` says otherwise."""
+def serving(task, **options):
+    """A server of the same model as the run, unless `model` is another one."""
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
-    return FakeServer(behave, **{"model": tiny_model(), "tokenizer": tokenizer} | options)
+    return FakeServer(**{"model": tiny_model(), "tokenizer": tokenizer} | options)
 
 
-def words(task, server, *more):
+def arguments(task, server, *more):
     options = {"model_name_or_path": task / "model", "dataset_name": task / "sums.jsonl"}
     options |= {"reward_funcs": "tests.server.fake.reward", "output_dir": task / "run", "learning_rate": 0.01}
     options |= {"per_device_train_batch_size": 16, "max_completion_length": 4, "use_cpu": True, "bf16": "false"}
@@ -43,16 +43,16 @@ LORA = ["--vllm_weight_sync=lora", "--use_peft", "--lora_target_modules=all-line
 
 @pytest.mark.parametrize("sync", [["--vllm_weight_sync=disk"], LORA], ids=["disk", "lora"])
 @pytest.mark.parametrize("mode", ["seq-balance", "uniform", "uniform --max_staleness=1"])
-def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
+def test_weights_are_verified_before_and_after_the_step(mode, sync, task, capsys):
     before, received = sorted(task.rglob("*")), []
     with serving(task) as server:
         for name in ("load", "load_adapter"):
             receive = getattr(server, name)
-            setattr(server, name, lambda *what, receive=receive: (received.append(what), receive(*what)))
-        start("check", words(task, server, *sync, *f"--adaptive_sampling={mode}".split()))
-        assert len(server.completions) and server.proofs >= 2
-        assert len(received) == 2, "the first weights, and those of the step"
-        assert set(server.served) == {"base"}, "no adapter stays"
+            setattr(server, name, lambda *args, receive=receive: (received.append(args), receive(*args)))
+        start("check", arguments(task, server, *sync, *f"--adaptive_sampling={mode}".split()))
+        assert len(server.completions) and server.weight_checks >= 2
+        assert len(received) == 2  # the first weights, and those of the step
+        assert set(server.served) == {"base"}  # no adapter stays
     printed = capsys.readouterr().out
     lines = {line.split(" | ")[0].strip("| "): line for line in printed.splitlines()}
     for name in ("vLLM server", "weights after the step"):
@@ -63,12 +63,12 @@ def test_weights_are_proved_before_and_after_the_step(mode, sync, task, capsys):
 
 
 def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
-    """The server says yes to everything and keeps what it was started from."""
+    """The server confirms everything and keeps its first weights."""
     with serving(task, model=tiny_model(seed=1)) as server:
         server.load = lambda path: None
         before = sorted(task.rglob("*"))
         with pytest.raises(SystemExit) as ended:
-            start("check", words(task, server, "--vllm_weight_sync=disk"))
+            start("check", arguments(task, server, "--vllm_weight_sync=disk"))
     printed = capsys.readouterr()
     assert ended.value.code == 2
     assert "it does not have this step's weights" in printed.err
@@ -76,18 +76,19 @@ def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
     assert sorted(task.rglob("*")) == before
 
 
-def test_a_flag_that_is_missing_is_named(task, capsys):
-    with serving(task, info={"vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": False}}) as server:
-        with pytest.raises(SystemExit) as ended:
-            start("check", words(task, server, *LORA))
-    assert ended.value.code == 2 and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in capsys.readouterr().err
-
-
-def test_no_server_fails_the_check(task, capsys):
-    async def refuse(call):
-        return web.json_response({"error": {"message": "engine dead"}}, status=500)
-
-    with serving(task, refuse) as server:
-        with pytest.raises(SystemExit) as ended:
-            start("check", words(task, server, "--vllm_weight_sync=disk"))
-    assert ended.value.code == 2 and "answered with 500" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "sync", "message"),
+    [
+        (
+            {"info": {"vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": False}}},
+            LORA,
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        ),
+        ({"behave": fail}, ["--vllm_weight_sync=disk"], "answered with 500"),
+    ],
+    ids=["missing flag", "failing server"],
+)
+def test_errors_of_the_server_fail_the_check(options, sync, message, task, capsys):
+    with serving(task, **options) as server, pytest.raises(SystemExit) as ended:
+        start("check", arguments(task, server, *sync))
+    assert ended.value.code == 2 and message in capsys.readouterr().err

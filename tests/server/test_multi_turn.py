@@ -1,7 +1,6 @@
 """Tools, environments and images, sampled from a scripted server."""
 
 import base64
-import copy
 import json
 import re
 import time
@@ -19,11 +18,11 @@ from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer
-from .helpers import IN_TIME, becomes_idle, fail, fails, our_threads, refuse, stall
+from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, reject, stall
 
 
 CHAT = chat_tokenizer()
-VISION, _ = tiny_vision_language_model(CHAT)
+VISION, PROCESSOR = tiny_vision_language_model(CHAT)
 
 
 def build(tmp_path, server, reward, dataset=None, **options):
@@ -40,7 +39,7 @@ class Recorder(AdaGRPOTrainer):
 
 
 async def uses_the_tool(call):
-    """From the second request for a question on, half of the completions call `add`, whose answer is then said."""
+    """From the second request for a question on, half of the completions call `add`, and repeat its result."""
     if "<tool_response>" in call.prompt:
         value = call.prompt.split("<tool_response>\n")[-1].split("\n")[0]
         return answer(call, [f"It is {value}."] * call.n)
@@ -50,7 +49,7 @@ async def uses_the_tool(call):
     return answer(call, [use, "Pass."] * (call.n // 2))
 
 
-def test_tools_are_called_in_rounds_and_every_turn_is_asked_of_the_server(tmp_path):
+def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
     scored = []
 
     def reward(prompts, completions, **kwargs):
@@ -62,23 +61,22 @@ def test_tools_are_called_in_rounds_and_every_turn_is_asked_of_the_server(tmp_pa
         trainer.train()
     first = [call for call in server.completions if "<tool_response>" not in call.prompt]
     later = [call for call in server.completions if "<tool_response>" in call.prompt]
-    assert Counter(call.n for call in first) == {4: 8}, "Four questions, two rounds, a request for each."
+    assert Counter(call.n for call in first) == {4: 8}, "Four prompts, two rounds, a request for each."
     assert Counter(call.n for call in later) == {2: 4}, "Equal histories share a request."
     assert scored == [[0.0] * 16, [1.0, 0.0] * 8]
     logs, output = trainer.state.log_history[0], trainer.output
     assert (
         logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/frac_exit_condition_met"] == 1 and logs["reward"] == 0
     )
-    assert logs["tools/call_frequency"] == 0, "Of the first round."
+    assert logs["tools/call_frequency"] == 0  # of the first round
     for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
         text = CHAT.decode(ids[mask.bool()])
         assert "tool_response" not in text and ("It is" in text) == (advantage > 0)
     sampled = output["completion_mask"].bool() & output["tool_mask"].bool()
     assert (output["sampling_per_token_logps"][sampled] == -1.0).all()
-    assert our_threads() == []
 
 
-def test_environments(tmp_path):
+def test_environments_are_reset_for_each_rollout(tmp_path):
     Counting.resets.clear()
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
     with FakeServer(uses_the_tool, CHAT) as server:
@@ -90,7 +88,7 @@ def test_environments(tmp_path):
     assert all("Please give" in call.prompt for call in server.completions)
 
 
-def test_a_server_that_fails_while_tools_are_used_stops_the_run(tmp_path):
+def test_a_failure_between_tool_calls_stops_the_run(tmp_path):
     async def breaks(call):
         return await (fail if "<tool_response>" in call.prompt else uses_the_tool)(call)
 
@@ -98,7 +96,6 @@ def test_a_server_that_fails_while_tools_are_used_stops_the_run(tmp_path):
         trainer = build(tmp_path, server, says_the_sum, tools=[add])
         with pytest.raises(Exception, match="engine dead"):
             trainer.train()
-    assert our_threads() == []
 
 
 def color_of(call):
@@ -106,9 +103,15 @@ def color_of(call):
     return Image.open(BytesIO(base64.b64decode(url.split(",")[1]))).getpixel((0, 0))
 
 
-def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
+def build_with_images(tmp_path, server, reward=None, **options):
     model, processor = tiny_vision_language_model(CHAT)
-    served = copy.deepcopy(model)
+    images = list(map(picture, ["red", "green", "blue", "black"]))
+    dataset = Dataset.from_dict({"prompt": CONVERSATIONS, "image": images})
+    options = {"model": model, "tokenizer": processor, "max_completion_length": 8} | options
+    return build(tmp_path, server, reward or (lambda completions, **_: [0.0] * len(completions)), dataset, **options)
+
+
+def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
     asked, failed = Counter(), []
 
     async def describes(call):
@@ -117,7 +120,7 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
             return await fail(call)
         asked[color_of(call)] += 1
         (place,) = call.features["mm_placeholders"]["image"]
-        assert call.tokenizer(call.prompt)["input_ids"].index(processor.image_token_id) == place["offset"]
+        assert call.tokenizer(call.prompt)["input_ids"].index(PROCESSOR.image_token_id) == place["offset"]
         assert place["length"] == 4
         first_of_red = asked[255, 0, 0] == 1 and color_of(call)[0] == 255
         return answer(call, ["Red."] * call.n if first_of_red else ["Red.", "No."] * (call.n // 2))
@@ -126,25 +129,14 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
         assert all(p[-1]["content"][0]["image"] == pixels for p, pixels in zip(prompts, image, strict=True))
         return [float(completion[0]["content"] == "Red.") for completion in completions]
 
-    colors = ["red", "green", "blue", "black"]
-    dataset = Dataset.from_dict({"prompt": CONVERSATIONS, "image": list(map(picture, colors))})
-    with FakeServer(describes, CHAT, served) as server:
-        trainer = build(tmp_path, server, reward, dataset, model=model, tokenizer=processor, max_completion_length=8)
+    with FakeServer(describes, CHAT, VISION) as server:
+        trainer = build_with_images(tmp_path, server, reward)
         trainer.train()
-    assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}, "And no more for the repeated one."
+    # One request each, and a second round of the red picture; the retry was not counted.
+    assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}
     assert trainer.state.log_history[0]["ada/frac_exit_condition_met"] == 1
     assert trainer.state.log_history[0]["ada/vllm/retries"] == 1
     assert len(trainer.output["pixel_values"]) == 16
-    assert our_threads() == []
-
-
-def build_with_images(tmp_path, server, **options):
-    model, processor = tiny_vision_language_model(CHAT)
-    dataset = Dataset.from_dict(
-        {"prompt": CONVERSATIONS, "image": list(map(picture, ["red", "green", "blue", "black"]))}
-    )
-    options = {"model": model, "tokenizer": processor, "max_completion_length": 8} | options
-    return build(tmp_path, server, lambda completions, **_: [0.0] * len(completions), dataset, **options)
 
 
 def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path):
@@ -155,14 +147,12 @@ def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path)
         return answer(call, ["Red.", "No."] * (call.n // 2))
 
     with FakeServer(half_red, CHAT, VISION) as server:
-        options = {"baseline": "batch", "num_generations": 4, "samples_per_round": None, "max_rounds": 4}
-        options |= {"adaptive_sampling": "uniform", "max_staleness": 1, "max_steps": 3}
-        trainer = build_with_images(tmp_path, server, **options)
+        options = {"baseline": "batch", "num_generations": 4, "max_staleness": 1, "max_steps": 3}
+        trainer = build_with_images(tmp_path, server, **UNIFORM | options)
         trainer.train()
-    assert Counter(asked) == dict.fromkeys(asked[:4], 3), "Four pictures in each of three steps, each sent once."
+    assert Counter(asked) == dict.fromkeys(asked[:4], 3)  # four pictures in each of three steps, each sent once
     logs = [step for step in trainer.state.log_history if "ada/staleness" in step]
     assert [step["ada/staleness"] for step in logs] == [0, 1, 1]
-    assert our_threads() == []
 
 
 async def says_red(call):
@@ -177,19 +167,18 @@ async def not_found(request):
     ("render", "message"),
     [
         (stall, r"render was not answered within vllm_request_timeout \(2 s\)"),
-        (lambda request: fail(None), "render .*500.*engine dead"),
+        (fail, "render .*500.*engine dead"),
         (not_found, "render.*--enable-scale-out"),
     ],
     ids=["stalls", "fails", "is missing"],
 )
-def test_processing_images_has_a_deadline_and_is_a_request_like_others(render, message, tmp_path):
+def test_processing_images_may_fail_like_other_requests(render, message, tmp_path):
     with FakeServer(says_red, CHAT, VISION, render=render) as server:
         timeout = 2.0 if render is stall else 30.0
         trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=timeout), time.monotonic()
         with fails(message):
             trainer.train()
         assert time.monotonic() - started < IN_TIME
-    assert our_threads() == []
 
 
 def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
@@ -199,10 +188,9 @@ def test_processing_images_is_cancelled_when_the_run_stops(tmp_path):
         rendered.append(request)
         return await stall(request) if len(rendered) > 1 else None
 
-    with FakeServer(refuse, CHAT, VISION, render=first_only) as server:
+    with FakeServer(reject, CHAT, VISION, render=first_only) as server:
         trainer, started = build_with_images(tmp_path, server, vllm_request_timeout=300.0), time.monotonic()
         with fails("400.*too long"):
             trainer.train()
         assert time.monotonic() - started < IN_TIME
         assert becomes_idle(server)
-    assert our_threads() == []

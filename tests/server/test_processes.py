@@ -1,4 +1,4 @@
-"""Several processes against scripted servers: shared work, shared failures, groups that straddle processes."""
+"""Several ranks against scripted servers: the same rollouts and updates, the same errors, groups that span ranks."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from .helpers import becomes_idle, fail, launch, stall
 from .worker import run
 
 
-IN_TIME = 40.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
+IN_TIME = 40.0  # seconds: less than a stalled server would take, more than a busy machine adds
 
 
 async def uneven(call):
-    """Different for every prompt and round, and at different speed."""
+    """Different completions for every prompt and round, at different speed."""
     await asyncio.sleep(0.02 * (PROMPTS.index(call.prompt) + call.round))
     return answer(call, [f"{text}{call.round}{i}" for i, text in enumerate(random_texts(call, RATES[call.prompt]))])
 
@@ -31,8 +31,8 @@ async def even(call):
     return answer(call, random_texts(call, 0.5))
 
 
-async def drawn(call):
-    """The same rollouts of a prompt, whichever requests they are in: with Est, the rows of one prompt may belong to two ranks."""
+async def by_draw(call):
+    """Completions by their number within the prompt: with Est, the rows of one prompt may belong to two ranks."""
     await asyncio.sleep(0.02 * PROMPTS.index(call.prompt))
     texts = []
     for draw in range(call.draw, call.draw + call.n):
@@ -61,23 +61,22 @@ ROUNDS = {"samples_per_round": 4, "max_rounds": 3}
 EST = {"max_steps": 5, "save_strategy": "steps", "save_steps": 5}
 POSTERIOR = {"baseline": "posterior", "num_generations": 1, "pass_rate_estimator": "ema", "max_steps": 4}
 SHORT = ROUNDS | {"vllm_request_timeout": 5.0}
-# How the server behaves, rows of all processes together, options. Of 4 rollouts per prompt: groups whole on 2 processes,
-# groups that straddle them, a process without a prompt; with 12 rows, one prompt too many for an even share of the value head's
-# forward passes.
+# Behaviour of the server, rows of all ranks together, options. With 4 rollouts per prompt: complete groups on 2 ranks, groups that
+# span ranks, a rank without a prompt; with 12 rows, prompts do not divide evenly for the value head's forward passes.
 SAME = {
     "whole": (uneven, 16, ROUNDS),
-    "straddling": (uneven, 12, ROUNDS),
-    "a process without a prompt": (uneven, 4, ROUNDS),
-    "refill in rounds": (
+    "spanning": (uneven, 12, ROUNDS),
+    "a rank without a prompt": (uneven, 4, ROUNDS),
+    "dynamic sampling in rounds": (
         uneven,
         8,
         {"zero_variance_groups": "resample", "samples_per_round": 4, "max_rounds": 2, "max_steps": 3},
     ),
-    "across steps": (uneven, 8, POSTERIOR | {"adaptive_sampling": "seq-pos", "num_generations": 2, "max_steps": 3}),
-    "est-ema": (drawn, 16, EST | {"adaptive_sampling": "est-ema"}),
-    "est-ema, straddling": (drawn, 12, EST | {"adaptive_sampling": "est-ema"}),
-    "est-value": (drawn, 16, EST | {"adaptive_sampling": "est-value"}),
-    "est-value, straddling": (drawn, 12, EST | {"adaptive_sampling": "est-value"}),
+    "retries": (uneven, 8, POSTERIOR | {"adaptive_sampling": "seq-pos", "num_generations": 2, "max_steps": 3}),
+    "est-ema": (by_draw, 16, EST | {"adaptive_sampling": "est-ema"}),
+    "est-ema, spanning": (by_draw, 12, EST | {"adaptive_sampling": "est-ema"}),
+    "est-value": (by_draw, 16, EST | {"adaptive_sampling": "est-value"}),
+    "est-value, spanning": (by_draw, 12, EST | {"adaptive_sampling": "est-value"}),
     "posterior": (uneven, 4, POSTERIOR | {"save_strategy": "steps", "save_steps": 4}),
     "posterior, ahead": (even, 4, POSTERIOR | {"max_staleness": 1}),
     "GRPO, ahead": (
@@ -94,7 +93,7 @@ OTHERS = {
     "no weights": (half_right, 16, SHORT),
     "failing reward": (half_right, 16, ROUNDS | {"failing_rank": 1}),
     "failing reward, ahead": (even, 4, POSTERIOR | {"max_staleness": 1, "failing_rank": 1}),
-    "adapter": (half_right, 16, ROUNDS | {"lora": True, "vllm_weight_sync": "lora", "max_steps": 2}),
+    "adapter": (half_right, 16, ROUNDS | {"vllm_weight_sync": "lora", "max_steps": 2}),
     "local est-ema": (half_right, 12, LOCAL | {"adaptive_sampling": "est-ema"}),
     "local est-value": (half_right, 12, LOCAL | {"adaptive_sampling": "est-value"}),
 }
@@ -107,7 +106,7 @@ def options_of(name, processes, server):
 
 
 def train_on(processes, names, directory):
-    """By name of the run: what each process says of it, its server, its output directory."""
+    """By name of the run: the outcome on each rank, its server, its output directory."""
     with ExitStack() as stack:
         servers = {name: stack.enter_context(FakeServer(RUNS[name][0])) for name in names}
         if "no weights" in servers:
@@ -128,12 +127,12 @@ def together(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_three(tmp_path_factory):
-    return train_on(3, ["straddling"], tmp_path_factory.mktemp("on_three") / "runs")
+    return train_on(3, ["spanning"], tmp_path_factory.mktemp("on_three") / "runs")
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same on this process."""
+    """The same runs on one rank, this process."""
 
     @cache
     def train(name):
@@ -149,34 +148,34 @@ def figures(logs):
 
 
 def close(name, value):
-    """Up to rounding in float32: 1e-5 of the value, and of the value head's error, where every fit multiplies it, 1e-4."""
+    """Equal up to rounding in float32, which every fit of the value head multiplies."""
     return pytest.approx(value, rel=1e-4 if name.startswith("ada/estimator/brier") else 1e-5)
 
 
-@pytest.mark.parametrize(("name", "processes"), [*((name, "together") for name in SAME), ("straddling", "on_three")])
-def test_same_updates_on_one_process_and_on_several(name, processes, alone, request):
+@pytest.mark.parametrize(("name", "processes"), [*((name, "together") for name in SAME), ("spanning", "on_three")])
+def test_the_updates_do_not_depend_on_the_number_of_ranks(name, processes, alone, request):
     (one, server, directory), (ranks, shared, shared_directory) = alone(name), request.getfixturevalue(processes)[name]
     assert all(rank["error"] is None and rank["threads"] == [] for rank in (one, *ranks))
-    asked = [sorted((call.prompt, call.round, call.n) for call in which.completions) for which in (server, shared)]
-    if "est" in name:  # two ranks may ask for rollouts of one prompt, and then either is first
+    requests = [sorted((call.prompt, call.round, call.n) for call in which.completions) for which in (server, shared)]
+    if "est" in name:  # two ranks may request rollouts of one prompt, in any order
         assert server.draws == shared.draws
     else:
-        assert asked[0] == asked[1]
+        assert requests[0] == requests[1]
     for step, batch in enumerate(one["batches"]):
         rows = [row for rank in ranks for row in rank["batches"][step]]
         assert [len(rank["batches"][step]) for rank in ranks] == [len(batch) // len(ranks)] * len(ranks)
         assert [prompt for prompt, *_ in rows] == [prompt for prompt, *_ in batch]
         assert (sorted(rows) == sorted(batch) if "est" in name else rows == batch) and len(rows) == RUNS[name][1]
-    computed = "est" in name or "ahead" in name  # by the model, in float32
+    is_computed = "est" in name or "ahead" in name  # by the model, in float32
     for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
-        figure = {key: close(key, value) if computed else value for key, value in figures(expected).items()}
+        figure = {key: close(key, value) if is_computed else value for key, value in figures(expected).items()}
         assert figures(found) == figure
         for key in ("reward", "reward_std", "completions/mean_length", "num_tokens"):
             assert found[key] == pytest.approx(expected[key])
     if "ahead" in name:
         assert [logs["ada/staleness"] for logs in ranks[0]["logs"]] == [0, 1, 1, 1]
     if "est" in name:
-        assert len({n for *_, n in asked[0]}) > 1
+        assert len({n for *_, n in requests[0]}) > 1
     if "save_steps" in RUNS[name][2]:
         same_record(*(next(d.glob("checkpoint-*")) / PASS_RATES_FILE for d in (directory, shared_directory)))
 
@@ -194,7 +193,7 @@ def same_record(*files):
 
 
 @pytest.mark.parametrize("name", ["stall", "fail", "stall, ahead", "no weights"])
-def test_all_processes_raise_the_same_error_in_time(name, together):
+def test_all_ranks_raise_the_same_error_in_time(name, together):
     ranks, server, _ = together[name]
     errors = [rank["error"] for rank in ranks]
     assert errors[0] == errors[1]
@@ -205,14 +204,14 @@ def test_all_processes_raise_the_same_error_in_time(name, together):
 
 
 @pytest.mark.parametrize("name", ["failing reward", "failing reward, ahead"])
-def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
+def test_an_error_of_a_reward_function_on_one_rank_stops_all(name, together):
     ranks, *_ = together[name]
     assert ranks[1]["error"] == ["ZeroDivisionError", "my bug"]
     assert ranks[0]["error"] == ["RuntimeError", "Process 1 failed: ZeroDivisionError: my bug"]
     assert all(rank["threads"] == [] for rank in ranks)
 
 
-def test_every_process_generates_with_the_new_adapter(together):
+def test_every_rank_generates_with_the_new_adapter(together):
     ranks, server, _ = together["adapter"]
     assert all(rank["error"] is None for rank in ranks)
     loaded = [payload["lora_name"] for path, payload in server.controls if "/load" in path]
@@ -221,7 +220,7 @@ def test_every_process_generates_with_the_new_adapter(together):
 
 
 @pytest.mark.parametrize("mode", ["est-ema", "est-value"])
-def test_local_generation_on_two_processes(mode, together):
+def test_est_without_a_server_on_two_ranks(mode, together):
     ranks, *_ = together[f"local {mode}"]
     assert all(rank["error"] is None for rank in ranks)
     assert ranks[0]["weights"] == ranks[1]["weights"]

@@ -1,4 +1,4 @@
-"""One of several processes that train against servers, run after run; writes how each ended to `<output_dir>/rank<i>.json`."""
+"""One of several processes that train against servers, run after run; writes the outcomes to `<output_dir>/rank<i>.json`."""
 
 import gc
 import json
@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-from datasets import Dataset
-from peft import LoraConfig
+from types import SimpleNamespace
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import PROMPTS, QUICK, config, tiny_model, tiny_tokenizer
+from ..helpers import QUICK
 from .fake import reward
+from .helpers import ONE_ROUND, build
 
 
 class Recorder(AdaGRPOTrainer):
@@ -26,27 +25,16 @@ class Recorder(AdaGRPOTrainer):
 
 
 def run(output_dir: str, options: dict) -> dict:
-    """One training, as `options` say: the server's `url`, fields of the configuration, who fails."""
+    """One training. `options` are the server's `url`, fields of the configuration, and the rank that fails."""
     options = dict(options)
-    failing_rank, lora = options.pop("failing_rank", None), options.pop("lora", False)
-    model = options.pop("model", None) or tiny_model()
-    defaults = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": options.pop("url"), "max_steps": 1}
-    defaults |= {"vllm_weight_sync": "disk", "vllm_request_timeout": 30.0}
-    args = config(output_dir, **QUICK | defaults | options)
+    server, failing_rank = SimpleNamespace(url=options.pop("url")), options.pop("failing_rank", None)
 
     def reward_or_failure(completions, **kwargs):
-        if args.process_index == failing_rank:
+        if trainer.args.process_index == failing_rank:
             raise ZeroDivisionError("my bug")
         return reward(completions)
 
-    trainer = Recorder(
-        model,
-        reward_or_failure,
-        args,
-        Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tiny_tokenizer(),
-        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
-    )
+    trainer = build(output_dir, server, reward_or_failure, trainer_class=Recorder, **ONE_ROUND | options)
     trainer.batches = []
     started, error = time.monotonic(), None
     try:

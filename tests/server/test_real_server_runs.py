@@ -1,0 +1,87 @@
+"""Runs against a real vLLM server on the CPU: recipes, `check`, several ranks, a restart, and a run that is terminated."""
+
+import json
+import signal
+from contextlib import ExitStack
+
+import pytest
+from transformers import TrainerCallback
+
+from ada_trl.commands import start
+from ada_trl.commands.train import main
+from recipes.arithmetic.vllm_server import running_server
+
+from ..helpers import free_port
+from .helpers import ROOT, launch, started, wait_until
+from .real import largest_difference, served_models, train
+
+
+def test_a_restarted_server_gets_the_weights_again(task_dir, tmp_path):
+    """It is killed and started again after an evaluation, which has pushed the weights of the next step to the instance before."""
+    port, log, running = free_port(), tmp_path / "vllm.log", ExitStack()
+    url = running.enter_context(running_server(task_dir / "base", port, log, max_lora_rank=8))
+
+    class Restart(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            running.close()
+            running.enter_context(running_server(task_dir / "base", port, log, max_lora_rank=8))
+
+    options = {"learning_rate": 5e-3, "lr_scheduler_type": "constant", "max_steps": 2, "eval_strategy": "steps"}
+    options |= {"eval_steps": 1, "per_device_eval_batch_size": 8, "adaptive_sampling": "uniform"}
+    with running:
+        logs = train(url, task_dir, tmp_path, vllm_weight_sync="disk", callbacks=[Restart()], **options)
+    assert len(logs) == 2 and largest_difference(logs) < 1e-4
+
+
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, task_dir, tmp_path):
+    def adapters():
+        return [name for name in served_models(server) if name.startswith("ada-")]
+
+    options = {"url": server, "model": str(task_dir / "base"), "vllm_weight_sync": "lora"}
+    options |= {"max_steps": 1000, "per_device_train_batch_size": 16, "samples_per_round": 4, "max_rounds": 3}
+    with started(tmp_path / "run", **options) as process:
+        wait_until(adapters, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert adapters() == [] and not list((tmp_path / "run").rglob("vllm_weight_sync"))
+
+
+def test_two_ranks_share_the_server(server, task_dir, tmp_path):
+    options = {"url": server, "model": str(task_dir / "base"), "max_steps": 3, "per_device_train_batch_size": 8}
+    options |= {"samples_per_round": 4, "max_rounds": 3, "vllm_request_timeout": 60}
+    ranks = [rank for (rank,) in launch(2, tmp_path / "run", [options])]
+    assert [rank["error"] for rank in ranks] == [None, None]
+    logs = ranks[0]["logs"]
+    assert largest_difference(logs) < 1e-4
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert all(step["ada/active_prompts/round_1"] == 4 for step in logs)
+
+
+@pytest.mark.parametrize("recipe", ["vllm-disk", "vllm-lora"])
+def test_recipes_train(recipe, server, task_dir, tmp_path):
+    overrides = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}", "--use_cpu"]
+    overrides += [f"--output_dir={tmp_path}", f"--vllm_server_base_url={server}", "--max_steps=2", "--logging_steps=1"]
+    overrides += ["--per_device_train_batch_size=16", "--per_device_eval_batch_size=8", "--eval_steps=2"]
+    main(["--config", str(ROOT / "recipes" / "arithmetic" / f"{recipe}.yaml"), *overrides])
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    steps = [logs for logs in history if "ada/rounds/mean" in logs]
+    assert len(steps) == 2 and largest_difference(steps) < 1e-4
+    assert [logs["step"] for logs in history if "eval_reward" in logs] == [0, 2]
+    assert (tmp_path / ("adapter_model.safetensors" if recipe == "vllm-lora" else "model.safetensors")).exists()
+
+
+def test_check_verifies_the_weights_and_leaves_nothing(server, task_dir, tmp_path, capsys):
+    options = {
+        "model_name_or_path": task_dir / "base",
+        "dataset_name": task_dir / "data",
+        "output_dir": tmp_path / "run",
+    }
+    options |= {"reward_funcs": "recipes.arithmetic.task.exact_match", "use_vllm": True, "vllm_mode": "server"}
+    options |= {"vllm_server_base_url": server, "vllm_weight_sync": "lora", "learning_rate": 0.01, "use_cpu": True}
+    options |= {"bf16": "false", "gradient_checkpointing": "false", "max_completion_length": 6, "lora_r": 8}
+    options |= {"use_peft": True, "lora_target_modules": "all-linear"}
+    start("check", [f"--{name}={value}" for name, value in options.items()])
+    printed = capsys.readouterr().out
+    assert "sent by 'lora'" in printed and "weights after the step" in printed
+    assert list(tmp_path.iterdir()) == []
+    assert served_models(server) == [str(task_dir / "base")]

@@ -1,0 +1,83 @@
+"""Modes with one round per step, and dynamic sampling, on a scripted server."""
+
+import asyncio
+
+import pytest
+import torch
+from datasets import Dataset
+
+from ..helpers import PROMPTS, Watch, logs_of, prompt_dataset
+from .fake import RIGHT, WRONG, FakeServer, answer, by_prompt
+from .helpers import ONE_ROUND, UNIFORM, build
+
+
+POSTERIOR = {
+    "adaptive_sampling": "uniform",
+    "baseline": "posterior",
+    "num_generations": 1,
+    "pass_rate_estimator": "ema",
+}
+
+
+@pytest.mark.parametrize("estimator", ["ema", "value"])
+def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator, tmp_path):
+    with FakeServer(by_prompt) as server:
+        # In order: a prompt that is in a step twice would have one request if its copies are neighbours.
+        options = {"adaptive_sampling": "est", "pass_rate_estimator": estimator, "max_steps": 8}
+        options |= {"shuffle_dataset": False, "dataset": prompt_dataset(8)}
+        trainer = build(tmp_path, server, **ONE_ROUND | options)
+        trainer.train()
+    steps = [[call.n for call in server.completions[i : i + 4]] for i in range(0, len(server.completions), 4)]
+    assert len(steps) == 8
+    for sizes, logs in zip(steps, logs_of(trainer), strict=True):
+        assert sum(sizes) == 16
+        assert min(sizes) == logs["ada/samples_per_prompt/min"]
+        assert max(sizes) == logs["ada/samples_per_prompt/max"]
+        assert logs["ada/samples_per_prompt/mean"] == 4
+    assert any(len(set(sizes)) > 1 for sizes in steps)
+
+
+def test_one_completion_per_prompt_is_requested_and_all_are_trained_on(tmp_path):
+    with FakeServer(by_prompt) as server:
+        options = POSTERIOR | ONE_ROUND | {"per_device_train_batch_size": 4, "max_steps": 4}
+        trainer = build(tmp_path, server, dataset=prompt_dataset(4), **options, shuffle_dataset=False)
+        trainer.train()
+    assert [call.n for call in server.completions] == [1] * 16
+    for logs in logs_of(trainer):
+        assert logs["ada/samples_per_prompt/mean"] == 1
+        assert logs["ada/frac_zero_advantage_groups"] == (logs["reward_std"] == 0)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_hidden_states_come_from_the_pass_that_recomputes_log_probabilities(iterations, tmp_path):
+    with FakeServer(by_prompt) as server:
+        options = {"pass_rate_estimator": "ema+value", "num_iterations": iterations, "max_steps": 2 + iterations}
+        options = POSTERIOR | ONE_ROUND | {"per_device_train_batch_size": 4, "learning_rate": 0.05} | options
+        trainer = build(tmp_path, server, dataset=prompt_dataset(4), **options)
+        watch = Watch(trainer)
+        trainer.train()
+    assert watch.own_passes == 0 and len(watch.compared) >= 2
+    for found, expected in watch.compared:
+        assert len(found) == 4
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path):
+    """Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits."""
+    finished, slow = [], []
+
+    async def behave(call):
+        if call.number == 1:
+            slow.append(call.prompt)
+            await asyncio.sleep(2)
+        finished.append(call.prompt)
+        return answer(call, [RIGHT, WRONG] * 2 if call.prompt in slow else [WRONG] * 4)
+
+    options = UNIFORM | ONE_ROUND | {"zero_variance_groups": "resample", "per_device_train_batch_size": 8}
+    with FakeServer(behave) as server:
+        dataset = Dataset.from_dict({"prompt": PROMPTS})
+        trainer = build(tmp_path, server, dataset=dataset, num_generations=4, **options)
+        trainer.train()
+    (logs,) = logs_of(trainer)
+    assert finished[-1:] == slow and len(finished) == 3
+    assert logs["ada/prompts/resampled"] == 1 and logs["ada/frac_zero_advantage_groups"] == 0.5

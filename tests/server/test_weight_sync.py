@@ -1,0 +1,182 @@
+"""Weight synchronization with a scripted server: flags, versions, adapters, and nothing left behind."""
+
+import resource
+import shutil
+import signal
+
+import pytest
+from filelock import FileLock
+from peft import LoraConfig
+
+from ada_trl.vllm.weight_sync import IN_USE
+
+from ..helpers import prompt_dataset
+from .fake import FakeServer
+from .helpers import LORA, build, error_response, fails, stall, started, train, wait_until
+
+
+def adapter(**options):
+    return LoraConfig(**{"r": 4, "target_modules": ["q_proj"]} | options)
+
+
+def test_versions_on_disk_follow_each_other_and_are_removed(tmp_path):
+    seen = []
+
+    async def control(request, payload):
+        if request.path == "/collective_rpc":
+            seen.append(sorted(p.name for p in (tmp_path / "vllm_weight_sync").iterdir()))
+            assert payload["kwargs"]["weights_path"].endswith(seen[-1][-1])
+
+    trainer, server = train(tmp_path, FakeServer(control=control), max_steps=3)
+    assert [len(names) for names in seen] == [1, 2, 2]
+    assert len({name for names in seen for name in names}) == 3
+
+
+def test_adapters_are_loaded_used_and_unloaded(tmp_path):
+    trainer, server = train(tmp_path, FakeServer(), max_steps=2, **LORA)
+    actions = [(path.split("/")[-1].split("_")[0], payload["lora_name"]) for path, payload in server.controls]
+    first, second = actions[0][1], actions[1][1]
+    assert actions == [("load", first), ("load", second), ("unload", first), ("unload", second)]
+    assert [call.model for call in server.completions] == [first] * 4 + [second] * 4
+
+
+@pytest.mark.parametrize(
+    ("info", "sync", "message"),
+    [
+        ({"lora_config": None}, "lora", "--enable-lora --max-lora-rank 8"),
+        ({"lora_config": {"max_lora_rank": 4}}, "lora", "--max-lora-rank 8, it is 4"),
+        ({"parallel_config": {"_api_process_count": 2}}, "lora", "--api-server-count 1"),
+        ({"model_config": {"max_model_len": 5, "logprobs_mode": "processed_logprobs"}}, "disk", r"\(5\), it is 5"),
+        ({"model_config": {"max_model_len": 99, "logprobs_mode": "raw_logits"}}, "disk", "processed_logprobs"),
+    ],
+)
+def test_missing_server_flags_are_named(info, sync, message, tmp_path):
+    with FakeServer() as server:
+        server.info["vllm_config"] |= info
+        with fails(message):
+            build(tmp_path, server, peft_config=adapter(r=8) if sync == "lora" else None, vllm_weight_sync=sync)
+
+
+def test_runtime_lora_loading_must_be_allowed(tmp_path):
+    with FakeServer(info={"vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": False}}) as server:
+        with fails("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            build(tmp_path, server, **LORA)
+
+
+def test_a_server_that_is_restarted_with_other_flags_is_rejected(tmp_path):
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, **LORA)
+        server.info["vllm_config"] |= {"instance_id": "second", "lora_config": None}
+        with fails("--enable-lora --max-lora-rank 4"):
+            trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("sync", "peft_config", "message"),
+    [
+        ("nccl", None, "requires a CUDA device"),
+        ("lora", False, "the model has none"),
+        ("lora", adapter(use_dora=True), "use_dora"),
+        ("lora", adapter(modules_to_save=["lm_head"]), "modules_to_save"),
+        ("lora", adapter(bias="all"), "bias"),
+    ],
+)
+def test_unsupported_weight_syncs_are_rejected(sync, peft_config, message, tmp_path):
+    with FakeServer() as server, pytest.raises(ValueError, match=message):
+        build(tmp_path, server, peft_config=peft_config, vllm_weight_sync=sync)
+
+
+def test_a_full_disk_is_named(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with FakeServer() as server:
+        trainer = build(tmp_path, server)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with fails("vllm_weight_sync.* cannot be written, .*GiB are free") as error:
+                trainer.train()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "set vllm_weight_sync_dir to another directory" in str(error.value)
+
+
+# Leftovers
+
+
+def test_evaluation_without_training_leaves_nothing(tmp_path):
+    with FakeServer() as server:
+        build(tmp_path, server, **LORA).evaluate(prompt_dataset(1))
+        assert len(server.completions) == 4 and list(server.served) == ["base"]
+
+
+def test_unloading_an_adapter_is_retried_and_does_not_stop_the_run(tmp_path):
+    failed = []
+
+    async def control(request, payload):
+        if "unload" in request.path and len(failed) < 2:
+            failed.append(payload["lora_name"])
+            return error_response("not now")
+
+    with FakeServer(control=control) as server:
+        build(tmp_path, server, max_steps=4, **LORA).train()
+        assert list(server.served) == ["base"]
+    assert len(failed) == 2
+
+
+def test_an_adapter_that_stays_on_the_server_is_named_and_removed_by_the_next_run(tmp_path, caplog):
+    async def never(request, payload):
+        return error_response("not now") if "unload" in request.path else None
+
+    with FakeServer(control=never) as server:
+        build(tmp_path, server, **LORA).train()
+        (left,) = set(server.served) - {"base"}
+        assert f"The adapter {left} is still on the vLLM server" in caplog.text
+        assert [path.name for path in (tmp_path / "vllm_weight_sync").iterdir()] == [left]
+        server.control = None
+        build(tmp_path, server, **LORA).train()
+        assert list(server.served) == ["base"]
+
+
+def test_an_adapter_whose_load_was_reported_as_failed_is_unloaded(tmp_path):
+    async def control(request, payload):
+        if request.path == "/v1/load_lora_adapter":
+            await server.obey(request.path, payload)
+            return error_response("lost")
+
+    with FakeServer(control=control) as server:
+        trainer = build(tmp_path, server, **LORA)
+        with fails("lost"):
+            trainer.train()
+        assert list(server.served) == ["base"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(number, tmp_path):
+    with FakeServer(stall) as server:
+        options = {"url": server.url, "vllm_request_timeout": 300.0, "max_rounds": 3} | LORA
+        with started(tmp_path / "run", **options) as process:
+            wait_until(lambda: server.completions, process)
+            assert len(server.served) == 2
+            process.send_signal(number)
+            # After Ctrl-C Python returns 1 instead of the signal if code is compiled while it exits, as torch and tabulate do.
+            assert process.wait(60) in ({128 + number} if number == signal.SIGTERM else {-number, 1})
+        assert list(server.served) == ["base"]
+    assert not list((tmp_path / "run").rglob("vllm_weight_sync"))
+
+
+def test_leftovers_of_killed_runs_are_removed_and_nothing_of_running_ones(tmp_path):
+    directory, locks = tmp_path / "vllm_weight_sync", {}
+    for name in ("ada-00000000-3", "ada-11111111-7", "notes"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "adapter_model.safetensors").write_bytes(b"weights")
+        locks[name] = FileLock(directory / name / IN_USE)
+        locks[name].acquire()
+    locks["ada-00000000-3"].release()  # as the death of its process does
+    locks["notes"].release()
+    with FakeServer() as server:
+        server.served |= dict.fromkeys(("ada-00000000-3", "ada-11111111-7", "a user's"), server.served["base"])
+        build(tmp_path, server, **LORA).vllm_generation.close()
+        assert sorted(server.served) == ["a user's", "ada-11111111-7", "base"]
+    assert sorted(path.name for path in directory.iterdir()) == ["ada-11111111-7", "notes"]
+    locks["ada-11111111-7"].release()
+    shutil.rmtree(directory)
