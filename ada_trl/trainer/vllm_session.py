@@ -31,7 +31,8 @@ class VLLMSession:
     Manages the vLLM engine of a trainer; does nothing without one.
 
     A server gets this step's weights before a generation, and returns log-probabilities of a fixed prompt before and after it:
-    nothing else would show that rollouts come from other weights. A colocated engine stays awake over the rounds of a step.
+    nothing else would show that rollouts come from other weights. A colocated engine stays awake over the rounds of a step; its
+    weights are verified by the log-probabilities of the rollouts.
     """
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
@@ -179,15 +180,30 @@ class VLLMSession:
                 Whether it was sampled from the weights that recomputed its log-probabilities.
 
         Raises:
-            `VLLMServerError`: if the weights could not be verified after the generation, and the log-probabilities do not match.
+            `VLLMServerError`: if a server's weights could not be verified after the generation and the log-probabilities do not
+                match, or if those of a colocated engine do not match.
         """
+        if not self.trainer.use_vllm:
+            return
         if not self.uses_server:
+            self._verify_colocated(output)
             return
         if not self._weights_verified:
             differences = mean_logprob_diff(output) if same_weights else None
             self.trainer.vllm_generation.verify_logprobs(differences)
         if same_weights:
             self._warn_of_other_weights()
+
+    def _verify_colocated(self, output: dict[str, torch.Tensor]) -> None:
+        """Verify the weights of a colocated engine, where its log-probabilities can be compared with the trainer's. Collective."""
+        trainer = self.trainer
+        # Restricted sampling returns those of another distribution, and a rollout function may return any.
+        if not _has_logprobs(output) or sampling_restrictions(trainer.args) or trainer.rollout_func is not None:
+            return
+        differences, mask = logprob_diff(output)
+        of_tokens = differences[mask.bool()]  # none if all rows are masked
+        # vLLM may fail to score single tokens; if it has scored none of them, the mean is NaN and not accepted.
+        trainer.vllm_generation.verify_colocated(of_tokens.nanmean().item() if len(of_tokens) else 0.0)
 
     def _warn_of_other_weights(self) -> None:
         """Warn of a server that was started from another model, or without processed log-probabilities."""
@@ -215,16 +231,23 @@ def ess_ratio(output: dict, accelerator: Accelerator) -> float:
     return (ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item()
 
 
+def _has_logprobs(output: dict[str, torch.Tensor]) -> bool:
+    """Whether the batch has log-probabilities of both engine and trainer, which may not recompute them."""
+    return {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys()
+
+
+def logprob_diff(output: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute differences between engine and trainer in nats, and the mask of the sampled tokens; both `(B, T)`."""
+    mask = output["completion_mask"] * output.get("tool_mask", 1)
+    return (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs(), mask
+
+
 def mean_logprob_diff(output: dict[str, torch.Tensor]) -> list[float] | None:
-    """
-    Mean absolute difference of each row's log-probabilities between engine and trainer, in nats per token; `None` where the
-    trainer does not recompute them.
-    """
-    if not {"old_per_token_logps", "sampling_per_token_logps"} <= output.keys():
+    """Mean of [`logprob_diff`] of each row; `None` where the trainer does not recompute log-probabilities."""
+    if not _has_logprobs(output):
         return None
-    mask = output["completion_mask"] * output.get("tool_mask", 1)  # (B, T)
-    differences = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs() * mask
-    return (differences.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
+    differences, mask = logprob_diff(output)
+    return ((differences * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
 
 
 @contextmanager

@@ -32,6 +32,7 @@ logger = get_logger(__name__)
 
 CHECK_IT = "Check its log, and vllm_server_base_url."
 OTHER_WEIGHTS = "its rollouts may come from other weights than those that are trained"
+COLOCATE_FIX = "Set vllm_enable_sleep_mode=False, or try another version of vLLM."
 
 
 class AdaVLLMGeneration(VLLMGeneration):
@@ -129,6 +130,8 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def error_factory(self, what: str, fix: str = RESUME) -> ErrorFactory:
         """Function that creates the same error on every rank, see [`~vllm.errors.make_error_factory`]."""
+        if self.mode != "server":
+            return make_error_factory("colocated vLLM engine", what, fix)
         return make_error_factory(f"vLLM server at {self.base_url}", what, fix, url=self.base_url)
 
     # Weight check
@@ -219,6 +222,24 @@ class AdaVLLMGeneration(VLLMGeneration):
             "The vLLM server did not respond to the weight check after generation. The log-probabilities of the rollouts match "
             f"the current policy, so training continues. ({self._recheck_failure})"
         )
+
+    def verify_colocated(self, difference: float) -> None:
+        """
+        Check the weights of a colocated engine by the rollouts: `difference` is the mean difference of this rank's sampled tokens
+        from the trainer's log-probabilities, in nats per token. Collective.
+
+        Raises:
+            [`VLLMServerError`]: if the rollouts of any rank come from other weights than those that are trained.
+        """
+        config, model = self.llm.llm_engine.model_config, self.accelerator.unwrap_model(self.model)
+        served = {"model_config": {"dtype": config.dtype, "quantization": config.quantization}}
+        # Sampled tokens differ more than those of the weight check's prompt, hence at least the tolerance of bfloat16.
+        tolerance = logprob_tolerance("bfloat16", *dtypes(model, served, self.accelerator.mixed_precision))
+        with synchronized_errors(self.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
+            if not difference <= tolerance:  # NaN is not, either
+                raise VLLMServerError(
+                    f"log-probabilities differ from the trainer's by {difference:.2f} per token, rounding explains {tolerance:g}"
+                )
 
     def _read_instance(self) -> str | None:
         return self.vllm_client.read_server_info()["vllm_config"].get("instance_id")
