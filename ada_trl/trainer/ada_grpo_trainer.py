@@ -668,8 +668,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
         steps_before = self.state.global_step
-        with self.vllm.running():
-            result = super().train(*args, **kwargs)
+        try:
+            with self.vllm.running():
+                result = super().train(*args, **kwargs)
+        finally:
+            self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
         if isinstance(self.train_dataset, IterableDataset) and self.state.global_step == steps_before == 0:
             report_no_step(self.args)
         return result
