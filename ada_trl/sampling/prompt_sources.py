@@ -154,6 +154,8 @@ class QueuedPrompts(DataLoaderPrompts):
             Predicts the pass rates of the candidates.
         learnability (`Callable[[float], float]`):
             Predicted pass rate to the expected gradient magnitude of the prompt.
+        collate (`Callable[[list[dict]], list[dict]]`):
+            Collator of the data loader, which drops unused columns.
     """
 
     def __init__(
@@ -163,13 +165,14 @@ class QueuedPrompts(DataLoaderPrompts):
         accelerator: Accelerator,
         tracker: PassRateTracker | None,
         learnability: Callable[[float], float],
+        collate: Callable[[list[dict]], list[dict]],
         *,
         shuffle: bool,
         seed: int,
     ):
         self.dataset, self.config, self.accelerator = dataset, config, accelerator
         self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # always given if prompts are selected by score
-        self.learnability, self.shuffle, self.seed = learnability, shuffle, seed
+        self.learnability, self.collate, self.shuffle, self.seed = learnability, collate, shuffle, seed
         self._predicted: list[int] = []  # positions that were predicted for the selection in this step
         self._reset_queue()
 
@@ -182,16 +185,19 @@ class QueuedPrompts(DataLoaderPrompts):
         rank, world_size, slots = self.accelerator.process_index, self.accelerator.num_processes, self.config.slots
         slot_ranks = [slot * world_size // slots for slot in range(slots)]
         ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
-        local_rows = [self.queue.stream.row(candidate.position) for owner, candidate in ranked if owner == rank]
+        local_rows = self._rows([candidate.position for owner, candidate in ranked if owner == rank])
         is_predicted = self._reuse_predictions([candidate.position for _, candidate in ranked])
         return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
+
+    def _rows(self, positions: Sequence[int]) -> list[dict]:
+        return self.collate([self.queue.stream.row(position) for position in positions])
 
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """The expected gradient magnitude of the rows at `positions`. Collective."""
         tracker, self._predicted = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
+        tracker.start_step(self._rows(positions[start : start + share]))
         rates = tracker.shared_estimates()
         scores = [self.learnability(p) for p in rates]
         return CandidateScores(

@@ -288,6 +288,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.accelerator,
             self.pass_rates,
             lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
+            self._get_collator_with_removed_columns(self.data_collator),  # a stream's columns are not known before
             shuffle=self.shuffle_dataset,
             seed=args.seed,
         )
