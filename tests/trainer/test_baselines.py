@@ -79,7 +79,7 @@ def test_each_option_gives_its_class():
             assert (stds is None) == (name == "pool" or scale_rewards == "none")
 
 
-def test_the_batch_mean_is_that_of_all_other_prompts_and_its_scale_that_of_earlier_generations():
+def test_the_batch_baseline_is_a_leave_one_out_mean_divided_by_the_std_of_earlier_generations():
     baseline, _ = build("batch")
     rewards = [[1.0, 3.0], [0.0, 2.0], [5.0, 1.0]]
     pools = [Pool(0.5, [Rollout(i, r, r) for i, r in enumerate(row)]) for row in rewards]

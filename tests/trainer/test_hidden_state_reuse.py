@@ -29,8 +29,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_prefill_gives_what_a_pass_of_its_own_would(case, tmp_path):
-    """Of prompts that differ in length, after the weights have moved."""
+def test_hidden_states_of_the_prefill_equal_those_of_a_separate_pass(case, tmp_path):
+    """With prompts of different lengths, after the weights have changed."""
     trainer = build(tmp_path, dataset=prompt_dataset(2), **{"max_steps": 3} | POSTERIOR | CASES[case])
     watch = Watch(trainer)
     trainer.train()
@@ -39,7 +39,7 @@ def test_the_prefill_gives_what_a_pass_of_its_own_would(case, tmp_path):
         assert found.shape == expected.shape and len(found) == 8 // CASES[case]["num_generations"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     (first, _), *_, (last, _) = watch.compared
-    assert not torch.allclose(first[:2], last[:2]), "The policy has moved."
+    assert not torch.allclose(first[:2], last[:2]), "The weights have changed."
 
 
 def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
@@ -55,10 +55,10 @@ def test_a_step_makes_as_many_forward_passes_as_grpo(tmp_path):
         trainer.train()
         passes[name] = watch.passes
     assert passes["grpo"] == passes["posterior"] == passes["batch"] == 2 * (5 + 1)
-    assert passes["est"] > passes["grpo"], "Budgets must be known before the draw."
+    assert passes["est"] > passes["grpo"], "Budgets must be known before sampling."
 
 
-def test_where_nothing_is_caught_a_pass_of_its_own_is_made(tmp_path):
+def test_a_separate_pass_is_made_where_no_hidden_state_was_captured(tmp_path):
     trainer = build(tmp_path, num_generations=1, **POSTERIOR)
     watch = Watch(trainer)
     trainer.pass_rates.reader.all_gather_states = lambda own: None
@@ -74,7 +74,7 @@ def test_beam_search_takes_a_separate_pass(tmp_path):
     assert watch.own_passes == 2 and not watch.compared
 
 
-def test_a_chosen_prompt_is_estimated_once(tmp_path):
+def test_a_selected_prompt_is_estimated_once(tmp_path):
     options = {"prompt_oversampling": 3, "num_generations": 4, "max_steps": 4, "per_device_train_batch_size": 16}
     rows = prompt_dataset(6).map(lambda row, i: {"id": str(i)}, with_indices=True)
     trainer = build(tmp_path, even_reward, rows, adaptive_sampling="uniform", **options)
@@ -86,7 +86,7 @@ def test_a_chosen_prompt_is_estimated_once(tmp_path):
 
 
 @torch.no_grad()
-def test_what_is_caught_is_what_the_head_is_given():
+def test_captured_states_are_the_input_of_the_lm_head():
     model, tokenizer = tiny_model(), tiny_tokenizer()
     inputs = tokenizer(PROMPTS, padding=True, padding_side="left", return_tensors="pt")
     inputs.pop("token_type_ids", None)

@@ -1,4 +1,4 @@
-"""`baseline="posterior"` end to end on a tiny model: one rollout is enough, nothing is silent, everything resumes."""
+"""`baseline="posterior"` and `"batch"` end to end on a tiny model: one rollout per prompt, no zero-variance groups, resume."""
 
 import math
 
@@ -52,8 +52,8 @@ def test_every_parameter_moves_and_every_rollout_is_trained_on(n, estimator, tmp
         assert not any(name.startswith("ada/estimator") for name in logs), "Nothing depends on pass rates."
 
 
-def test_groups_whose_rewards_are_all_equal_move_the_weights(tmp_path):
-    """What GRPO can learn nothing from: prompts that always pass beside prompts that never do."""
+def test_zero_variance_groups_change_the_weights(tmp_path):
+    """Prompts with only successes beside prompts with only failures, for which GRPO has no gradient."""
 
     def decided_by_prompt(prompts, **kwargs):
         return [float(prompt in PROMPTS[:2]) for prompt in prompts]
@@ -66,7 +66,7 @@ def test_groups_whose_rewards_are_all_equal_move_the_weights(tmp_path):
 
 
 def test_a_step_line_by_line(tmp_path):
-    """Priors as told, one prompt twice: advantages by hand, real rewards, the weight from before the draw."""
+    """With given priors and two rollouts per prompt: advantages by hand, the prompt weight from before sampling."""
     rewards = {"1+2=": [3.0, -1.0], "31+4=": [1.0, 1.0]}
     trainer = build(
         tmp_path,
@@ -81,13 +81,13 @@ def test_a_step_line_by_line(tmp_path):
     )
     told = {"1+2=": BaselineEstimate(0.5, 4, 0.25), "31+4=": BaselineEstimate(0.0, 2, 1.0)}
     trainer.pass_rates.baseline_estimates = lambda: [told[prompt] for prompt in trainer.pass_rates.predictions.prompts]
-    trainer.pass_rates.reward_estimator.mean_reward = 0.0  # as if something had been seen
+    trainer.pass_rates.reward_estimator.mean_reward = 0.0  # as after earlier steps
     trainer.train()
     (batch,) = trainer.batches
     found = dict.fromkeys(PROMPTS, ())
     for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
         found[prompt] += (advantage,)
-    first = 0.5 + (1 + 1) / (2 + 16)  # moved by what the other prompt has shown beyond its prior
+    first = 0.5 + (1 + 1) / (2 + 16)  # shifted by the residual of the other prompt
     second = 0.0 + (3 - 1 - 2 * 0.5) / (2 + 16)
     assert found["1+2="] == pytest.approx([2 * (3 - (4 * first - 1) / 5), 2 * (-1 - (4 * first + 3) / 5)])
     assert found["31+4="] == pytest.approx([1 - (2 * second + 1) / 3] * 2)
@@ -95,7 +95,7 @@ def test_a_step_line_by_line(tmp_path):
     assert (logs["ada/prompt_weight/mean"], logs["ada/prompt_weight/max"]) == pytest.approx((1.5, 2.0)), "As applied."
 
 
-def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
+def test_the_baseline_of_a_rollout_depends_on_copies_of_its_prompt_but_not_on_itself(tmp_path):
     dataset = prompt_dataset(1).select([0, 0])
     options = {"num_generations": 1, "per_device_train_batch_size": 2, "max_steps": 1}
     advantages = {}
@@ -126,7 +126,7 @@ def test_copies_of_a_prompt_inform_each_other_and_nobody_itself(tmp_path):
     ids=lambda overrides: next(iter(overrides)),
 )
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
-def test_combinations_learn(baseline, overrides, tmp_path):
+def test_combinations_of_options_train(baseline, overrides, tmp_path):
     options = {"num_generations": 1, "max_steps": 2, "reward_funcs": by_token} | POSTERIOR | {"baseline": baseline}
     trainer = build(tmp_path, **options | overrides)
     has_moved = moved(trainer)
@@ -135,7 +135,7 @@ def test_combinations_learn(baseline, overrides, tmp_path):
 
 
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
-def test_unscored_rollouts_are_left_out(baseline, tmp_path):
+def test_unscored_rollouts_have_advantage_0(baseline, tmp_path):
     def sometimes(completions, **kwargs):
         return [None if i % 2 else reward for i, reward in enumerate(by_token(None, completions))]
 
@@ -145,7 +145,7 @@ def test_unscored_rollouts_are_left_out(baseline, tmp_path):
 
 
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
-def test_a_rollout_without_a_signal_but_with_a_reward_teaches(baseline, tmp_path):
+def test_a_rollout_without_a_success_reward_has_an_advantage(baseline, tmp_path):
     def seldom_scored(completions, **kwargs):
         return [None if i % 2 else 1.0 for i in range(len(completions))]
 
@@ -156,7 +156,7 @@ def test_a_rollout_without_a_signal_but_with_a_reward_teaches(baseline, tmp_path
     assert all(batch["advantages"].count_nonzero() == 8 for batch in trainer.batches)
 
 
-def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
+def test_the_batch_baseline_is_the_mean_of_all_other_rollouts(tmp_path):
     trainer = build(tmp_path, by_token, num_generations=2, **POSTERIOR | {"baseline": "batch"})
     rewards, original = [], trainer._compute_advantages
     trainer._compute_advantages = lambda replay, states: (
@@ -171,8 +171,8 @@ def test_the_mean_of_all_other_rollouts_of_the_step(tmp_path):
 
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
 @pytest.mark.parametrize("scale", ["none", "batch"])
-def test_constant_rewards_move_nothing(baseline, scale, tmp_path):
-    """As in GRPO. A posterior of pass rates drifted: its KL was 0.19 after 200 steps."""
+def test_constant_rewards_leave_the_weights_unchanged(baseline, scale, tmp_path):
+    """As in GRPO."""
 
     def constant(completions, **kwargs):
         return [0.3] * len(completions)
@@ -188,8 +188,8 @@ def test_constant_rewards_move_nothing(baseline, scale, tmp_path):
 
 
 @pytest.mark.parametrize("baseline", ["posterior", "batch"])
-def test_rewards_of_any_scale_are_one_case(baseline, tmp_path):
-    """The first advantages of 100 r − 7 are 100 times those of r, and those in deviations are the same."""
+def test_advantages_scale_with_the_rewards(baseline, tmp_path):
+    """Advantages of rewards 100 r − 7 are 100 times those of r, or equal where they are divided by a standard deviation."""
     first = {}
     for scale in ("none", "batch"):
         for a, c in ((1.0, 0.0), (100.0, -7.0)):
@@ -199,7 +199,7 @@ def test_rewards_of_any_scale_are_one_case(baseline, tmp_path):
                 num_generations=1,
                 max_steps=3,
                 scale_rewards=scale,
-                learning_rate=1e-12,  # so that all draw the same
+                learning_rate=1e-12,  # so that all runs sample the same completions
                 **POSTERIOR | {"baseline": baseline},
             )
             trainer.train()
@@ -215,7 +215,7 @@ def test_evaluation_with_one_rollout(tmp_path):
 
 # Within the first epoch, and in the second, where counts matter.
 @pytest.mark.parametrize(("estimator", "repeats"), [("ema+value", 48), ("ema", 16)])
-def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(estimator, repeats, tmp_path):
     options = {"dataset": identified(repeats), "per_device_train_batch_size": 32, "max_steps": 6, "save_steps": 3}
     options |= {"save_strategy": "steps", "num_generations": 1, "pass_rate_estimator": estimator} | POSTERIOR
     train_with_and_without_resume(build, tmp_path, at=3, **options)
@@ -226,15 +226,15 @@ def test_resume_continues_as_if_never_stopped(estimator, repeats, tmp_path):
     assert all((histories[0][key] == histories[1][key]).all() for key in histories[0])
 
 
-def test_a_run_against_the_batch_resumes_with_its_scale(tmp_path):
+def test_the_batch_baseline_resumes_with_its_reward_std(tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "scale_rewards": "batch"}
     options |= {"num_generations": 1, "reward_funcs": by_token} | POSTERIOR | {"baseline": "batch"}
     train_with_and_without_resume(build, tmp_path, at=3, **options)
     assert not (tmp_path / "whole" / "checkpoint-3" / PASS_RATES_FILE).exists()
 
 
-def test_the_prior_learns_what_prompts_earn(tmp_path):
-    """Rewards of −1 and 3 by prompt: after some visits the baseline explains nearly all of their variance."""
+def test_the_prior_learns_the_mean_rewards_of_prompts(tmp_path):
+    """Rewards of −1 and 3 by prompt: after some epochs the baseline explains nearly all of their variance."""
 
     def decided_by_prompt(prompts, **kwargs):
         return [3.0 if prompt in PROMPTS[:2] else -1.0 for prompt in prompts]
@@ -248,10 +248,10 @@ def test_the_prior_learns_what_prompts_earn(tmp_path):
     assert {len(pool) for step in pools for pool in step} == {1}
 
 
-def test_a_run_without_estimates_goes_on_where_grpo_stopped(tmp_path, caplog):
+def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     build(tmp_path / "grpo", by_token, adaptive_sampling="uniform", num_generations=2, **saving).train()
     trainer = build(tmp_path / "batch", by_token, num_generations=1, baseline="batch", **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
-    assert trainer.state.global_step == 2 and "asked from its start" not in caplog.text
-    assert not list(tmp_path.rglob("ada_state.json")), "There is nothing to remember."
+    assert trainer.state.global_step == 2 and "from the start of the data set" not in caplog.text
+    assert not list(tmp_path.rglob("ada_state.json")), "There is no state."
