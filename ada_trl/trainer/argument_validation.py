@@ -124,8 +124,8 @@ def check_arguments(
     Check arguments of [`AdaGRPOTrainer`] before a model is loaded or a server is contacted.
 
     Raises:
-        `ValueError`: for what the mode of sampling does not support, a data set without prompts, or an unknown
-            `success_reward`.
+        `ValueError`: If an argument is not supported in the chosen mode, the data set has no prompts, or `success_reward` is
+            unknown.
     """
     check_support(args, rollout_func, environment_factory, processing_class)
     if environment_factory is None:  # which may bring the prompts and a reward

@@ -12,11 +12,11 @@ from trl.trainer.grpo_trainer import is_async_callable
 
 class TrainingState:
     """
-    What a training step relies on and what reward functions, tools, environments and transforms may change: the training mode of
-    the modules, PyTorch's default device and dtype, and whether gradients are recorded.
+    The state that a training step relies on and that reward functions, tools, environments and transforms may change: the training
+    mode of the modules, PyTorch's default device and dtype, and whether gradients are recorded.
 
-    A policy that judges its own answers, for example, calls `model.eval()`, after which TRL would take the step for an evaluation.
-    Random state is not restored, as in TRL: a reward function that seeds makes the generations repeat their draws.
+    A policy that judges its own completions, for example, calls `model.eval()`, after which TRL would take the step for an evaluation.
+    Random state is not restored, as in TRL: with a reward function that sets the seed, generations repeat their random numbers.
 
     Args:
         model (`torch.nn.Module`):
@@ -55,7 +55,7 @@ class TrainingState:
 
 
 def check_rewards_of(function: Any, name: str) -> Any:
-    """The reward function, of which [`check_rewards`] checks what it returns. Reward models are returned as they are."""
+    """Wrap a reward function so that [`check_rewards`] checks its return value. Reward models are returned as they are."""
     if isinstance(function, torch.nn.Module):
         return function
     wrapped: Callable

@@ -17,12 +17,8 @@ def config(**overrides):
 
 def test_defaults_follow_the_paper():
     args = config()
-    assert (args.adaptive_sampling, args.num_generations, args.samples_per_round, args.max_rounds) == (
-        "seq-balance",
-        4,
-        8,
-        4,
-    )
+    assert (args.adaptive_sampling, args.num_generations) == ("seq-balance", 4)
+    assert (args.samples_per_round, args.max_rounds) == (8, 4)
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
     assert args.sampling_strategy.max_rollouts == 32
@@ -55,10 +51,7 @@ AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 INVALID = [
     # choices and numbers
-    (
-        {"adaptive_sampling": "seq"},
-        r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'est', 'uniform'",
-    ),
+    ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'uniform'"),
     ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'posterior', 'batch'"),
     (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'ema', 'value'"),
     ({"zero_variance_groups": "drop"}, r"zero_variance_groups \('drop'\) must be one of 'keep', 'mask'"),
@@ -85,10 +78,7 @@ INVALID = [
     (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) is only used with .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
     (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
-    (
-        SEQ_POS | {"pass_rate_estimator": "value"},
-        r"\('value'\) is only used with .*baseline='posterior' .*'ema'",
-    ),
+    (SEQ_POS | {"pass_rate_estimator": "value"}, r"\('value'\) is only used with .*baseline='posterior' .*'ema'"),
     (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) is only used with .*'seq-balance'.*but .*'uniform'"),
     (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) is only used with .*'seq-pos'"),
     # budgets
@@ -106,27 +96,15 @@ INVALID = [
     (EST | {"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
     (EST | {"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
     # other baselines
-    (
-        POSTERIOR | {"scale_rewards": "group"},
-        r"scale_rewards='group' .*got baseline='posterior'.*'none' .*or 'batch'",
-    ),
-    (
-        POSTERIOR | {"selection_correction": True},
-        r"selection_correction \(True\) is only used with .*but .*baseline='posterior'",
-    ),
-    (
-        POSTERIOR | {"zero_variance_groups": "mask"},
-        r"zero_variance_groups \(mask\) is only used with baseline='pool', but .*baseline='posterior'",
-    ),
+    (POSTERIOR | {"scale_rewards": "group"}, r"scale_rewards='group' .*got baseline='posterior'.*'none' .*or 'batch'"),
+    (POSTERIOR | {"selection_correction": True}, r"selection_correction \(True\) is only used .*baseline='posterior'"),
+    (POSTERIOR | {"zero_variance_groups": "mask"}, r"zero_variance_groups \(mask\) is only used with baseline='pool'"),
     (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='posterior'"),
     (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) is only used with .*'est'"),
-    (
-        POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"},
-        r"value_model \(m\) is only used with .*'ema\+value'",
-    ),
+    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"}, r"value_model \(m\) is only used .*'ema\+value'"),
     (
         POSTERIOR | {"multi_objective_aggregation": "normalize_then_sum"},
-        r"'normalize_then_sum' requires baseline='pool'.*'sum_then_normalize'",
+        "'normalize_then_sum' requires baseline='pool'",
     ),
     (BATCH | {"scale_rewards": "group"}, r"requires baseline='pool', got baseline='batch'"),
     (
@@ -138,18 +116,15 @@ INVALID = [
     (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
     (
         ACROSS | {"zero_variance_groups": "resample"},
-        r"zero_variance_groups \(resample\) is only used with baseline='pool', but .*'posterior'",
+        r"zero_variance_groups \(resample\) .* baseline='pool', but .*'posterior'",
     ),
     (REPLACE | {"max_rounds": 1}, r"zero_variance_groups='resample' requires max_rounds >= 2 .*got 1. Raise"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
     (EST | {"zero_variance_groups": "resample"}, r"zero_variance_groups='resample' .*'est' gives every prompt"),
+    (BATCH_OF_ONE | {"baseline": "batch"}, "baseline='batch' requires .* at least 2 rollouts, got 1.*per_device"),
     (
-        BATCH_OF_ONE | {"baseline": "batch"},
-        r"baseline='batch' requires .* at least 2 rollouts, got 1.*per_device",
-    ),
-    (
-        BATCH_OF_ONE | {"baseline": "posterior", "scale_rewards": "batch"},
-        r"baseline='posterior' requires .* at least 2 rollouts, got 1.*per_device",
+        BATCH_OF_ONE | {"baseline": "posterior"},
+        "baseline='posterior' requires .* at least 2 rollouts, got 1.*per_device",
     ),
     ({"prompt_oversampling": 0}, r"prompt_oversampling \(0\) must be at least 1"),
     # the vLLM server

@@ -45,7 +45,7 @@ SHAPES = {
     "min_p and top_p": {"min_p": 0.01, "top_p": 0.9},
     "static cache": {"cache_implementation": "static"},
     "beams": {"generation_kwargs": {"num_beams": 2}},
-    "no length limit of its own": {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 4}},
+    "length limit in generation_kwargs": {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 4}},
     "off-policy mask": {"off_policy_mask_threshold": 0.5, "num_iterations": 2, "max_steps": 4},
     "bf16": {"bf16": True},
     "reentrant checkpointing": {

@@ -144,21 +144,6 @@ def test_reward_models(tmp_path):
     assert trainer._logs["rewards"][name][0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_metrics_and_state_reach_reward_functions(tmp_path):
-    steps = []
-
-    def reward(completions, log_metric, trainer_state, **kwargs):
-        steps.append(trainer_state.global_step)
-        log_metric("mean_characters", sum(map(len, completions)) / len(completions))
-        return [0.0] * len(completions)  # so that all four rounds are needed
-
-    trainer = build(tmp_path, reward)
-    trainer.train()
-    assert steps == [0] * 4 + [1] * 4
-    for logs in logs_of(trainer):
-        assert logs["mean_characters"] == pytest.approx(logs["completions/mean_length"], abs=1), "of the first round"
-
-
 def test_conversations(tmp_path):
     tokenizer = chat_tokenizer("qwen2_5")
 

@@ -73,10 +73,10 @@ def test_an_environment_is_reset_for_every_rollout_and_gives_its_reward(options,
     rollouts = logs["ada/samples_per_prompt/mean"] * 4
     assert sum(Counting.resets.values()) == rollouts, "Once per rollout, and not for the update batch again."
     assert logs["rewards/Counting/mean"] == logs["reward"] == 0.5
-    asked = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
+    prompts = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
     decoded = trainer._tokenizer.batch_decode(trainer.output["prompt_ids"])
-    assert len(asked) == len(decoded) and len(set(asked)) == 4
-    assert all(content in text for content, text in zip(asked, decoded, strict=True)), "Logged with the observation."
+    assert len(prompts) == len(decoded) and len(set(prompts)) == 4
+    assert all(content in text for content, text in zip(prompts, decoded, strict=True)), "Logged with the observation."
 
 
 def test_several_environments(tmp_path):
@@ -139,7 +139,7 @@ def test_the_value_head_reads_images_and_observations(given, tmp_path):
     in_environment = build(AdaGRPOTrainer, tmp_path, None, Dataset.from_dict(rows), factory=Counting, **options)
     for trainer in (by_images, in_environment):
         assert trainer.args.uses_value_network
-        trainer.pass_rates.reader.read = None  # no pass of its own, which would not see them
+        trainer.pass_rates.reader.read = None  # no separate pass, which would not include them
         features, original = [], trainer.pass_rates.predict
         trainer.pass_rates.predict = lambda found, original=original, features=features: (
             features.append(found),

@@ -98,7 +98,7 @@ def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together
     traffic = [rank["traffic"][0] for rank in together[name]]
     for rank in traffic:
         assert rank["gathered"] < 20_000
-        assert set(rank["held"]) == set(rank["own"]) | set(rank["asked"])
+        assert set(rank["held"]) == set(rank["own"]) | set(rank["generated"])
         assert rank["blobs"] == [200_000] * (12 // len(traffic)), "Extra columns of a completion are sent with it."
     assert sorted(prompt for rank in traffic for prompt in rank["own"]) == [0, 1, 2]
     assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)

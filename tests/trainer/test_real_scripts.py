@@ -1,4 +1,4 @@
-"""What scripts that work with GRPOTrainer do to a trainer: code that changes global state, live objects in rows, overrides."""
+"""User code that GRPOTrainer accepts: changes of global state, live objects in rows, caught errors, unusual rewards."""
 
 import functools
 import gc

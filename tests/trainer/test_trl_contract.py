@@ -42,6 +42,7 @@ def test_version_is_one_that_was_tested():
 
 
 # Names of TRL and Transformers that the package uses although most are private, by owner.
+GENERATION = ["prompt_ids", "images", "multimodal_fields"]
 METHODS = {  # overridden or called, with their parameters
     GRPOTrainer: {
         "_generate_and_score_completions": ["inputs"],
@@ -50,22 +51,8 @@ METHODS = {  # overridden or called, with their parameters
         "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
         "_tokenize_prompts": ["prompts"],
         "_get_per_token_logps_and_entropies": ["model", "input_ids", "attention_mask", "logits_to_keep", ...],
-        "_generate_single_turn": [
-            "prompt_ids",
-            "images",
-            "multimodal_fields",
-            "num_generations",
-            "has_tool_images",
-        ],
-        "_tool_call_loop": [
-            "prompts",
-            "prompt_ids",
-            "completion_ids",
-            "completions",
-            "logprobs",
-            "images",
-            "multimodal_fields",
-        ],
+        "_generate_single_turn": [*GENERATION, "num_generations", "has_tool_images"],
+        "_tool_call_loop": ["prompts", "prompt_ids", "completion_ids", "completions", "logprobs", *GENERATION[1:]],
         "_get_train_sampler": ["dataset"],
         "_save_checkpoint": ["model", "trial"],
         "_get_output_dir": ["trial"],
@@ -88,19 +75,10 @@ METHODS = {  # overridden or called, with their parameters
         "reset_prefix_cache": [],
     },
 }
-TRAINER_STATE = [
-    "_buffered_inputs",
-    "_is_vlm",
-    "_logs",
-    "_metrics",
-    "_multi_environment",
-    "_pending_extra_logs",
-    "_pending_metrics",
-    "_step",
-    "_tokenizer",
-]
+TRAINER_STATE = ["_buffered_inputs", "_is_vlm", "_logs", "_metrics", "_multi_environment", "_pending_extra_logs"]
+TRAINER_STATE += ["_pending_metrics", "_step", "_tokenizer"]
 CARD = ["_name", "_paper", "_tag_names"]
-# Each has a test of its own below.
+# Each has a test below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
 # Overrides of these are rejected by name where prompts come from the queue.
 DATA_LOADING = ["_get_collator_with_removed_columns", "_get_dataloader", "_remove_unused_columns"]
@@ -346,17 +324,17 @@ def test_all_requests_of_the_client_go_through_replaced_methods():
     answers = SimpleNamespace(
         status_code=200, text="", json=lambda: {"features": {"mm_hashes": []}, "vllm_config": {}}
     )
-    asked = []
+    requested = []
 
     def ask(url, **kwargs):
-        asked.append(url)
+        requested.append(url)
         return answers
 
     client = object.__new__(VLLMClient)
     client.base_url, client.model, client.session = "http://server", "model", SimpleNamespace(get=ask, post=ask)
     image = SimpleNamespace(save=lambda buffer, format: buffer.write(b"pixels"))
     assert client.image_features([[image]]) == [{"mm_hashes": []}] and client.get_server_info() == {}
-    assert asked == ["http://server/v1/chat/completions/render", "http://server/server_info"]
+    assert requested == ["http://server/v1/chat/completions/render", "http://server/server_info"]
     source = inspect.getsource(vllm_client)
     assert len(re.findall(r"\brequests\.(get|post|request)\(", source)) == 1, (
         "More than `check_server` sends requests without the session."

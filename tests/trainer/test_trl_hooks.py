@@ -158,7 +158,7 @@ def test_our_vllm_generation_is_built_in_one_thread_only(monkeypatch):
 
 
 class Scripted(AdaGRPOTrainer):
-    """Draws its completions from a generator of its own, and remembers its pools and its collective calls."""
+    """Draws its completions from a separate random generator, and keeps its pools and the number of its collective calls."""
 
     def prepare(self):
         self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()

@@ -40,16 +40,16 @@ class Scripted(AdaGRPOTrainer):
 
     def _build_sampler(self, plan):
         sampler, owners = super()._build_sampler(plan), plan.prompts.row_ranks
-        generate, self.sampler, asked = sampler.generate, sampler, set()
+        generate, self.sampler, generated = sampler.generate, sampler, set()
 
         def remember(rows, first_round):
-            asked.update(sampler.dataset_row_index(*row) for row in rows)
+            generated.update(sampler.dataset_row_index(*row) for row in rows)
             self.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
             return generate(rows, first_round)
 
         sampler.generate = remember
         mine = {prompt for prompt, owner in enumerate(owners) if owner == self.accelerator.process_index}
-        self.traffic.append({"asked": asked, "own": mine, "owners": owners})
+        self.traffic.append({"generated": generated, "own": mine, "owners": owners})
         return sampler
 
     def _generate_single_turn(self, *args):
