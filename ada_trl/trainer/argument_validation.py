@@ -104,7 +104,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
                     "rows of the data set with such prompts."
                 ) from error
         raise
-    if not any(prompt_ids):
+    if not any(len(ids) for ids in prompt_ids):
         raise ValueError(
             f"All {len(prompts)} prompts of the batch have 0 tokens (the first is {prompts[0]!r}), but at least one must have "
             "a token. Remove the rows of the data set with empty prompts."
