@@ -198,7 +198,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
         check_overrides(self, AdaGRPOTrainer, args)
-        check_arguments(args, train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
+        check_arguments(
+            args, train_dataset, eval_dataset, reward_funcs, processing_class, rollout_func, environment_factory
+        )
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
         with trl_hooks.vllm_generation_class(

@@ -53,9 +53,17 @@ def report_too_few_prompts(args: GRPOConfig, found: str) -> None:
     logger.warning(text)
 
 
-def check_columns(args: GRPOConfig, dataset: Any) -> None:
+def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
     """
-    Check the columns of the training dataset, as far as they are known without streaming it.
+    Check the columns of a dataset, as far as they are known without streaming it.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        dataset (`Any`):
+            The dataset.
+        name (`str`):
+            `"training"` or `"evaluation"`, for the error.
 
     Raises:
         `ValueError`: If it has no column `prompt`, or one with a name that GRPOTrainer uses for an argument of reward functions.
@@ -65,14 +73,14 @@ def check_columns(args: GRPOConfig, dataset: Any) -> None:
         return
     if "prompt" not in columns and not _is_added_by_transform("prompt", dataset):
         raise ValueError(
-            f"The training dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
+            f"The {name} dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
             "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
         )
-    for name in RESERVED_COLUMNS if not args.remove_unused_columns else ():
-        if name in columns:
+    for reserved in RESERVED_COLUMNS if not args.remove_unused_columns else ():
+        if reserved in columns:
             raise ValueError(
-                f"The training dataset has a column {name!r}, but GRPOTrainer passes an argument of this name to reward functions. "
-                f"Rename the column with `dataset.rename_column({name!r}, ...)`."
+                f"The {name} dataset has a column {reserved!r}, but GRPOTrainer passes an argument of this name to reward functions. "
+                f"Rename the column with `dataset.rename_column({reserved!r}, ...)`."
             )
 
 
@@ -115,6 +123,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
 def check_arguments(
     args: GRPOConfig,
     train_dataset: Any,
+    eval_dataset: Any,
     reward_funcs: Any,
     processing_class: Any,
     rollout_func: Any,
@@ -129,8 +138,11 @@ def check_arguments(
     """
     check_support(args, rollout_func, environment_factory, processing_class)
     if environment_factory is None:  # which may bring the prompts and a reward
-        check_columns(args, train_dataset)
+        check_columns(args, train_dataset, "training")
         check_size(args, train_dataset)
+        if args.eval_strategy != "no":
+            for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+                check_columns(args, dataset, "evaluation")
         names = _reward_names(reward_funcs)
         if names is not None:
             check_success_reward(args, names)

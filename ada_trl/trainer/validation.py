@@ -261,6 +261,11 @@ def _check_generation(args: GRPOConfig) -> None:
                 f"generation_kwargs={{{name!r}: {options[name]}}} is not supported, because each row of the batch is one "
                 "completion. Set num_generations instead."
             )
+    if options.get("return_dict_in_generate") and not args.use_vllm:
+        raise ValueError(
+            "generation_kwargs={'return_dict_in_generate': True} is not supported, because GRPOTrainer reads the return value of "
+            "`generate` as a tensor. Remove the option."
+        )
     if options.get("stop_strings") and not args.use_vllm:
         raise ValueError(
             f"generation_kwargs={{'stop_strings': {options['stop_strings']!r}}} is not supported with use_vllm=False, because "

@@ -208,6 +208,13 @@ def test_columns_that_are_missing_or_collide_with_arguments_of_reward_functions(
         assert build(config(remove_unused_columns=True), dataset=Dataset.from_dict(columns))
 
 
+def test_evaluation_sets_without_prompts_are_rejected_where_they_are_evaluated():
+    sets = {"a": prompt_dataset(), "b": Dataset.from_dict({"question": ["1+1="] * 8})}
+    with pytest.raises(ValueError, match="The evaluation dataset has no column 'prompt'"):
+        build(config(eval_strategy="steps", eval_steps=1), eval_dataset=sets)
+    assert build(eval_dataset=sets)
+
+
 def test_prompts_may_be_made_by_a_transform():
     dataset = Dataset.from_dict({"question": prompt_dataset()["prompt"]})
     trainer = build(dataset=dataset.with_transform(lambda rows: {"prompt": rows["question"]}))

@@ -302,6 +302,7 @@ def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(
     [
         ({"num_return_sequences": 2}, r"generation_kwargs=\{'num_return_sequences': 2\}.*Set num_generations"),
         ({"n": 4}, r"generation_kwargs=\{'n': 4\} is not supported.*Set num_generations"),
+        ({"return_dict_in_generate": True}, r"'return_dict_in_generate': True\} is not supported.*Remove the option"),
         ({"stop_strings": ["1"]}, r"'stop_strings': \['1'\]\} is not supported with use_vllm=False.*Use a stop token"),
     ],
 )
