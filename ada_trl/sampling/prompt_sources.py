@@ -1,6 +1,6 @@
 """Prompt sources: the prompts of a step, from TRL's data loader or from the prompt queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,8 +154,8 @@ class QueuedPrompts(DataLoaderPrompts):
             Predicts the pass rates of the candidates.
         learnability (`Callable[[float], float]`):
             Predicted pass rate to the expected gradient magnitude of the prompt.
-        collate (`Callable[[list[dict]], list[dict]]`):
-            Collator of the data loader, which drops unused columns.
+        load_rows (`Callable[[Iterable[dict]], list[dict]]`):
+            Reads data set rows, whose transform is user code, and drops unused columns.
     """
 
     def __init__(
@@ -165,14 +165,14 @@ class QueuedPrompts(DataLoaderPrompts):
         accelerator: Accelerator,
         tracker: PassRateTracker | None,
         learnability: Callable[[float], float],
-        collate: Callable[[list[dict]], list[dict]],
+        load_rows: Callable[[Iterable[dict]], list[dict]],
         *,
         shuffle: bool,
         seed: int,
     ):
         self.dataset, self.config, self.accelerator = dataset, config, accelerator
         self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # always given if prompts are selected by score
-        self.learnability, self.collate, self.shuffle, self.seed = learnability, collate, shuffle, seed
+        self.learnability, self.load_rows, self.shuffle, self.seed = learnability, load_rows, shuffle, seed
         self._predicted: list[int] = []  # positions that were predicted for the selection in this step
         self._reset_queue()
 
@@ -190,7 +190,7 @@ class QueuedPrompts(DataLoaderPrompts):
         return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
 
     def _rows(self, positions: Sequence[int]) -> list[dict]:
-        return self.collate([self.queue.stream.row(position) for position in positions])
+        return self.load_rows(self.queue.stream.row(position) for position in positions)
 
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """The expected gradient magnitude of the rows at `positions`. Collective."""

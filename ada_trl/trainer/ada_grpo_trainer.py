@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,10 +294,16 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.accelerator,
             self.pass_rates,
             lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
-            self._get_collator_with_removed_columns(self.data_collator),  # a stream's columns are not known before
+            self._load_rows,
             shuffle=self.shuffle_dataset,
             seed=args.seed,
         )
+
+    def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
+        """Read data set rows for the prompt queue as TRL's data loader does, where the columns of a stream become known."""
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        with TrainingState(self.model).preserved():  # the data set may have a transform
+            return collate(list(rows))
 
     # A step
 
@@ -330,7 +336,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
         tracker = self.pass_rates
-        with TrainingState(self.model).preserved():  # the data set may have a transform
+        with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
         if tracker is not None and not prompts.is_predicted:
             tracker.start_step(prompts.local_rows)

@@ -276,7 +276,8 @@ def check_chat_template(trainer: GRPOTrainer) -> None:
         return
     if not isinstance(dataset, Dataset) or not len(dataset):
         return
-    prompt = dataset[0].get("prompt")
+    row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
+    prompt = row.get("prompt") if isinstance(row, dict) else None
     if prompt is not None and is_conversational({"prompt": prompt}):
         raise ValueError(
             f"The prompts of the training dataset are conversational, but {type(tokenizer).__name__} has no chat template "

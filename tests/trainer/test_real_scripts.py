@@ -150,6 +150,22 @@ def test_what_an_environment_changes_is_restored(mode, tmp_path, monkeypatch):
     assert any("reward" in logs for logs in trainer.state.log_history), "Nothing was logged as an evaluation."
 
 
+@pytest.mark.parametrize("mode", ["dynamic sampling", "oversampling", "retries"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_a_transform_changes_is_restored(streaming, mode, tmp_path):
+    def transform(rows):
+        disturb(getattr(trainer, "model", None))
+        return rows
+
+    trainer = None
+    dataset = prompt_dataset()
+    dataset = dataset.to_iterable_dataset().map(transform) if streaming else dataset.with_transform(transform)
+    trainer = build(tmp_path, dataset=dataset, **MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2 and trainer.model.training
+    assert torch.is_grad_enabled() and torch.get_default_dtype() is torch.float32
+
+
 def build_conversation(tmp_path, tokenizer, **options):
     names = {"tools", "environment_factory"}
     given = {name: options.pop(name) for name in names & options.keys()}
