@@ -91,10 +91,18 @@ class DataLoaderPrompts:
     """
     Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
     holds its first row.
+
+    Args:
+        accelerator (`Accelerator`):
+            This rank and the others.
+        num_generations (`int`):
+            Number of rows of a prompt.
+        check_groups (`bool`, *optional*, defaults to `True`):
+            Whether different prompts in a group are an error, unlike in GRPOTrainer.
     """
 
-    def __init__(self, accelerator: Accelerator, num_generations: int):
-        self.accelerator, self.num_generations = accelerator, num_generations
+    def __init__(self, accelerator: Accelerator, num_generations: int, *, check_groups: bool = True):
+        self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader."""
@@ -104,11 +112,12 @@ class DataLoaderPrompts:
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif i and row.get("prompt") != inputs[i - 1].get("prompt"):
+            elif self.check_groups and i and row.get("prompt") != inputs[i - 1].get("prompt"):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
-                    "`_get_train_sampler`, or repeat each row in your data loader."
+                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the data set give equal "
+                    "prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
         return PromptBatch(local_rows, ranks, ranks)

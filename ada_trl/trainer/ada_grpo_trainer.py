@@ -275,7 +275,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _build_prompt_source(self) -> DataLoaderPrompts:
         args = self.args
         if not args.uses_prompt_queue:
-            return DataLoaderPrompts(self.accelerator, args.num_generations)
+            return DataLoaderPrompts(self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo)
         config = SlotConfig(
             slots=args.prompts_per_step,
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,

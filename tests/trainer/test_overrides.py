@@ -138,6 +138,9 @@ def test_a_sampler_that_does_not_repeat_rows_is_an_error(tmp_path):
 
     with pytest.raises(ValueError, match=r"different prompts, but num_generations \(4\) requires 4 consecutive rows"):
         build(tmp_path, trainer_class=Sequential, num_generations=4).train()
+    trainer = build(tmp_path, trainer_class=Sequential, **LOADER_MODES["uniform"])
+    trainer.train()
+    assert trainer.state.global_step == 2, "As in GRPOTrainer, in the mode that equals it."
 
 
 @pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
