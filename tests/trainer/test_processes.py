@@ -38,7 +38,6 @@ RUNS = {
     "large rows": FOUR | {"blob": 200_000, "max_rounds": 4},
     "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": FOUR | {"failing_rank": 1},
-    "failure to send rows": FOUR | {"locks": True},
     "failure in uniform mode": FOUR | UNIFORM | {"failing_rank": 1},
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
@@ -113,12 +112,6 @@ def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
         kind, message = rank["error"]
         assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
     assert max(rank["seconds"] for rank in together[name]) < 60
-
-
-def test_rows_that_cannot_be_sent_are_an_error_on_all_processes(together):
-    errors = [rank["error"] for rank in together["failure to send rows"]]
-    assert all("cannot be sent to another process" in message for _, message in errors)
-    assert "ValueError" in {kind for kind, _ in errors}
 
 
 def test_environments_with_more_turns_on_one_process(together):

@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +136,6 @@ def run(output_dir: str, options: dict) -> dict:
     if options.pop("environment", False):
         return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
-    has_locks = options.pop("locks", False)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
@@ -151,8 +149,6 @@ def run(output_dir: str, options: dict) -> dict:
         return [float(len(completion) % 4 == 0) for completion in completions]
 
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
-    if has_locks:
-        dataset = dataset.with_transform(lambda rows: rows | {"lock": [threading.Lock() for _ in rows["prompt"]]})
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
     trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
     if trainer.pass_rates is not None:
