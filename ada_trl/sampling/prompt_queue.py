@@ -54,6 +54,9 @@ class PromptQueue:
         self._before: list[dict[str, Any]] = []
         self._steps_without_scores = 0  # steps without informative estimates
         self._new_prompts: list[QueuedPrompt] = []  # candidates of the current step that are not retries
+        self._taken: list[int] | None = (
+            None  # positions that the current step has taken from the stream; None between steps
+        )
 
     def next_slots(
         self, score_candidates: Callable[[list[int]], CandidateScores] | None = None
@@ -69,6 +72,7 @@ class PromptQueue:
                 `choices_per_prompt` is above 1.
         """
         self._before, self.metrics = [self._state(), *self._before[:1]], {}
+        self._taken = []
         config, retries = self.config, self.retry_queue
         slots: list[list[QueuedPrompt]] = [[candidate] for candidate in retries]
         slots += [[] for _ in range(config.slots - len(slots))]
@@ -92,6 +96,7 @@ class PromptQueue:
 
     def finish_step(self, slots: Sequence[BatchSlot]) -> dict[str, float]:
         """Queue unsolved prompts for a retry, put unused ones back, and return metrics."""
+        self._taken = None
         sampled = [slot.candidates[i] for slot in slots for i in slot.sampled]
         used = {candidate.position for candidate in sampled}
         self._put_back([candidate for candidate in self._new_prompts if candidate.position not in used])
@@ -125,7 +130,8 @@ class PromptQueue:
         """Select `number` new prompts; those reserved in an earlier step come first."""
         factor = self.config.choices_per_prompt
         if factor == 1 or score_candidates is None:
-            return [QueuedPrompt(position) for position in self.stream.take(number, exclude)]
+            self._taken = self.stream.take(number, exclude)
+            return [QueuedPrompt(position) for position in self._taken]
         taken = [position for position in self.reserved if position not in exclude][:number]
         self.reserved = [position for position in self.reserved if position not in taken]
         chosen = [QueuedPrompt(position, from_data_order=False) for position in taken]
@@ -133,6 +139,7 @@ class PromptQueue:
         if not number:
             return chosen
         positions = self.stream.take(factor * number, exclude | {candidate.position for candidate in chosen})
+        self._taken = positions
         keys, gains, pass_rate = score_candidates(positions)
         self.metrics = {"prompts/pass_rate": pass_rate, "prompts/skipped": 0.0}
         self.metrics["prompts/max_skips"] = self._max_skips
@@ -140,6 +147,7 @@ class PromptQueue:
             # Selecting by uninformative estimates would only bias the sample. The other candidates are put back.
             self._warn_estimator_uninformative()
             self.stream.put_back(positions[number:])
+            self._taken = positions[:number]
             return chosen + [QueuedPrompt(position) for position in positions[:number]]
         return chosen + self._best(positions, keys, gains, number)
 
@@ -190,12 +198,17 @@ class PromptQueue:
 
     def rollback(self) -> None:
         """
-        Undo the last [`next_slots`], whose prompts will not be sampled: they are the next ones again.
+        Undo the last [`next_slots`] if [`finish_step`] has not followed, because its prompts will not be sampled: they are the
+        next ones again. Does nothing between steps.
 
         Retries need no undoing: `next_slots` leaves them in the queue until `finish_step` replaces it.
         """
-        self._put_back(self._new_prompts)
-        self._before, self._new_prompts = self._before[1:], []
+        if self._taken is None:
+            return
+        self.stream.put_back(self._taken)
+        before, *self._before = self._before
+        self.reserved, self.skips = list(before["reserved"]), dict(before["skips"])
+        self._taken, self._new_prompts = None, []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stream.load_state_dict(state["stream"])

@@ -1,6 +1,6 @@
 """Prompt sources: the prompts of a step, from TRL's data loader or from the prompt queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -77,10 +77,18 @@ class DataLoaderPrompts:
     """
     Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
     holds its first row.
+
+    Args:
+        accelerator (`Accelerator`):
+            This rank and the others.
+        num_generations (`int`):
+            Number of rows of a prompt.
+        check_groups (`bool`, *optional*, defaults to `True`):
+            Whether different prompts in a group are an error, unlike in GRPOTrainer.
     """
 
-    def __init__(self, accelerator: Accelerator, num_generations: int):
-        self.accelerator, self.num_generations = accelerator, num_generations
+    def __init__(self, accelerator: Accelerator, num_generations: int, *, check_groups: bool = True):
+        self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader."""
@@ -90,11 +98,12 @@ class DataLoaderPrompts:
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif i and row.get("prompt") != inputs[i - 1].get("prompt"):
+            elif self.check_groups and i and row.get("prompt") != inputs[i - 1].get("prompt"):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
-                    "`_get_train_sampler`, or repeat each row in your data loader."
+                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the data set give equal "
+                    "prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
         return PromptBatch(local_rows, ranks, ranks)
@@ -136,6 +145,8 @@ class QueuedPrompts(DataLoaderPrompts):
             Predicts the pass rates of the candidates; required if they are selected by their score.
         learnability (`Callable[[float], float]`):
             Function from the predicted pass rate to the expected gradient magnitude of a prompt.
+        load_rows (`Callable[[Iterable[dict]], list[dict]]`):
+            Reads data set rows, whose transform is user code, and drops unused columns.
     """
 
     def __init__(
@@ -145,13 +156,14 @@ class QueuedPrompts(DataLoaderPrompts):
         accelerator: Accelerator,
         tracker: PassRateTracker | None,
         learnability: Callable[[float], float],
+        load_rows: Callable[[Iterable[dict]], list[dict]],
         *,
         shuffle: bool,
         seed: int,
     ):
         self.dataset, self.config, self.accelerator = dataset, config, accelerator
         self.tracker: PassRateTracker = tracker  # type: ignore[assignment] # not used without selection by score
-        self.learnability, self.shuffle, self.seed = learnability, shuffle, seed
+        self.learnability, self.load_rows, self.shuffle, self.seed = learnability, load_rows, shuffle, seed
         self._predicted: list[int] = []  # positions that were predicted for the selection in this step
         self._reset_queue()
 
@@ -164,16 +176,19 @@ class QueuedPrompts(DataLoaderPrompts):
         rank, world_size, slots = self.accelerator.process_index, self.accelerator.num_processes, self.config.slots
         slot_ranks = [slot * world_size // slots for slot in range(slots)]
         ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
-        local_rows = [self.queue.stream.row(candidate.position) for owner, candidate in ranked if owner == rank]
+        local_rows = self._rows([candidate.position for owner, candidate in ranked if owner == rank])
         is_predicted = self._reuse_predictions([candidate.position for _, candidate in ranked])
         return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
+
+    def _rows(self, positions: Sequence[int]) -> list[dict]:
+        return self.load_rows(self.queue.stream.row(position) for position in positions)
 
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """Predict the expected gradient magnitude of the rows at `positions`. Collective."""
         tracker, self._predicted = self.tracker, list(positions)
         share = -(-len(positions) // self.accelerator.num_processes)
         start = self.accelerator.process_index * share
-        tracker.start_step([self.queue.stream.row(position) for position in positions[start : start + share]])
+        tracker.start_step(self._rows(positions[start : start + share]))
         rates = tracker.shared_estimates()
         gains = list(map(self.learnability, rates)) if tracker.is_informative else None
         return CandidateScores(tracker.predictions.keys, gains, sum(rates) / len(rates))

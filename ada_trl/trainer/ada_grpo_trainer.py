@@ -10,10 +10,11 @@ batch to train on. In reading order:
 3. the baseline gives the advantages, and everything that depends on them is replaced in TRL's batch and logs.
 """
 
+import functools
 import math
 import os
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,10 +45,12 @@ from .argument_validation import (
     check_arguments,
     check_chat_template,
     check_overrides,
+    check_size,
     check_success_reward,
     check_support,
     check_trainable,
-    report_no_step,
+    report_too_few_prompts,
+    tokenize_prompts,
 )
 from .baselines import build_baseline
 from .callbacks import constant_metrics, show_one_line
@@ -112,6 +115,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
+    _queued_dataset: Any = None  # `train_dataset` when the prompt queue was made from it
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
@@ -155,7 +159,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
         check_overrides(self, AdaGRPOTrainer, args)
-        check_arguments(args, train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
+        check_arguments(
+            args, train_dataset, eval_dataset, reward_funcs, processing_class, rollout_func, environment_factory
+        )
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
         with trl_hooks.vllm_generation_class(
@@ -231,7 +237,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _build_prompt_source(self) -> DataLoaderPrompts:
         args = self.args
         if not args.uses_prompt_queue:
-            return DataLoaderPrompts(self.accelerator, args.num_generations)
+            return DataLoaderPrompts(self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo)
         config = SlotConfig(
             slots=args.prompts_per_step,
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
@@ -241,7 +247,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        dataset = self.train_dataset
+        dataset = self._queued_dataset = self.train_dataset
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="Training")
         return QueuedPrompts(
@@ -250,15 +256,23 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.accelerator,
             self.pass_rates,
             lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
+            self._load_rows,
             shuffle=self.shuffle_dataset,
             seed=args.seed,
         )
+
+    def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
+        """Read data set rows for the prompt queue as TRL's data loader does, where the columns of a stream become known."""
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        with TrainingState(self.model).preserved():  # the data set may have a transform
+            return collate(list(rows))
 
     # A step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
-            output = super()._generate_and_score_completions(inputs)
+            with trl_hooks.without_hook(self):
+                output = super()._generate_and_score_completions(inputs)
             self.vllm.check_logprobs(output, same_weights=True)
             return output
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
@@ -284,7 +298,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
         tracker = self.pass_rates
-        with TrainingState(self.model).preserved():  # the data set may have a transform
+        with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
         if tracker is not None and not prompts.is_predicted:
             tracker.start_step(prompts.local_rows)
@@ -484,7 +498,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             return super()._generate(prompts)
 
     def _tokenize_prompts(self, prompts: list) -> tuple:
-        call: Callable = super()._tokenize_prompts
+        call = functools.partial(tokenize_prompts, super()._tokenize_prompts)
         return call(prompts) if self._hook is None else self._hook.tokenize_prompts(call, prompts)
 
     def _generate_single_turn(self, *args, **kwargs) -> tuple:
@@ -527,14 +541,20 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Training, logging, checkpoints
 
     def train(self, *args, **kwargs):
-        check_overrides(self, AdaGRPOTrainer, self.args)  # again: attributes may have been set since the construction
+        # Again: attributes may have been set since the construction.
+        check_overrides(self, AdaGRPOTrainer, self.args)
+        if self.environment_factories is None:
+            check_size(self.args, self.train_dataset)
         if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
         steps_before = self.state.global_step
-        with self.vllm.running():
-            result = super().train(*args, **kwargs)
+        try:
+            with self.vllm.running():
+                result = super().train(*args, **kwargs)
+        finally:
+            self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
         if isinstance(self.train_dataset, IterableDataset) and self.state.global_step == steps_before == 0:
-            report_no_step(self.args)
+            report_too_few_prompts(self.args, "fewer")
         return result
 
     def evaluation_loop(
@@ -559,6 +579,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
+        if self.train_dataset is not self._queued_dataset:  # set since then, for the next stage of a curriculum, say
+            self.prompt_source = self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps

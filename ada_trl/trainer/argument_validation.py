@@ -1,6 +1,6 @@
 """Checks of the arguments of [`AdaGRPOTrainer`]. Every error states the value, the constraint and a fix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -19,66 +19,111 @@ logger = get_logger(__name__)
 # queue: a step may sample other prompts than the data loader's, or needs them before the data loader yields them.
 DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader", "_get_collator_with_removed_columns")
 
+# Arguments of reward functions that a column of the same name would collide with.
+RESERVED_COLUMNS = ("prompts", "completions")
+
 
 def check_size(args: GRPOConfig, dataset: Any) -> None:
+    """Check that the training dataset has enough rows for one step, see [`report_too_few_prompts`]."""
+    if isinstance(dataset, Dataset) and len(dataset) < args.prompts_per_step:
+        report_too_few_prompts(args, f"only {len(dataset)}")
+
+
+def report_too_few_prompts(args: GRPOConfig, found: str) -> None:
     """
-    Check that the training dataset has enough rows for one step.
+    Report that the training dataset has fewer rows than a step has prompts, so that no step is run.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        found (`str`):
+            Number of rows; the length of a stream is not known.
 
     Raises:
-        `ValueError`: If it has fewer rows than a step has prompts, so that no step would be run. In the mode that equals
-            GRPO it is a warning, because [`~trl.GRPOTrainer`] accepts such a dataset.
+        `ValueError`: Except in the mode that equals GRPO, in which it is a warning, because [`~trl.GRPOTrainer`] accepts such a
+            dataset.
     """
-    prompts = args.prompts_per_step
-    if not isinstance(dataset, Dataset) or len(dataset) >= prompts:
-        return
-    words = (
-        f"Each step needs {prompts} distinct prompts (generation_batch_size {args.generation_batch_size} / num_generations "
-        f"{args.num_generations}), but the training dataset has only {len(dataset)}. Use a smaller batch, more rollouts "
-        "per prompt or a larger dataset."
+    text = (
+        f"No training step can be run: each step needs {args.prompts_per_step} distinct prompts (generation_batch_size "
+        f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training dataset has {found}. Use a "
+        "smaller batch, more rollouts per prompt or a larger dataset."
     )
     if not args.is_vanilla_grpo:
-        raise ValueError(words)
-    logger.warning(f"{words} No training step would be run.")
+        raise ValueError(text)
+    logger.warning(text)
 
 
-def report_no_step(args: GRPOConfig) -> None:
+def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
     """
-    Report that a streaming dataset has ended before the first step. Its length is not known at construction.
+    Check the columns of a dataset, as far as they are known without streaming it.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        dataset (`Any`):
+            The dataset.
+        name (`str`):
+            `"training"` or `"evaluation"`, for the error.
 
     Raises:
-        `ValueError`: Except in the mode that equals GRPO, in which it is a warning, as in [`check_size`].
-    """
-    words = (
-        f"No training step was run: each step needs {args.prompts_per_step} prompts (generation_batch_size "
-        f"{args.generation_batch_size} / num_generations {args.num_generations}), but the streaming training dataset has "
-        "fewer. Use a smaller batch, more rollouts per prompt or a larger dataset."
-    )
-    if not args.is_vanilla_grpo:
-        raise ValueError(words)
-    logger.warning(words)
-
-
-def check_prompt_column(dataset: Any) -> None:
-    """
-    Check that the training dataset has a column `prompt`, as far as that is known without streaming it.
-
-    Raises:
-        `ValueError`: If it has no such column.
+        `ValueError`: If it has no column `prompt`, or one with a name that GRPOTrainer uses for an argument of reward functions.
     """
     columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
-    if not columns or "prompt" in columns:
+    if not columns:
         return
-    if isinstance(dataset, Dataset) and len(dataset) and "prompt" in dataset[0]:  # added by `with_transform`
-        return
-    raise ValueError(
-        f"The training dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
-        "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
-    )
+    if "prompt" not in columns and not _is_added_by_transform("prompt", dataset):
+        raise ValueError(
+            f"The {name} dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
+            "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
+        )
+    for reserved in RESERVED_COLUMNS if not args.remove_unused_columns else ():
+        if reserved in columns:
+            raise ValueError(
+                f"The {name} dataset has a column {reserved!r}, but GRPOTrainer passes an argument of this name to reward functions. "
+                f"Rename the column with `dataset.rename_column({reserved!r}, ...)`."
+            )
+
+
+def _is_added_by_transform(column: str, dataset: Any) -> bool:
+    return isinstance(dataset, Dataset) and len(dataset) > 0 and column in dataset[0]
+
+
+def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
+    """
+    Tokenize the prompts of a batch and name the prompt that is the cause of an error, unlike tokenizers and models.
+
+    Args:
+        tokenize (`Callable[[list], tuple]`):
+            GRPOTrainer's method, which returns the token ids and other inputs of the model.
+        prompts (`list`):
+            Prompts of data set rows.
+
+    Raises:
+        `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or no prompt has a token.
+    """
+    try:
+        prompt_ids, *others = tokenize(prompts)
+    except Exception as error:  # whatever the tokenizer raises for a value that it does not know
+        for prompt in prompts:
+            is_conversation = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+            if not isinstance(prompt, str) and not is_conversation:
+                raise ValueError(
+                    f"The prompt {prompt!r} cannot be tokenized: it must be a string or a list of messages. Convert or remove the "
+                    "rows of the data set with such prompts."
+                ) from error
+        raise
+    if not any(len(ids) for ids in prompt_ids):
+        raise ValueError(
+            f"All {len(prompts)} prompts of the batch have 0 tokens (the first is {prompts[0]!r}), but at least one must have "
+            "a token. Remove the rows of the data set with empty prompts."
+        )
+    return prompt_ids, *others
 
 
 def check_arguments(
     args: GRPOConfig,
     train_dataset: Any,
+    eval_dataset: Any,
     reward_funcs: Any,
     processing_class: Any,
     rollout_func: Any,
@@ -88,13 +133,16 @@ def check_arguments(
     Check arguments of [`AdaGRPOTrainer`] before a model is loaded or a server is contacted.
 
     Raises:
-        `ValueError`: for what the mode of sampling does not support, a data set without prompts, or an unknown
-            `success_reward`.
+        `ValueError`: If an argument is not supported in the chosen mode, the data set has no prompts, or `success_reward` is
+            unknown.
     """
     check_support(args, rollout_func, environment_factory, processing_class)
     if environment_factory is None:  # which may bring the prompts and a reward
-        check_prompt_column(train_dataset)
+        check_columns(args, train_dataset, "training")
         check_size(args, train_dataset)
+        if args.eval_strategy != "no":
+            for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+                check_columns(args, dataset, "evaluation")
         names = _reward_names(reward_funcs)
         if names is not None:
             check_success_reward(args, names)
@@ -110,30 +158,18 @@ def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any,
     if rollout_func is not None and not args.is_vanilla_grpo:
         remedy = "adaptive_sampling='uniform' and baseline='pool'"
         _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", remedy)
+    beyond_text = {}  # what belongs to the prompt beside its text, by argument
     if environment_factory is not None:
-        _check_estimator(args, "environment_factory", "the environment adds to the prompt")
+        beyond_text["environment_factory"] = "the environment adds to the prompt"
     if isinstance(processing_class, ProcessorMixin):
-        _check_estimator(args, "a vision-language model", "the images are part of the prompt")
-
-
-def _check_estimator(args: GRPOConfig, name: str, reason: str) -> None:
-    """
-    Reject a value network that reads only the text of the prompt, if there is more to the prompt than text. If the user did
-    not request it explicitly, fall back to success counts.
-    """
-    if not args.uses_value_network or (args.value_model is None and args.reuses_hidden_states):
-        return
-    if args.estimator_is_explicit or args.value_model is not None:
-        _reject_argument(
-            args,
-            name,
-            f"the value network reads only the text of the prompt, but {reason}",
-            "pass_rate_estimator='ema'",
-        )
-    logger.info(
-        f"pass_rate_estimator is set to 'ema': the value network reads only the text of the prompt, but with {name} {reason}."
-    )
-    args.pass_rate_estimator = "ema"
+        beyond_text["a vision-language model"] = "the images are part of the prompt"
+    reads_text_only = args.uses_value_network and (args.value_model is not None or not args.reuses_hidden_states)
+    for name, reason in beyond_text.items() if reads_text_only else ():
+        reason = f"the value network reads only the text of the prompt, but {reason}"
+        if args.estimator_is_explicit or args.value_model is not None:
+            _reject_argument(args, name, reason, "pass_rate_estimator='ema'")
+        logger.info(f"pass_rate_estimator is set to 'ema' with {name}: {reason}.")
+        args.pass_rate_estimator = "ema"
 
 
 def check_success_reward(args: GRPOConfig, reward_names: Sequence[str]) -> None:
@@ -153,15 +189,14 @@ def check_success_reward(args: GRPOConfig, reward_names: Sequence[str]) -> None:
 
 def _reward_names(reward_funcs: Any) -> list[str] | None:
     """Return the names that TRL gives to the reward functions, or `None` if there are none or a model is not loaded yet."""
-    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-    if any(function is None or isinstance(function, str) for function in functions):
-        return None
-    return [
-        get_config_model_id(function.config).split("/")[-1]
-        if isinstance(function, nn.Module)
-        else get_callable_name(function)
-        for function in functions
-    ]
+    names = []
+    for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
+        if function is None or isinstance(function, str):
+            return None
+        is_model = isinstance(function, nn.Module)
+        name = get_config_model_id(function.config).split("/")[-1] if is_model else get_callable_name(function)
+        names.append(name)
+    return names
 
 
 def _reject_argument(args: GRPOConfig, name: str, reason: str, remedy: str) -> None:
@@ -241,7 +276,8 @@ def check_chat_template(trainer: GRPOTrainer) -> None:
         return
     if not isinstance(dataset, Dataset) or not len(dataset):
         return
-    prompt = dataset[0].get("prompt")
+    row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
+    prompt = row.get("prompt") if isinstance(row, dict) else None
     if prompt is not None and is_conversational({"prompt": prompt}):
         raise ValueError(
             f"The prompts of the training dataset are conversational, but {type(tokenizer).__name__} has no chat template "

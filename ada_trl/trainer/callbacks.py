@@ -92,7 +92,7 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     parts = {}
     for label, (name, form) in columns.items():
         value = logs.get(name)
-        if value is not None and not math.isnan(value):
+        if isinstance(value, int | float) and not math.isnan(value):  # a callback may have replaced it
             parts[label] = f"{label} {_formatted(value, form)}"
     start = f"step {step}{', evaluation' if is_evaluation else ''}: "
     for label in (*_LEAST_IMPORTANT, *reversed(reward_functions), *_MORE_IMPORTANT):
@@ -153,17 +153,19 @@ class RunSummaryCallback(TrainerCallback):
     Print what differs from GRPO when training starts, and warn of options that have another effect.
 
     Args:
-        num_prompts (`int`, *optional*):
-            Length of the training data set; `None` if it is unknown.
+        trainer ([`AdaGRPOTrainer`]):
+            Trainer whose training data set is described.
     """
 
-    def __init__(self, num_prompts: int | None):
-        self.num_prompts = num_prompts
+    def __init__(self, trainer):
+        self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
+        dataset = self.trainer.train_dataset
+        num_prompts = len(dataset) if isinstance(dataset, Dataset) else None
         if state.is_world_process_zero and args.get_process_log_level() <= logging.WARNING:
-            print(summary(args, self.num_prompts), flush=True)
-        warn_at_start(args, self.num_prompts)
+            print(summary(args, num_prompts), flush=True)
+        warn_at_start(args, num_prompts)
 
 
 def show_one_line(trainer) -> None:
@@ -186,5 +188,4 @@ def show_one_line(trainer) -> None:
     indices = [index for index, callback in enumerate(callbacks) if type(callback) is theirs]
     if console == "compact" and ours is not None and indices:
         callbacks[indices[-1]] = ours()  # transformers adds its own after those that were passed to the trainer
-    dataset = trainer.train_dataset
-    callbacks.insert(0, RunSummaryCallback(len(dataset) if isinstance(dataset, Dataset) else None))
+    callbacks.insert(0, RunSummaryCallback(trainer))

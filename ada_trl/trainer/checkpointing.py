@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the record of the prompts: the queue of prompts, the scale of rewards."""
+"""State in a checkpoint beside the table of pass rates: the prompt queue and the baseline."""
 
 import json
 import os
@@ -11,17 +11,17 @@ STATE_FILE = "ada_state.json"
 
 
 def save_state(checkpoint: str, state: dict[str, Any]) -> None:
-    """Write it, whole or not at all."""
+    """Write the state atomically."""
     with atomic_write(os.path.join(checkpoint, STATE_FILE)) as temporary:
         temporary.write_text(json.dumps(state))
 
 
 def load_state(checkpoint: str) -> dict[str, Any]:
     """
-    What [`save_state`] wrote; nothing if that is missing.
+    Return the state that [`save_state`] wrote, or an empty one if the file is missing.
 
     Raises:
-        `ValueError`: if the file is there but corrupt, naming it and the remedy.
+        `ValueError`: If the file is not valid JSON.
     """
     path = os.path.join(checkpoint, STATE_FILE)
     try:

@@ -1,4 +1,4 @@
-"""Warnings, each with a cause and a fix, when rewards, threshold or baseline give nothing to learn from."""
+"""Warnings about rewards, thresholds and baselines that leave nothing to learn, each with a cause and a fix."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -208,4 +208,4 @@ class TrainingDiagnostics:
 
     def _success_reward_fix(self) -> str:
         options = " or ".join(f"success_reward={name!r}" for name in self._candidates)
-        return f"If one of them alone says whether a completion is correct, set {options}."
+        return f"If one of them alone is the correctness of a completion, set {options}."

@@ -82,8 +82,8 @@ class Hook:
         self.training_state.restore()
         return call(prompt_ids, *args, **kwargs)
 
-    def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
-        return call(model, ids, mask, keep, *args, **kwargs)
+    def compute_logprobs(self, call: Callable, *args: Any, **kwargs: Any):
+        return call(*args, **kwargs)
 
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
         with self.training_state.preserved():
@@ -117,12 +117,16 @@ class HiddenStateHook(Hook):
         self.hidden_states = captured[0] if captured else None
         return result
 
-    def compute_logprobs(self, call: Callable, model: Any, ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any):
+    # An override of a subclass may pass TRL's arguments by name.
+    def compute_logprobs(
+        self, call: Callable, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args, **kwargs
+    ):
+        given = (model, input_ids, attention_mask, logits_to_keep, *args)
         # The policy's pass comes first; a later one may be that of its reference.
         if not (self._wants_states and self.trainer.args.recomputes_logprobs):
-            return call(model, ids, mask, keep, *args, **kwargs)
-        with capture_hidden_states(model, -keep - 1) as captured:
-            result = call(model, ids, mask, keep, *args, **kwargs)
+            return call(*given, **kwargs)
+        with capture_hidden_states(model, -logits_to_keep - 1) as captured:
+            result = call(*given, **kwargs)
         self.hidden_states = torch.cat(captured) if captured else None
         return result
 
@@ -282,6 +286,17 @@ class InjectedBatch(HiddenStateHook):
 def using_hook(trainer: "AdaGRPOTrainer", hook: Hook) -> Iterator[None]:
     with override_attributes(trainer, _hook=hook, **hook.outer_methods()):
         yield
+
+
+@contextmanager
+def without_hook(trainer: "AdaGRPOTrainer") -> Iterator[None]:
+    """While the block runs, TRL's methods run as they are: an evaluation that user code starts within a step is not part of it."""
+    names = () if trainer._hook is None else ("_hook", *trainer._hook.outer_methods())
+    hidden = {name: trainer.__dict__.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        trainer.__dict__.update(hidden)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Protection of the training state from code of the user that runs within a step."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +12,11 @@ from trl.trainer.grpo_trainer import is_async_callable
 
 class TrainingState:
     """
-    What a training step relies on and what reward functions, tools, environments and transforms may change: the training mode of
-    the modules, PyTorch's default device and dtype, and whether gradients are recorded.
+    The state that a training step relies on and that reward functions, tools, environments and transforms may change: the training
+    mode of the modules, PyTorch's default device and dtype, and whether gradients are recorded.
 
-    A policy that judges its own answers, for example, calls `model.eval()`, after which TRL would take the step for an evaluation.
-    Random state is not restored, as in TRL: a reward function that seeds makes the generations repeat their draws.
+    A policy that judges its own completions, for example, calls `model.eval()`, after which TRL would take the step for an evaluation.
+    Random state is not restored, as in TRL: with a reward function that sets the seed, generations repeat their random numbers.
 
     Args:
         model (`torch.nn.Module`):
@@ -53,16 +55,18 @@ class TrainingState:
 
 
 def check_rewards_of(function: Any, name: str) -> Any:
-    """The reward function, of which [`check_rewards`] checks what it returns. Reward models are returned as they are."""
+    """Wrap a reward function so that [`check_rewards`] checks its return value. Reward models are returned as they are."""
     if isinstance(function, torch.nn.Module):
         return function
     wrapped: Callable
     if is_async_callable(function):
 
+        @functools.wraps(function)
         async def wrapped(*args: Any, **kwargs: Any) -> list:
             return check_rewards(await function(*args, **kwargs), name)
     else:
 
+        @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> list:
             return check_rewards(function(*args, **kwargs), name)
 
@@ -71,11 +75,11 @@ def check_rewards_of(function: Any, name: str) -> Any:
 
 def check_rewards(rewards: Any, name: str) -> list:
     """
-    The rewards as a list.
+    Return the rewards as a list.
 
     Args:
         rewards (`Any`):
-            What a reward function has returned.
+            Return value of a reward function.
         name (`str`):
             Name of the function.
 
@@ -83,15 +87,24 @@ def check_rewards(rewards: Any, name: str) -> list:
         `ValueError`: If it is not an iterable with a number or `None` for each completion.
     """
     is_scalar = not hasattr(rewards, "__iter__") or getattr(rewards, "ndim", 1) == 0
-    values = [] if is_scalar or isinstance(rewards, str | bytes | Mapping | set) else list(rewards)
-    if values and not any(isinstance(value, str | bytes | Mapping | Sequence) for value in values):
-        return values
+    if not is_scalar and not isinstance(rewards, str | bytes | Mapping | Set):
+        values = list(rewards)
+        if _is_vector(values):
+            return values
     raise ValueError(
         f"The reward function {name!r} returned {_shorten(rewards)}, but it must return one number or None per completion. "
         "Return a list, such as [1.0, 0.0, None]."
     )
 
 
+def _is_vector(values: list) -> bool:
+    """Whether TRL's conversion to a tensor, which does not name the function in its errors, gives one number per value."""
+    try:
+        return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32).ndim == 1
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
+
+
 def _shorten(value: Any, length: int = 80) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())  # an array has several lines
     return text if len(text) <= length else f"{text[:length]}…"

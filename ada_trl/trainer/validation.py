@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args
 
@@ -26,8 +26,6 @@ CHOICES = {
     "vllm_weight_sync": ("nccl", "lora", "disk"),
 }
 
-_ESTIMATES = ("ema_decay", "pass_rate_prior")
-
 
 def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
     """
@@ -49,11 +47,8 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name, annotation in annotations.items():
         kinds, value = set(get_args(annotation) or [annotation]), getattr(args, name)
-        if (
-            not kinds & {int, float}
-            or str in kinds
-            or (value is None and (NoneType in kinds or defaults[name] is None))
-        ):
+        is_numeric = bool(kinds & {int, float}) and str not in kinds
+        if not is_numeric or (value is None and (NoneType in kinds or defaults[name] is None)):
             continue
         if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
             kind = "number" if float in kinds else "whole number"
@@ -118,65 +113,49 @@ def check_config(args: GRPOConfig) -> None:
             f"positive_threshold ({args.positive_threshold}) must be finite: a rollout is positive if its reward "
             "is greater. Use 0.7 for binary rewards."
         )
-    _check_weight(args)
-    strategy = strategy_class(args.adaptive_sampling, args.baseline)
-    if strategy.uses_estimated_budgets:
-        args.allocation_rule = check_rule(args.allocation_rule)
-    _check_generation(args)
-    _check_vllm(args)
-    _check_estimates(args)
-    _check_stream(args)
-    _check_staleness(args)
-    if not args.uses_value_network:
-        _reject_unused(
-            args,
-            ("value_model",),
-            "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling",
-        )
-    if not args.tracks_pass_rates:
-        _reject_unused(
-            args, _ESTIMATES, "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'"
-        )
-    used = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
-    for other in STRATEGIES.values():
-        _reject_unused(args, [name for name in other.options if name not in used], other.used_by)
-    if not strategy.is_sequential or strategy.retries_across_steps:
-        _reject_unused(
-            args, ("selection_correction",), "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'"
-        )
-    if args.zero_variance_groups == "skip":
-        _check_skipping(args)
     if args.num_generations == 1 and args.baseline == "pool":
         raise ValueError(
             "num_generations=1 requires baseline='batch' or 'posterior': the group mean is undefined for a single rollout. "
             "Set one of these, or num_generations >= 2."
         )
+    if strategy_class(args.adaptive_sampling, args.baseline).uses_estimated_budgets:
+        args.allocation_rule = check_rule(args.allocation_rule)
+    _check_weight(args)
+    _check_generation(args)
+    _check_vllm(args)
+    _check_estimates(args)
+    _check_unused(args)
+    _check_prompt_selection(args)
+    if args.zero_variance_groups == "skip":
+        _check_skipping(args)
     if args.baseline != "pool":
         _check_baseline(args)
-    if strategy.retries_across_steps and args.samples_per_round != args.num_generations:
-        raise ValueError(
-            f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
-            f"baseline={args.baseline!r}, which trains on every rollout of a round. Leave samples_per_round unset."
-        )
-    if strategy.uses_estimated_budgets and args.zero_variance_groups == "resample":
-        raise ValueError(
-            "zero_variance_groups='resample' samples another prompt for as many rollouts, but adaptive_sampling="
-            f"{args.adaptive_sampling!r} gives every prompt a different number. Use 'uniform', 'seq-pos' or 'seq-balance'."
-        )
     args.sampling_strategy  # noqa: B018 (its constructor checks the options together)
 
 
-def _reject_unused(args: GRPOConfig, names: Sequence[str], needed: str) -> None:
+def _check_unused(args: GRPOConfig) -> None:
     """Reject options that are set but not used in the chosen mode."""
-    fields = {field.name: field for field in dataclasses.fields(args)}
-    for name in names:
-        field = fields[name]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if getattr(args, name) != default:
-            raise ValueError(
-                f"{name} ({getattr(args, name)}) is only used with {needed}, but adaptive_sampling="
-                f"{args.adaptive_sampling!r} and baseline={args.baseline!r}. Unset it or change the mode."
-            )
+    strategy = strategy_class(args.adaptive_sampling, args.baseline)
+    shared = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
+    modes = [([name for name in other.options if name not in shared], other.used_by) for other in STRATEGIES.values()]
+    if not args.uses_value_network:
+        needed = "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling"
+        modes.append((["value_model"], needed))
+    if not args.tracks_pass_rates:
+        needed = "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'"
+        modes.append((["ema_decay", "pass_rate_prior"], needed))
+    if not args.selects_groups:
+        modes.append((["selection_correction"], "adaptive_sampling='seq-balance' or 'seq-pos' and baseline='pool'"))
+    if args.baseline != "pool":
+        modes.append((["zero_variance_groups"], "baseline='pool'"))
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for names, needed in modes:
+        for name in names:
+            if getattr(args, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} ({getattr(args, name)}) is only used with {needed}, but adaptive_sampling="
+                    f"{args.adaptive_sampling!r} and baseline={args.baseline!r}. Unset it or change the mode."
+                )
 
 
 def _check_weight(args: GRPOConfig) -> None:
@@ -194,15 +173,26 @@ def _check_weight(args: GRPOConfig) -> None:
             )
 
 
-def _check_stream(args: GRPOConfig) -> None:
+def _check_prompt_selection(args: GRPOConfig) -> None:
     """Check the options that select prompts."""
     for name in ("prompt_oversampling", "max_rounds"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name} ({getattr(args, name)}) must be at least 1.")
+    strategy = strategy_class(args.adaptive_sampling, args.baseline)
     if args.zero_variance_groups == "resample" and args.max_rounds == 1:
         raise ValueError(
             "zero_variance_groups='resample' requires max_rounds >= 2 (the maximum number of prompts per batch slot), got "
             "1. Raise max_rounds, or use zero_variance_groups='keep'."
+        )
+    if args.zero_variance_groups == "resample" and strategy.uses_estimated_budgets:
+        raise ValueError(
+            "zero_variance_groups='resample' samples another prompt for as many rollouts, but adaptive_sampling="
+            f"{args.adaptive_sampling!r} gives every prompt a different number. Use 'uniform', 'seq-pos' or 'seq-balance'."
+        )
+    if strategy.retries_across_steps and args.samples_per_round != args.num_generations:
+        raise ValueError(
+            f"samples_per_round ({args.samples_per_round}) must be num_generations ({args.num_generations}) with "
+            f"baseline={args.baseline!r}, which trains on every rollout of a round. Leave samples_per_round unset."
         )
 
 
@@ -224,7 +214,6 @@ def _check_skipping(args: GRPOConfig) -> None:
 
 def _check_baseline(args: GRPOConfig) -> None:
     """Check the options that are incompatible with `baseline="batch"` and `"posterior"`."""
-    _reject_unused(args, ("zero_variance_groups",), "baseline='pool'")
     if args.scale_rewards == "group":
         raise ValueError(
             f"scale_rewards='group' (or True) requires baseline='pool', got baseline={args.baseline!r}: dividing by the "
@@ -234,11 +223,6 @@ def _check_baseline(args: GRPOConfig) -> None:
         raise ValueError(
             f"multi_objective_aggregation={args.multi_objective_aggregation!r} requires baseline='pool', got "
             f"baseline={args.baseline!r}. Use 'sum_then_normalize', or baseline='pool'."
-        )
-    if args.generation_batch_size == 1 and "batch" in (args.baseline, args.scale_rewards):
-        raise ValueError(
-            "baseline='batch' and scale_rewards='batch' require generation_batch_size >= 2, got 1 with "
-            f"baseline={args.baseline!r} and scale_rewards={args.scale_rewards!r}. Raise per_device_train_batch_size."
         )
     if args.baseline == "batch" and not args.needs_pass_rate_estimates and args.prompt_weighting not in ("none", 1.0):
         raise ValueError(
@@ -264,17 +248,6 @@ def _check_estimates(args: GRPOConfig) -> None:
         )
 
 
-def _check_vllm(args: GRPOConfig) -> None:
-    if args.vllm_request_timeout <= 0:
-        raise ValueError(f"vllm_request_timeout ({args.vllm_request_timeout}) must be positive.")
-    if not (args.use_vllm and args.vllm_mode == "server"):
-        if args.vllm_weight_sync != "nccl":
-            raise ValueError(
-                f"vllm_weight_sync={args.vllm_weight_sync!r} requires a vLLM server, but use_vllm={args.use_vllm} and "
-                f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or leave vllm_weight_sync unset."
-            )
-
-
 def _check_generation(args: GRPOConfig) -> None:
     """Check options in `generation_kwargs` that [`~trl.GRPOTrainer`] accepts and then fails with, or ignores."""
     options = args.generation_kwargs or {}
@@ -288,6 +261,11 @@ def _check_generation(args: GRPOConfig) -> None:
                 f"generation_kwargs={{{name!r}: {options[name]}}} is not supported, because each row of the batch is one "
                 "completion. Set num_generations instead."
             )
+    if options.get("return_dict_in_generate") and not args.use_vllm:
+        raise ValueError(
+            "generation_kwargs={'return_dict_in_generate': True} is not supported, because GRPOTrainer reads the return value of "
+            "`generate` as a tensor. Remove the option."
+        )
     if options.get("stop_strings") and not args.use_vllm:
         raise ValueError(
             f"generation_kwargs={{'stop_strings': {options['stop_strings']!r}}} is not supported with use_vllm=False, because "
@@ -296,25 +274,27 @@ def _check_generation(args: GRPOConfig) -> None:
         )
 
 
-def _check_staleness(args: GRPOConfig) -> None:
-    """Check the options that `max_staleness=1` depends on."""
+def _check_vllm(args: GRPOConfig) -> None:
+    """Check the options of a vLLM server."""
+    if args.vllm_request_timeout <= 0:
+        raise ValueError(f"vllm_request_timeout ({args.vllm_request_timeout}) must be positive.")
     if args.max_staleness not in (0, 1):
         raise ValueError(
             f"max_staleness ({args.max_staleness}) must be 0, or 1 to generate one step ahead of training."
         )
-    if not args.max_staleness:
-        return
-    if not (args.use_vllm and args.vllm_mode == "server"):
-        raise ValueError(
-            f"max_staleness={args.max_staleness} requires a vLLM server, but use_vllm={args.use_vllm} and "
-            f"vllm_mode={args.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', or max_staleness=0."
-        )
-    if not args.vllm_importance_sampling_correction:
+    for name, default in {"vllm_weight_sync": "nccl", "max_staleness": 0}.items():
+        value = getattr(args, name)
+        if value != default and not (args.use_vllm and args.vllm_mode == "server"):
+            raise ValueError(
+                f"{name}={value!r} requires a vLLM server, but use_vllm={args.use_vllm} and vllm_mode={args.vllm_mode!r}. "
+                f"Set use_vllm=True and vllm_mode='server', or {name}={default!r}."
+            )
+    if args.max_staleness and not args.vllm_importance_sampling_correction:
         raise ValueError(
             f"max_staleness={args.max_staleness} requires vllm_importance_sampling_correction=True, because the rollouts "
             "come from earlier weights. Set it, or max_staleness=0."
         )
-    if args.max_rounds_per_step > 1:
+    if args.max_staleness and args.max_rounds_per_step > 1:
         raise ValueError(
             f"max_staleness={args.max_staleness} supports only modes with one sampling round per step, but adaptive_sampling="
             f"{args.adaptive_sampling!r}, baseline={args.baseline!r} and zero_variance_groups={args.zero_variance_groups!r} "

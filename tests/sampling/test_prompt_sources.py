@@ -322,6 +322,29 @@ def test_a_queue_resumes_exactly(options):
     assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "error while scoring"])
+@pytest.mark.parametrize("options", [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE])
+def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, fails):
+    def scores(positions):
+        return CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)
+
+    def failing_scores(positions):
+        raise ZeroDivisionError("my bug")
+
+    queue = PromptQueue(stream(30), slot_config(**options))
+    for _ in simulate(queue, lambda p: p % 2, 3, options.get("candidates_per_slot", 1), scores):
+        pass
+    expected, state = queue.next_slots(scores), queue.state_dict(steps_back=1)
+    queue.rollback()
+    if fails and "choices_per_prompt" in options:
+        with pytest.raises(ZeroDivisionError):
+            queue.next_slots(failing_scores)
+        queue.rollback()
+    queue.rollback()  # nothing to undo
+    assert queue.next_slots(scores) == expected
+    assert queue.state_dict(steps_back=1)["skips"] == state["skips"]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_data_set_smaller_than_a_step_is_rejected(number, streaming):

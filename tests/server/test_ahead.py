@@ -145,26 +145,56 @@ def test_an_evaluation_of_the_prefetched_prompts_samples_them_again(tmp_path):
     assert weights[0] == weights[1] and weights[2] == weights[3] and len(set(weights)) == 4
 
 
-def test_prompts_whose_requests_could_not_be_sent_are_the_next_ones_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", ["posterior", "oversampling"])
+@pytest.mark.parametrize("failure", ["requests", "pass rates"])
+def test_prompts_of_a_step_that_could_not_be_prefetched_are_the_next_ones_again(failure, mode, tmp_path, monkeypatch):
     with FakeServer(half) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
-        prefetch = trainer.vllm_generation.prefetch
+        trainer = build_ahead(tmp_path, server, **MODES[mode])
+        owner, name = {
+            "requests": (trainer.vllm_generation, "prefetch"),
+            "pass rates": (trainer.pass_rates, "start_step"),
+        }[failure]
+        call, calls = getattr(owner, name), []
 
-        def fail_at_the_second_step(*args):
-            if trainer.state.global_step == 1:
+        def fail_at_the_third_step(*args):
+            calls.append(args)
+            if len(calls) == (2 if name == "prefetch" else 3):
                 raise VLLMServerError("no route to host")
-            prefetch(*args)
+            call(*args)
 
-        monkeypatch.setattr(trainer.vllm_generation, "prefetch", fail_at_the_second_step)
+        monkeypatch.setattr(owner, name, fail_at_the_third_step)
         with pytest.raises(VLLMServerError, match="no route to host"):
             trainer.train()
-    assert trainer._prefetched is None
-    assert len(server.completions) == 16 and not next_prompts(trainer) & {c.prompt for c in server.completions}
-    assert trainer.prompt_source.queue.state_dict()["stream"]["read"] == 24  # two steps, and the next prompts
+        queue = trainer.prompt_source.queue
+        state = queue.state_dict()
+        assert trainer._prefetched is None and len(server.completions) == 16
+        sampled = {call.prompt for call in server.completions}
+        trainer.train()
+    taken, read = state["stream"]["taken"], state["stream"]["read"]
+    assert taken + len(state["stream"]["front"]) == read
+    if mode == "posterior":
+        assert taken == 16 and read == 24, "two steps, and the one that was not sampled"
+        waiting = {SUMS[position] for position in state["stream"]["front"]}
+        assert not waiting & sampled and waiting == {call.prompt for call in server.completions[16:24]}
 
 
 def next_prompts(trainer):
     return {SUMS[candidate.position] for slot in trainer.prompt_source.queue.next_slots() for candidate in slot}
+
+
+@pytest.mark.parametrize("mode", ["posterior", "GRPO", "est"])
+def test_an_override_of_generate_single_turn_is_used_in_modes_with_one_round(mode, tmp_path):
+    class Shortening(Recorder):
+        def _generate_single_turn(self, *args, **kwargs):
+            completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+            return [ids[:1] for ids in completion_ids], [values[:1] for values in logprobs]
+
+    with FakeServer(half) as server:
+        options = AHEAD | MODES[mode] | {"max_staleness": 0, "max_steps": 2}
+        trainer = build(tmp_path, server, dataset=ROWS, trainer_class=Shortening, **options)
+        trainer.seen, trainer.server = [], server
+        trainer.train()
+    assert [logs["completions/max_length"] for logs in logs_of(trainer)] == [1, 1]
 
 
 class Stop(TrainerCallback):

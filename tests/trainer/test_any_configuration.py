@@ -1,6 +1,6 @@
 """
-Any combination of the four choices, of sizes and of reward scales: it trains with finite weights and bounded advantages, or it
-is refused in a sentence that names an option.
+Random combinations of options, batch sizes and reward scales: each trains with finite weights and bounded advantages, or is
+rejected with an error that names an option.
 """
 
 import math
@@ -39,7 +39,7 @@ DEFAULTS = {
     "selection_correction": None,
     "num_iterations": 1,
 }
-# Rewards by completion, from 0 to 1: what they are made of, and how far they reach.
+# Reward as a function of a number from 0 to 1 that depends on the completion, and the range of these rewards.
 SCALES = {
     "0 or 1": (lambda u: float(u > 0.5), 1.0),
     "rare": (lambda u: float(u > 0.97), 1.0),
@@ -53,8 +53,8 @@ SCALES = {
 }
 
 
-def drawn(number, seed=0):
-    """Configurations of which each option is at its default half of the time, so that many are not refused."""
+def random_configurations(number, seed=0):
+    """Each option has its default value half of the time, so that many configurations are valid."""
     rng = random.Random(seed)
     for _ in range(number):
         options = {
@@ -69,29 +69,30 @@ def drawn(number, seed=0):
         yield options, rng.choice(list(SCALES))
 
 
-def largest_advantage(args: AdaGRPOConfig, reach: float) -> float:
+def largest_advantage(args: AdaGRPOConfig, reward_range: float) -> float:
     """
-    |r − b| is at most what rewards reach, since every baseline is a mean of rewards, or a guess that is shrunk to their level:
-    a head that is off by up to 8 deviations (AdamW moves each of H + 1 = 17 weights by at most 8 · 0.04 in each of 3 generations,
-    on features of at most 5/√16 each) adds 3 · 8 · 0.04 · (16 · 5/4 + 1) < 21 of them, and σ is at most half the reach.
+    Bound of |A|. |r − b| is at most the range of rewards, since every baseline is a mean of rewards, or a prediction of a value
+    head that is shrunk towards it. The error of that prediction is at most 21 standard deviations σ: AdamW changes each of
+    H + 1 = 17 weights by at most 8 · 0.04 in each of 3 generations, and inputs are at most 5/√16, so 3 · 8 · 0.04 · (16 · 5/4 + 1)
+    < 21; σ is at most half the range.
 
-    Divided by a deviation: of n rewards of a group, (n − 1)/√n at most, and so of a batch or a pool of 128; otherwise cut off
-    at 32. The weight is at most that of a pass rate of one in a pool.
+    Divided by a standard deviation, |A| is at most (n − 1)/√n for a group of n, likewise for a batch or a pool of 128, and is
+    clipped at 32 otherwise. The prompt weight is at most that of a pass rate of one in a pool.
     """
     pool = max(args.sampling_strategy.max_rollouts, 32)
     weight = 1.0 if args.prompt_weighting == "none" else float(pool)
     correction = args.num_generations if args.selection_correction else 1
     if args.multi_objective_aggregation == "normalize_then_sum" or args.scale_rewards != "none":
         return weight * correction * max(32.0, math.sqrt(128 * pool)) * 2
-    return weight * correction * max(reach, 1e-9) * 12 + 1e-6
+    return weight * correction * max(reward_range, 1e-9) * 12 + 1e-6
 
 
-CASES = list(drawn(60))
+CASES = list(random_configurations(60))
 
 
 @pytest.mark.parametrize(("options", "scale"), CASES, ids=range(len(CASES)))
-def test_it_trains_or_is_refused_in_a_sentence(options, scale, tmp_path):
-    to_reward, reach = SCALES[scale]
+def test_a_configuration_trains_or_is_rejected(options, scale, tmp_path):
+    to_reward, reward_range = SCALES[scale]
 
     def reward(completions, **kwargs):
         return [to_reward((sum(map(ord, completion)) % 101) / 100) for completion in completions]
@@ -112,23 +113,22 @@ def test_it_trains_or_is_refused_in_a_sentence(options, scale, tmp_path):
     trainer.train()
     assert trainer.state.global_step == 3 * options["num_iterations"]
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
-    bound = largest_advantage(trainer.args, reach)
+    bound = largest_advantage(trainer.args, reward_range)
     for batch in trainer.batches:
         assert batch["advantages"].isfinite().all() and batch["advantages"].abs().max() <= bound
-        if not reach and trainer.args.baseline != "pool":
+        if not reward_range and trainer.args.baseline != "pool":
             assert batch["advantages"].abs().max() < 1e-6
 
 
-def test_enough_of_them_train_and_enough_are_refused(tmp_path):
-    """And every choice is among those that train."""
-    seen, refused = [], 0
+def test_enough_configurations_are_valid_and_enough_are_rejected(tmp_path):
+    seen, rejected = [], 0
     for options, _ in CASES:
         try:
             config(tmp_path, **{"bf16": False, "use_cpu": True} | options)
             seen.append(options)
         except ValueError:
-            refused += 1
-    assert len(seen) > 15 and refused > 15
+            rejected += 1
+    assert len(seen) > 15 and rejected > 15
     chosen = {(name, options[name]) for options in seen for name in FIELDS}
     wanted = {(name, value) for name in ("adaptive_sampling", "baseline") for value in FIELDS[name]}
     assert wanted <= chosen, wanted - chosen

@@ -1,10 +1,10 @@
-"""What a GRPO script may bring along, one by one: honoured in adaptive sampling, or refused at construction."""
+"""Features of GRPOTrainer, one by one: each has its effect in adaptive sampling."""
 
 import copy
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForSequenceClassification
 
@@ -22,7 +22,6 @@ from ..helpers import (
     length_reward,
     logs_of,
     prompt_dataset,
-    prompts_of,
     remember_pools,
     saved_tiny_model,
     tiny_chat_model,
@@ -42,7 +41,7 @@ def lora(**options):
 
 REUSED = {"num_iterations": 2}
 KL = {"beta": 0.5}
-# Options that change the loss, and what they are to be told from.
+# Options that change the loss, and the options that they are compared with.
 IN_THE_LOSS = {
     "importance_sampling_level": ({"importance_sampling_level": "sequence"}, REUSED),
     "num_iterations": (REUSED, {}),
@@ -87,7 +86,7 @@ def weights_after(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", IN_THE_LOSS)
-def test_options_are_honoured(name, weights_after):
+def test_options_have_an_effect(name, weights_after):
     option, others = IN_THE_LOSS[name]
     assert not torch.equal(weights_after(others | option), weights_after(others)), f"{name} changed nothing."
 
@@ -145,36 +144,6 @@ def test_reward_models(tmp_path):
     assert trainer._logs["rewards"][name][0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_metrics_and_state_reach_reward_functions(tmp_path):
-    steps = []
-
-    def reward(completions, log_metric, trainer_state, **kwargs):
-        steps.append(trainer_state.global_step)
-        log_metric("mean_characters", sum(map(len, completions)) / len(completions))
-        return [0.0] * len(completions)  # so that all four rounds are needed
-
-    trainer = build(tmp_path, reward)
-    trainer.train()
-    assert steps == [0] * 4 + [1] * 4
-    for logs in logs_of(trainer):
-        assert logs["mean_characters"] == pytest.approx(logs["completions/mean_length"], abs=1), "of the first round"
-
-
-def test_streaming_data_sets(tmp_path):
-    def stream():
-        yield from ({"prompt": prompt, "answer": prompt[::-1]} for prompt in PROMPTS)
-
-    def reward(prompts, completions, answer, **kwargs):
-        assert [prompt[::-1] for prompt in prompts] == answer
-        return even_reward(completions)
-
-    trainer = build(tmp_path, reward, dataset=IterableDataset.from_generator(stream))
-    trainer.train()
-    assert len(logs_of(trainer)) == 2
-    for batch in trainer.batches:
-        assert len(set(prompts_of(batch))) == 2
-
-
 def test_conversations(tmp_path):
     tokenizer = chat_tokenizer("qwen2_5")
 
@@ -196,24 +165,6 @@ def test_conversations(tmp_path):
     trainer.train()
     assert len(logs_of(trainer)) == 2
     assert all(isinstance(prompt, list) for prompt in trainer._logs["prompt"])
-
-
-def test_evaluation_has_its_own_number_of_generations(tmp_path):
-    rewarded = []
-
-    def reward(prompts, completions, **kwargs):
-        rewarded.append(len(prompts))
-        return even_reward(completions)
-
-    evaluation = prompt_dataset(1)
-    options = {"num_generations_eval": 2, "per_device_eval_batch_size": 8, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = build(tmp_path, reward, eval_dataset=evaluation, max_steps=1, **options)
-    trainer.train()
-    assert rewarded[-1] == 8, "Four prompts, two completions each."
-    assert (
-        "eval_reward" in trainer.state.log_history[-2]
-        and "ada/frac_exit_condition_met" not in trainer.state.log_history[-2]
-    )
 
 
 def _random_pool(rng, size):

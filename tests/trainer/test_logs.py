@@ -1,4 +1,4 @@
-"""What a run says: at its start, on the console, and to the trackers."""
+"""The summary of a run, the lines on the console, and the metrics of trackers."""
 
 import math
 import re
@@ -21,11 +21,11 @@ def config(**options) -> AdaGRPOConfig:
     return AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=32, **options)
 
 
-def test_one_word_is_the_whole_mode():
-    for word in ("posterior", "batch"):
-        args = config(baseline=word)
+def test_a_baseline_implies_the_other_defaults():
+    for baseline in ("posterior", "batch"):
+        args = config(baseline=baseline)
         assert (args.adaptive_sampling, args.num_generations, args.prompt_weighting) == ("uniform", 1, "none")
-        assert config(baseline=word, num_generations=2).num_generations == 2
+        assert config(baseline=baseline, num_generations=2).num_generations == 2
     assert (config().adaptive_sampling, config().num_generations) == ("seq-balance", 4)
     assert config(adaptive_sampling="uniform").num_generations == 4
     rounds = config(baseline="posterior", adaptive_sampling="seq-pos")
@@ -33,7 +33,7 @@ def test_one_word_is_the_whole_mode():
     assert config(baseline="posterior", adaptive_sampling="est").num_generations == 4
 
 
-def test_what_was_resolved_can_be_given_again():
+def test_resolved_defaults_can_be_set_explicitly():
     for options in MODES.values():
         args = config(**options)
         again = config(**options | {name: getattr(args, name) for name in ("adaptive_sampling", "num_generations")})
@@ -61,7 +61,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("mode", STEPS)
-def test_the_summary_says_what_a_step_samples_and_what_differs_from_grpo(mode):
+def test_the_summary_describes_a_step_and_the_differences_from_grpo(mode):
     step, differences, defaults = summary(config(**MODES[mode]), num_prompts=1000).split("\n")
     assert step == f"Each step: {STEPS[mode]} 32 rollouts are trained on."
     assert differences == f"Differences from {DIFFERENCES[mode]}"
@@ -69,7 +69,7 @@ def test_the_summary_says_what_a_step_samples_and_what_differs_from_grpo(mode):
     assert defaults.endswith(f"in parentheses: {group}scale_rewards='none' ('group'), epsilon_high=0.28 (None).")
 
 
-def test_the_summary_lists_no_defaults_that_are_not_in_use_and_no_impossible_grpo():
+def test_the_summary_omits_unused_defaults_and_impossible_comparisons():
     as_grpo = {"num_generations": 8, "scale_rewards": "group", "epsilon_high": None}
     lines = summary(config(adaptive_sampling="uniform", **as_grpo), num_prompts=1000).split("\n")
     assert len(lines) == 2 and lines[1].endswith("(its default): none.")
@@ -82,7 +82,7 @@ def test_the_summary_lists_no_defaults_that_are_not_in_use_and_no_impossible_grp
 @pytest.mark.parametrize(
     "options", [{}, {"gradient_accumulation_steps": 2}, {"num_iterations": 2}, {"baseline": "pool"}]
 )
-def test_the_steps_per_epoch_are_those_of_the_trainer(options, tmp_path):
+def test_training_steps_predicts_the_steps_of_a_run(options, tmp_path):
     options = {"baseline": "batch", "max_steps": -1, "num_train_epochs": 2} | options
     if options["baseline"] == "pool":
         options |= {"adaptive_sampling": "uniform", "num_generations": 2}
@@ -140,11 +140,13 @@ def test_a_line_has_loss_kl_and_the_rewards_of_each_function(baseline):
     only = {name: LOGS[name] for name in LOGS if name not in ("kl", "rewards/format/mean")}
     expected = "step 20: reward 0.500, loss -0.00123, zero advantage 0.25, entropy 0.39, length 43.2, tokens in+out 2.23k, seconds 1.5"
     assert console_line(only, args, 20) == expected and len(expected) <= LARGEST_LINE
+    replaced = only | {"entropy": "low"}  # by a callback
+    assert console_line(replaced, args, 20) == expected.replace("entropy 0.39, ", "")
     evaluation = console_line({f"eval_{name}": value for name, value in LOGS.items()}, args, 20)
     assert evaluation.startswith("step 20, evaluation: reward 0.500, accuracy 0.300, format 0.200, KL 0.0456, loss")
 
 
-def test_a_line_that_is_too_long_loses_the_last_rewards_and_keeps_kl_and_loss():
+def test_a_long_line_omits_the_last_rewards_but_not_kl_and_loss():
     names = {f"rewards/a_reward_function_with_a_long_name_{i}/mean": 0.1 for i in range(4)}
     line = console_line(LOGS | names, config(adaptive_sampling="uniform", beta=0.1), 20)
     assert len(line) <= LARGEST_LINE and "accuracy 0.300" in line and "name_3" not in line
@@ -152,7 +154,7 @@ def test_a_line_that_is_too_long_loses_the_last_rewards_and_keeps_kl_and_loss():
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_an_environment_variable_brings_the_line_of_trl_back(disable_tqdm, tmp_path, capsys, monkeypatch):
+def test_an_environment_variable_restores_the_output_of_trl(disable_tqdm, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("ADA_TRL_CONSOLE", "trl")
     trainer = build(tmp_path, disable_tqdm=disable_tqdm)
     trainer.train()
@@ -164,7 +166,7 @@ def test_an_environment_variable_brings_the_line_of_trl_back(disable_tqdm, tmp_p
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_callbacks_that_are_passed_are_not_replaced(disable_tqdm, tmp_path, capsys):
+def test_callbacks_of_the_user_are_not_replaced(disable_tqdm, tmp_path, capsys):
     trainer = build(tmp_path, callbacks=[PrinterCallback()], disable_tqdm=disable_tqdm)
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
@@ -173,7 +175,7 @@ def test_callbacks_that_are_passed_are_not_replaced(disable_tqdm, tmp_path, caps
 
 
 @pytest.mark.parametrize("options", [{}, {"baseline": "batch"}])
-def test_the_console_of_a_run_with_kl_and_two_rewards_has_them(options, tmp_path, capsys):
+def test_the_console_shows_kl_and_each_reward(options, tmp_path, capsys):
     model = saved_tiny_model(tmp_path / "model")  # TRL loads the reference model from there
     build(tmp_path, [even_reward, length_reward], model=model, beta=0.1, **options).train()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
@@ -185,7 +187,7 @@ def test_the_console_of_a_run_with_kl_and_two_rewards_has_them(options, tmp_path
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode, tmp_path, capsys):
+def test_the_console_has_a_line_per_logging_step_and_constant_metrics_are_constant(mode, tmp_path, capsys):
     def reward(completions, **kwargs):
         return [float(sum(map(ord, completion)) % 3 == 0) for completion in completions]
 
@@ -193,10 +195,10 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
     constants, trainer._constant_metrics = trainer._constant_metrics, set()
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
-    said = summary(trainer.args, len(trainer.train_dataset)).splitlines()
-    start = lines.index(said[0])  # deepspeed writes a separate line, once
-    assert lines[start : start + len(said)] == said
-    lines = lines[start + len(said) :]
+    expected = summary(trainer.args, len(trainer.train_dataset)).splitlines()
+    start = lines.index(expected[0])  # deepspeed writes a separate line, once
+    assert lines[start : start + len(expected)] == expected
+    lines = lines[start + len(expected) :]
     assert [line.partition(":")[0] for line in lines[:4]] == [f"step {i}" for i in (1, 2, 3, 4)]
     assert len(lines) == 5 and re.fullmatch(r"4 steps in \d+ s", lines[4])
     assert all(len(line) <= LARGEST_LINE for line in lines)
@@ -204,7 +206,7 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
     logs = logs_of(trainer)
     assert VARYING <= logs[0].keys() - constants
     means = [[step[name] for step in logs] for name in ("reward", "ada/success_reward/mean", "ada/pass_rate/mean")]
-    silent = [step["ada/frac_zero_advantage_groups"] for step in logs]
+    zero_advantage = [step["ada/frac_zero_advantage_groups"] for step in logs]
     for name in constants & logs[0].keys():
         if (
             name == "ada/baseline/explained_variance"
@@ -214,13 +216,13 @@ def test_the_console_has_a_line_per_logging_step_and_trackers_what_can_vary(mode
             assert shares == pytest.approx([1 - (rows / (rows - 1)) ** 2] * len(shares))
             continue
         values = [step[name] for step in logs]
-        copies = [*means, *([1 - value for value in copied] for copied in (means[2], silent))]
+        copies = [*means, *([1 - value for value in copied] for copied in (means[2], zero_advantage))]
         same = len(set(values)) == 1 or any(values == pytest.approx(copy) for copy in copies)
         assert same or name.startswith("ada/pass_rate/p"), f"{name} varies: {values}"
 
 
 @pytest.mark.slow
-def test_on_two_processes_one_of_them_writes(tmp_path):
+def test_only_one_of_two_processes_prints(tmp_path):
     result = run_module("tests.trainer.log_worker", tmp_path, processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     runs = re.split(r"^mode (.+)\n", result.stdout, flags=re.MULTILINE)[1:]
@@ -231,14 +233,14 @@ def test_on_two_processes_one_of_them_writes(tmp_path):
         assert all(len(line) <= LARGEST_LINE for line in lines[1:])
 
 
-def test_what_is_constant_is_not_logged(tmp_path):
+def test_constant_metrics_are_not_logged(tmp_path):
     trainer = build(tmp_path, **MODES["posterior"] | {"max_steps": 1})
     trainer.train()
     names = logs_of(trainer)[0].keys()
     assert not names & constant_metrics(trainer.args) and VARYING <= names
 
 
-def test_the_bar_has_the_same_lines_and_other_callbacks_stay(tmp_path, capsys):
+def test_the_progress_bar_prints_the_same_lines_and_other_callbacks_stay(tmp_path, capsys):
     class Mine(ProgressCallback):
         pass
 
@@ -252,7 +254,7 @@ def test_the_bar_has_the_same_lines_and_other_callbacks_stay(tmp_path, capsys):
     assert len(lines) == 2 and all("explained variance" in line for line in lines)
 
 
-def test_evaluation_and_the_log_level(tmp_path, capsys):
+def test_console_lines_of_an_evaluation_and_the_log_level(tmp_path, capsys):
     data = build(tmp_path / "data").train_dataset.select(range(4))
     trainer = build(
         tmp_path, eval_dataset=data, baseline="batch", eval_strategy="steps", eval_steps=2, log_level="error"

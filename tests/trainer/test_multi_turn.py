@@ -12,7 +12,7 @@ from ..conversations import CONVERSATIONS, TINY, Counting, ToolUser, add, build,
 from ..helpers import chat_tokenizer, config, tiny_vision_language_model
 
 
-def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tmp_path):
+def test_tools_are_called_in_every_round_and_their_results_are_not_trained_on(tmp_path):
     calls = []
 
     def reward(prompts, completions, **kwargs):
@@ -38,7 +38,7 @@ def test_tools_are_called_in_every_round_and_their_answers_are_not_trained_on(tm
     assert logs["ada/tokens/generated"] < logs["num_tokens"]
 
 
-def test_masked_prompts_leave_the_token_count_of_tool_users_too(tmp_path):
+def test_masked_groups_are_excluded_from_the_token_count_with_tools(tmp_path):
     trainer = build(
         ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], zero_variance_groups="mask"
     )
@@ -64,7 +64,7 @@ class Doubling(Counting):
         },
     ],
 )
-def test_an_environment_is_reset_for_every_rollout_and_rewards_it(options, tmp_path):
+def test_an_environment_is_reset_for_every_rollout_and_gives_its_reward(options, tmp_path):
     Counting.resets.clear()
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
     trainer = build(ToolUser, tmp_path, [], dataset, factory=Counting, **options)
@@ -73,10 +73,10 @@ def test_an_environment_is_reset_for_every_rollout_and_rewards_it(options, tmp_p
     rollouts = logs["ada/samples_per_prompt/mean"] * 4
     assert sum(Counting.resets.values()) == rollouts, "Once per rollout, and not for the update batch again."
     assert logs["rewards/Counting/mean"] == logs["reward"] == 0.5
-    asked = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
+    prompts = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
     decoded = trainer._tokenizer.batch_decode(trainer.output["prompt_ids"])
-    assert len(asked) == len(decoded) and len(set(asked)) == 4
-    assert all(content in text for content, text in zip(asked, decoded, strict=True)), "Logged with the observation."
+    assert len(prompts) == len(decoded) and len(set(prompts)) == 4
+    assert all(content in text for content, text in zip(prompts, decoded, strict=True)), "Logged with the observation."
 
 
 def test_several_environments(tmp_path):
@@ -105,7 +105,7 @@ class Board(Counting):
         return float(self.untouched and self.board[0] <= 1)
 
 
-def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
+def test_rollouts_of_a_prompt_do_not_share_mutable_columns(tmp_path):
     """A data loader makes every copy of a row anew."""
     seen = []
 
@@ -123,8 +123,8 @@ def test_rollouts_of_a_prompt_do_not_share_what_its_row_holds(tmp_path):
 
 
 @pytest.mark.parametrize("given", [{}, {"pass_rate_estimator": "value"}], ids=["default", "value"])
-def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(given, tmp_path):
-    """Of images and of an environment's observation, too: they come from the prefill of the generation."""
+def test_the_value_head_reads_images_and_observations(given, tmp_path):
+    """The hidden states come from the prefill of the generation, which includes both."""
     options = {"adaptive_sampling": "uniform", "baseline": "posterior", "num_generations": 2, "max_steps": 2}
     options |= {"max_completion_length": 6, "per_device_train_batch_size": 8} | given
     tokenizer = chat_tokenizer()
@@ -139,7 +139,7 @@ def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(g
     in_environment = build(AdaGRPOTrainer, tmp_path, None, Dataset.from_dict(rows), factory=Counting, **options)
     for trainer in (by_images, in_environment):
         assert trainer.args.uses_value_network
-        trainer.pass_rates.reader.read = None  # no pass of its own, which would not see them
+        trainer.pass_rates.reader.read = None  # no separate pass, which would not include them
         features, original = [], trainer.pass_rates.predict
         trainer.pass_rates.predict = lambda found, original=original, features=features: (
             features.append(found),
@@ -152,7 +152,9 @@ def test_what_a_prompt_is_expected_to_earn_is_read_off_what_the_model_has_seen(g
 
 
 @pytest.mark.parametrize("mode", ["est", "one of several"])
-def test_where_a_head_would_read_the_prompt_alone_counts_take_its_place(mode, tmp_path, caplog):
+def test_the_estimator_falls_back_to_success_counts_where_a_value_head_cannot_see_the_whole_prompt(
+    mode, tmp_path, caplog
+):
     options = (
         {"adaptive_sampling": "est"} if mode == "est" else {"adaptive_sampling": "uniform", "prompt_oversampling": 2}
     )

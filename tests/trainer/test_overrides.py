@@ -1,5 +1,6 @@
 """Overrides of a subclass: each is called as GRPOTrainer calls it, or rejected by name where the mode does not call it."""
 
+import functools
 import inspect
 
 import pytest
@@ -110,6 +111,26 @@ def test_a_data_collator_is_rejected_where_prompts_come_from_the_queue(mode, tmp
         trainer.train()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adaptive_sampling": "seq-balance", "num_generations": 4},
+        {"adaptive_sampling": "uniform", "num_generations": 4, "zero_variance_groups": "resample"},
+        {"baseline": "batch", "max_staleness": 1},
+        {"adaptive_sampling": "uniform", "num_generations": 4, "max_staleness": 1},
+    ],
+)
+def test_an_override_of_generate_single_turn_is_rejected_where_a_server_is_sent_single_requests(options, tmp_path):
+    class Own(AdaGRPOTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            return super()._generate_single_turn(*args, **kwargs)
+
+    with pytest.raises(
+        ValueError, match=r"Own\._generate_single_turn would have no effect.*Remove the override, or set"
+    ):
+        build(tmp_path, trainer_class=Own, use_vllm=True, vllm_mode="server", **options)
+
+
 def test_a_sampler_that_does_not_repeat_rows_is_an_error(tmp_path):
     class Sequential(Recorder):
         def _get_train_sampler(self, dataset=None):
@@ -117,32 +138,40 @@ def test_a_sampler_that_does_not_repeat_rows_is_an_error(tmp_path):
 
     with pytest.raises(ValueError, match=r"different prompts, but num_generations \(4\) requires 4 consecutive rows"):
         build(tmp_path, trainer_class=Sequential, num_generations=4).train()
+    trainer = build(tmp_path, trainer_class=Sequential, **LOADER_MODES["uniform"])
+    trainer.train()
+    assert trainer.state.global_step == 2, "As in GRPOTrainer, in the mode that equals it."
 
 
-def test_unused_columns_are_removed_in_every_mode(tmp_path):
+@pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
+def test_unused_columns_are_removed(mode, tmp_path):
     dataset = prompt_dataset().add_column("answer", ["1"] * 16)
-    for name, options in (LOADER_MODES | QUEUE_MODES).items():
+    for name, rows in {"indexed": dataset, "stream": dataset.to_iterable_dataset()}.items():
         columns = set()
 
         def reward(completions, columns=columns, **kwargs):
             columns.update(kwargs)
             return even_reward(completions)
 
-        build(tmp_path, reward, dataset, remove_unused_columns=True, **options).train()
-        assert columns and "answer" not in columns, name
+        options = {"remove_unused_columns": True, **(LOADER_MODES | QUEUE_MODES)[mode]}
+        build(tmp_path, reward, rows, **options).train()
+        assert "trainer_state" in columns and "answer" not in columns, name
 
 
 # Every method that a training step calls
 
 
 def counted_methods(base, excluded=()):
-    """A subclass of `base` that counts the calls of every method of GRPOTrainer and Trainer."""
+    """A subclass of `base` whose overrides of all methods of GRPOTrainer and Trainer count calls and pass arguments by name."""
     calls = {}
 
-    def counting(name):
+    def counting(name, signature):
         def method(self, *args, **kwargs):
             calls[name] = calls.get(name, 0) + 1
-            return getattr(super(own, self), name)(*args, **kwargs)
+            arguments = signature.bind(self, *args, **kwargs).arguments
+            arguments |= arguments.pop("kwargs", {})
+            del arguments["self"]
+            return getattr(super(own, self), name)(**arguments)
 
         return method
 
@@ -150,14 +179,19 @@ def counted_methods(base, excluded=()):
     for owner in (Trainer, GRPOTrainer):
         for name, function in vars(owner).items():
             if inspect.isfunction(function) and not name.startswith("__") and name not in excluded:
-                methods[name] = counting(name)
+                methods[name] = counting(name, inspect.signature(function))
     own = type("Counted", (base,), methods)
     return own, calls
 
 
-def called_by_grpo(tmp_path):
+# A generation is not aligned with the optimizer steps, so that log-probabilities are recomputed.
+REUSED = {"num_iterations": 2}
+
+
+@functools.cache
+def called_by_grpo():
     own, calls = counted_methods(GRPOTrainer)
-    args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4})
+    args = GRPOConfig("unused", **QUICK | REUSED | {"num_generations": 4})
     trainer = own(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
     calls.clear()
     trainer.train()
@@ -166,17 +200,16 @@ def called_by_grpo(tmp_path):
 
 @pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
 def test_every_method_that_grpo_calls_is_called_or_rejected(mode, tmp_path):
-    expected = called_by_grpo(tmp_path / "stock")
+    expected = called_by_grpo()
     assert {"_calculate_rewards", "_generate", "training_step", *DATA_LOADING[:3]} <= expected.keys()
     rejected = DATA_LOADING if mode in QUEUE_MODES else ()
     own, calls = counted_methods(AdaGRPOTrainer, rejected)
-    trainer = build(tmp_path / "own", trainer_class=own, **(LOADER_MODES | QUEUE_MODES)[mode])
+    trainer = build(tmp_path / "own", trainer_class=own, **(LOADER_MODES | QUEUE_MODES)[mode] | REUSED)
     calls.clear()
     trainer.train()
     assert expected.keys() - {*rejected} <= calls.keys()
-    single = not trainer.args.is_multi_round
-    for name in ("_generate", "_calculate_rewards", "_generate_single_turn", "_generate_and_score_completions"):
-        if single:
+    if not trainer.args.is_multi_round:
+        for name in ("_generate", "_calculate_rewards", "_generate_single_turn", "_generate_and_score_completions"):
             assert calls[name] == expected[name], f"{name} is called once per generation."
 
 

@@ -12,77 +12,40 @@ from .worker import run
 
 
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
-# Rows of all processes together; groups are of 4 and so lie whole on 2 processes, straddle 2, or straddle 3.
+# `rows` is the sum over processes. Groups of 4 rows lie within one of 2 processes if there are 24 rows; of 12 rows they straddle
+# 2 or 3 processes.
+FOUR = {"rows": 12, "num_generations": 4}
+ONE = {"rows": 12, "num_generations": 1}
+UNIFORM = {"adaptive_sampling": "uniform"}
+POSTERIOR = UNIFORM | {"baseline": "posterior"}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_steps": 3}
 RUNS = {
     "whole": {"rows": 24, "num_generations": 4},
-    "straddling": {"rows": 12, "num_generations": 4},
+    "straddling": FOUR,
     "a process without a prompt": {"rows": 12, "num_generations": 12, "samples_per_round": 12, "max_rounds": 2},
     "rounds that do not divide": {"rows": 12, "num_generations": 2, "samples_per_round": 5},
-    "slow rewards": {"rows": 12, "num_generations": 4, "slow_rank": 1},
-    "est-ema": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-ema"},
-    "est-value": {"rows": 12, "num_generations": 4, "adaptive_sampling": "est-value"},
-    "posterior": {
-        "rows": 12,
-        "num_generations": 1,
-        "adaptive_sampling": "uniform",
-        "baseline": "posterior",
-        "max_steps": 2,
-    },
-    "posterior of groups": {
-        "rows": 12,
-        "num_generations": 4,
-        "adaptive_sampling": "uniform",
-        "baseline": "posterior",
-        "max_steps": 3,
-    },
-    "batch": {
-        "rows": 12,
-        "num_generations": 1,
-        "adaptive_sampling": "uniform",
-        "baseline": "batch",
-        "scale_rewards": "batch",
-        "max_steps": 2,
-    },
-    "posterior with budgets": {
-        "rows": 12,
-        "num_generations": 4,
-        "adaptive_sampling": "est",
-        "baseline": "posterior",
-        "pass_rate_estimator": "ema",
-    },
-    "rounds across steps": {
-        "rows": 12,
-        "num_generations": 1,
-        "adaptive_sampling": "seq-pos",
-        "baseline": "posterior",
-        "max_steps": 3,
-    },
-    "refill": {"rows": 12, "num_generations": 4, "adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
-    "refill in rounds": {
-        "rows": 12,
-        "num_generations": 4,
-        "samples_per_round": 4,
-        "max_rounds": 2,
-        "zero_variance_groups": "resample",
-    },
-    "selection": {
-        "rows": 12,
-        "num_generations": 4,
-        "adaptive_sampling": "uniform",
-        "prompt_oversampling": 3,
-        "max_steps": 3,
-    },
-    "large rows": {"rows": 12, "num_generations": 4, "blob": 200_000, "max_rounds": 4},
-    "large rows, tracked": {"rows": 12, "num_generations": 4, "blob": 200_000, "pass_rate_estimator": "ema"},
-    "failure": {"rows": 12, "num_generations": 4, "failing_rank": 1},
-    "failure in uniform mode": {"rows": 12, "num_generations": 4, "failing_rank": 1, "adaptive_sampling": "uniform"},
-    "environment": {"rows": 12, "num_generations": 4, "environment": True, "max_rounds": 2},
-    "after failures": {"rows": 12, "num_generations": 4, "max_steps": 2},
+    "slow rewards": FOUR | {"slow_rank": 1},
+    "est-ema": FOUR | {"adaptive_sampling": "est-ema"},
+    "est-value": FOUR | {"adaptive_sampling": "est-value"},
+    "posterior": ONE | POSTERIOR | {"max_steps": 2},
+    "posterior of groups": FOUR | POSTERIOR | {"max_steps": 3},
+    "batch": ONE | UNIFORM | {"baseline": "batch", "scale_rewards": "batch", "max_steps": 2},
+    "posterior with budgets": FOUR | POSTERIOR | {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
+    "retries": ONE | RETRIES,
+    "dynamic sampling": FOUR | UNIFORM | {"zero_variance_groups": "resample"},
+    "dynamic sampling in rounds": FOUR | {"samples_per_round": 4, "max_rounds": 2, "zero_variance_groups": "resample"},
+    "oversampling": FOUR | UNIFORM | {"prompt_oversampling": 3, "max_steps": 3},
+    "large rows": FOUR | {"blob": 200_000, "max_rounds": 4},
+    "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
+    "failure": FOUR | {"failing_rank": 1},
+    "failure in uniform mode": FOUR | UNIFORM | {"failing_rank": 1},
+    "environment": FOUR | {"environment": True, "max_rounds": 2},
+    "after failures": FOUR | {"max_steps": 2},
 }
 
 
-# Of the sharded models themselves: rounds of the paper's, one rollout against a posterior whose head reads the sharded
-# model's hidden state, and a failure last, after which nothing may follow.
+# With sharded models: the default mode, the posterior baseline whose value head reads hidden states of the sharded model, and a
+# failure, which must be the last run.
 SHARDED_RUNS = [
     {"rows": 16, "scripted_generation": False, "max_steps": 2},
     RUNS["posterior"] | {"rows": 8, "scripted_generation": False},
@@ -105,14 +68,14 @@ def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precis
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
-    """By name of the run, what each of several processes has to say of it."""
+    """By name of the run, the output of each of several processes."""
     ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"))
     return dict(zip(RUNS, zip(*ranks, strict=True), strict=True))
 
 
 @cache
 def alone(name):
-    """The same on this process."""
+    """The output of the same run on this process."""
     options = {key: value for key, value in RUNS[name].items() if key != "slow_rank"}
     return json.loads(json.dumps(run("outputs/unused", options_of(1, **options))))
 
@@ -130,13 +93,13 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
 
 
 @pytest.mark.parametrize("name", ["large rows", "large rows, tracked"])
-def test_rows_and_completions_go_where_they_are_needed_and_nowhere_else(name, together):
-    """Each data set row and each completion is 200 kB. What goes to all processes is identities, rewards and counts."""
+def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together):
+    """Each data set row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes."""
     traffic = [rank["traffic"][0] for rank in together[name]]
     for rank in traffic:
         assert rank["gathered"] < 20_000
-        assert set(rank["held"]) == set(rank["own"]) | set(rank["requested"])
-        assert rank["blobs"] == [200_000] * (12 // len(traffic)), "What was logged of a completion comes with it."
+        assert set(rank["held"]) == set(rank["own"]) | set(rank["generated"])
+        assert rank["blobs"] == [200_000] * (12 // len(traffic)), "Extra columns of a completion are sent with it."
     assert sorted(prompt for rank in traffic for prompt in rank["own"]) == [0, 1, 2]
     assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)
 
@@ -151,21 +114,23 @@ def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
     assert max(rank["seconds"] for rank in together[name]) < 60
 
 
-def test_environments_in_which_one_process_takes_more_turns(together):
+def test_environments_with_more_turns_on_one_process(together):
     """12 rows of the first round, 8 per prompt, are spread over the processes; only the main process's use a tool."""
     ranks = together["environment"]
     calls = 24 // len(ranks) // 2 / 24  # every other row of the main process's share
     for rank in ranks:
         assert rank["logs"]["tools/call_frequency"] == pytest.approx(calls)
-        assert rank["logs"]["reward"] == pytest.approx(calls), "Whoever used the tool was right."
+        assert rank["logs"]["reward"] == pytest.approx(calls), "The rollouts that used the tool were right."
     positive = [positive for rank in ranks for positive in rank["positive"]]
     assert 0 < sum(positive) < len(positive) == 12
     for kind, target, given, prompt, completion in (row for rank in ranks for row in rank["played"]):
-        assert kind == "Counting" and f"Please give {target}+0" in prompt, "Also where it was played elsewhere."
+        assert kind == "Counting" and f"Please give {target}+0" in prompt, (
+            "Also where the completion was generated on another process."
+        )
         assert (f"It is {given}." in completion) == (given is not None)
 
 
-def test_processes_that_failed_together_can_go_on_together(together):
+def test_processes_can_train_again_after_a_failure(together):
     assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together["after failures"])
 
 
@@ -179,7 +144,7 @@ def replicated(tmp_path_factory):
     ("config", "wrapper"),
     [("fsdp2", "FSDPQwen2ForCausalLM"), ("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine")],
 )
-def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
+def test_sharded_models_train_as_replicated_ones(config, wrapper, replicated, tmp_path):
     """FSDP2, ZeRO-2 and ZeRO-3 on two processes generate, score and update as plain data parallel does."""
     if wrapper == "DeepSpeedEngine":
         pytest.importorskip("deepspeed")
@@ -207,7 +172,7 @@ def test_sharded_models_learn_the_same(config, wrapper, replicated, tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_accelerate_configs_are_understood(path):
+def test_accelerate_configs_are_valid(path):
     config = load_config_from_file(str(path))
     assert config.num_processes == 8 and config.mixed_precision == "bf16"
     kind = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}[path.stem]

@@ -1,5 +1,6 @@
-"""What scripts that work with GRPOTrainer do to a trainer: code that changes global state, live objects in rows, overrides."""
+"""User code that GRPOTrainer accepts: changes of global state, live objects in rows, caught errors, unusual rewards."""
 
+import functools
 import gc
 import math
 import threading
@@ -12,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from transformers import set_seed
 
-from ada_trl.trainer.user_code import TrainingState
+from ada_trl.trainer.user_code import TrainingState, check_rewards
 
 from ..conversations import Counting
 from ..helpers import (
@@ -149,6 +150,22 @@ def test_what_an_environment_changes_is_restored(mode, tmp_path, monkeypatch):
     assert any("reward" in logs for logs in trainer.state.log_history), "Nothing was logged as an evaluation."
 
 
+@pytest.mark.parametrize("mode", ["dynamic sampling", "oversampling", "retries"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_what_a_transform_changes_is_restored(streaming, mode, tmp_path):
+    def transform(rows):
+        disturb(getattr(trainer, "model", None))
+        return rows
+
+    trainer = None
+    dataset = prompt_dataset()
+    dataset = dataset.to_iterable_dataset().map(transform) if streaming else dataset.with_transform(transform)
+    trainer = build(tmp_path, dataset=dataset, **MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2 and trainer.model.training
+    assert torch.is_grad_enabled() and torch.get_default_dtype() is torch.float32
+
+
 def build_conversation(tmp_path, tokenizer, **options):
     names = {"tools", "environment_factory"}
     given = {name: options.pop(name) for name in names & options.keys()}
@@ -166,6 +183,27 @@ def build_conversation(tmp_path, tokenizer, **options):
         trainer_class=Trainer,
         **options,
     )
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance", "dynamic sampling"])
+def test_a_reward_function_may_evaluate_the_policy(mode, tmp_path):
+    evaluation = Dataset.from_dict({"prompt": ["9+9="] * 2})
+    sampled, running = [], []
+
+    def reward(prompts, completions, **kwargs):
+        if not running:
+            running.append(True)
+            assert "eval_reward" in trainer.evaluate()
+            running.clear()
+            sampled.append(set(prompts))
+        return even_reward(completions)
+
+    trainer = build(
+        tmp_path, reward, eval_dataset=evaluation, num_generations_eval=2, per_device_eval_batch_size=4, **MODES[mode]
+    )
+    trainer.train()
+    assert sampled and set().union(*sampled) <= set(PROMPTS), "The evaluation's prompts are not part of a step."
+    assert len(trainer.batches) == 2 and all(len(batch["advantages"]) == 8 for batch in trainer.batches)
 
 
 @all_modes
@@ -265,14 +303,14 @@ def stream(number):
 @pytest.mark.parametrize("mode", [name for name in MODES if name != "uniform"])
 def test_a_stream_shorter_than_a_step_is_an_error(mode, tmp_path):
     trainer = build(tmp_path, even_reward, stream(1), **MODES[mode])
-    with pytest.raises(ValueError, match=r"needs \d distinct prompts|needs \d prompts"):
+    with pytest.raises(ValueError, match=r"needs \d distinct prompts"):
         trainer.train()
 
 
 def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(tmp_path, caplog):
     trainer = build(tmp_path, even_reward, stream(1), **MODES["uniform"])
     trainer.train()
-    assert trainer.state.global_step == 0 and "No training step was run" in caplog.text
+    assert trainer.state.global_step == 0 and "No training step can be run" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -280,6 +318,7 @@ def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(
     [
         ({"num_return_sequences": 2}, r"generation_kwargs=\{'num_return_sequences': 2\}.*Set num_generations"),
         ({"n": 4}, r"generation_kwargs=\{'n': 4\} is not supported.*Set num_generations"),
+        ({"return_dict_in_generate": True}, r"'return_dict_in_generate': True\} is not supported.*Remove the option"),
         ({"stop_strings": ["1"]}, r"'stop_strings': \['1'\]\} is not supported with use_vllm=False.*Use a stop token"),
     ],
 )
@@ -301,27 +340,40 @@ def test_conversations_without_a_chat_template_are_rejected(tmp_path):
         build(tmp_path, dataset=dataset)
 
 
+INVALID_REWARDS = [
+    *(1.0, "good", None, {"reward": 1.0}, torch.tensor(1.0), {1.0, 0.0}, b"10"),
+    *(["1", "0"], [[1.0]], [(1.0, 2)], np.ones((2, 1)), [object()], [10**400], [1j]),
+]
+
+
+@pytest.mark.parametrize("value", INVALID_REWARDS, ids=repr)
+def test_rewards_of_the_wrong_kind_name_the_function(value):
+    with pytest.raises(ValueError, match="The reward function 'wrong' returned .*must return one number or None per"):
+        check_rewards(value, "wrong")
+
+
 @pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
-@pytest.mark.parametrize(
-    "value", [1.0, "good", None, {"reward": 1.0}, torch.tensor(1.0), ["1", "0"], [[1.0]]], ids=repr
-)
 @pytest.mark.parametrize("kind", ["function", "async"])
-def test_rewards_of_the_wrong_kind_name_the_function(value, mode, kind, tmp_path):
+def test_the_rewards_of_every_function_are_checked(mode, kind, tmp_path):
     def wrong(completions, **kwargs):
-        return value
+        return None
 
     async def wrong_async(completions, **kwargs):
-        return value
+        return None
 
     function = wrong if kind == "function" else wrong_async
     trainer = build(tmp_path, [even_reward, function], **MODES[mode])
-    message = f"The reward function '{function.__name__}' returned .*must return one number or None per completion"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"The reward function '{function.__name__}' returned None"):
         trainer.train()
     assert trainer.reward_funcs[1] is function
 
 
-def test_rewards_may_be_any_iterable(tmp_path):
+class Instance:
+    def __call__(self, completions, **kwargs):
+        return even_reward(completions)
+
+
+def test_reward_functions_may_be_any_callable_and_return_any_iterable(tmp_path):
     def generator(completions, **kwargs):
         yield from even_reward(completions)
 
@@ -331,10 +383,19 @@ def test_rewards_may_be_any_iterable(tmp_path):
     def tensors(completions, **kwargs):
         return tuple(torch.tensor(reward) for reward in even_reward(completions))
 
-    trainer = build(tmp_path, [generator, array, tensors], **MODES["batch"])
+    async def asynchronous(completions, **kwargs):
+        return even_reward(completions)
+
+    def scaled(completions, scale, **kwargs):
+        return [scale * reward for reward in even_reward(completions)]
+
+    functions = [generator, array, tensors, asynchronous, Instance(), functools.partial(scaled, scale=1)]
+    functions.append(lambda completions, **_: torch.tensor(even_reward(completions)))
+    trainer = build(tmp_path, functions, **MODES["batch"])
     trainer.train()
     logs = trainer.state.log_history[0]
-    assert logs["rewards/generator/mean"] == logs["rewards/array/mean"] == logs["rewards/tensors/mean"] > 0
+    means = {value for name, value in logs.items() if name.startswith("rewards/") and name.endswith("/mean")}
+    assert len(trainer.reward_func_names) == 7 and len(means) == 1 and 0 < means.pop() < 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -371,3 +432,85 @@ def test_reward_functions_of_the_same_name_share_a_metric_as_in_grpo(mode, tmp_p
         trainer.train()
         logs.append(trainer.state.log_history[0])
     assert [log["rewards/<lambda>/mean"] for log in logs] == [0.5, 0.5]
+
+
+# Errors that a script catches
+
+
+@pytest.mark.parametrize("mode", ["dynamic sampling", "oversampling", "retries"])
+@pytest.mark.parametrize("place", ["reward function", "transform", "generation"])
+def test_prompts_of_an_interrupted_step_are_sampled_when_training_goes_on(place, mode, tmp_path, monkeypatch):
+    failing, sampled = [], []
+
+    def fail_once(where):
+        if failing == [where]:
+            failing.clear()
+            raise OSError("no route to host")
+
+    def reward(prompts, completions, **kwargs):
+        fail_once("reward function")
+        sampled.append(set(prompts))
+        return [float(i % 2) for i in range(len(prompts))]
+
+    def transform(rows):
+        fail_once("transform")
+        return rows
+
+    class Failing(Recorder):
+        def _generate_single_turn(self, *args, **kwargs):
+            fail_once("generation")
+            return super()._generate_single_turn(*args, **kwargs)
+
+    dataset = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(64)]}).with_transform(transform)
+    trainer = build(tmp_path, reward, dataset, trainer_class=Failing, shuffle_dataset=False, **MODES[mode])
+    trainer.train()
+    queue, before = trainer.prompt_source.queue, trainer.prompt_source.queue.state_dict()
+    failing.append(place)
+    with pytest.raises(OSError):
+        trainer.train()
+    after = queue.state_dict()
+    assert after["stream"]["taken"] == before["stream"]["taken"]
+    for name in ("retry_queue", "reserved", "skips"):
+        assert after[name] == before[name]
+    expected = {dataset[p]["prompt"] for p in before["reserved"] + after["stream"]["front"]}
+    expected |= {dataset[retry["position"]]["prompt"] for retry in before["retry_queue"]}
+    sampled.clear()
+    trainer.train()
+    assert sampled[0] <= expected
+
+
+@pytest.mark.parametrize("mode", ["batch", "seq-balance", "oversampling"])
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([3] * 16, "The prompt 3 cannot be tokenized: it must be a string or a list of messages"),
+        ([[5, 6]] * 16, r"The prompt \[5, 6\] cannot be tokenized"),
+        ([None] * 16, "The prompt None cannot be tokenized"),
+        ([""] * 16, "prompts of the batch have 0 tokens"),
+    ],
+)
+def test_prompts_that_cannot_be_tokenized_are_named(prompts, message, mode, tmp_path):
+    trainer = build(tmp_path, dataset=Dataset.from_dict({"prompt": prompts}), **MODES[mode])
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+@all_modes
+def test_a_data_set_that_replaces_the_first_one_is_trained_on(mode, tmp_path):
+    seen = set()
+
+    def reward(prompts, completions, **kwargs):
+        seen.update(prompts)
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, max_steps=1, **MODES[mode])
+    trainer.train()
+    assert seen <= set(PROMPTS)
+    seen.clear()
+    trainer.train_dataset = Dataset.from_dict({"prompt": [f"{i}+9=" for i in range(8)]})
+    trainer.train()
+    assert seen and seen <= set(trainer.train_dataset["prompt"])
+    trainer.train_dataset = trainer.train_dataset.select([])
+    if mode != "uniform":
+        with pytest.raises(ValueError, match="has only 0"):
+            trainer.train()

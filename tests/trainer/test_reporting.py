@@ -18,80 +18,11 @@ from ada_trl.trainer.run_summary import warn_at_start
 from ..helpers import QUICK, build, even_reward, logs_of
 
 
-def nothing(completions, **kwargs):
-    return [0.0] * len(completions)
+# Reward functions
 
 
-def everything(completions, **kwargs):
-    return [1.0] * len(completions)
-
-
-def unscored(completions, **kwargs):
-    return [None] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("reward", "cause", "remedy"),
-    [
-        (everything, "only successful rollouts", "too easy"),
-        (nothing, "only failed rollouts", "too hard"),
-        (unscored, "no rollout with a reward", "None or NaN"),
-    ],
-)
-def test_warns_once_when_most_prompts_have_no_gradient_for_long(reward, cause, remedy, tmp_path, caplog):
-    trainer = build(tmp_path, reward, max_steps=25, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
-    assert len(warnings) == 1 and "For 20 steps" in warnings[0]
-    assert cause in warnings[0] and remedy in warnings[0] and "100% of the prompts have no gradient" in warnings[0]
-
-
-NO_GROUP = {
-    "batch": {"baseline": "batch"},
-    "batch of groups": {"baseline": "batch", "num_generations": 2},
-    "posterior": {"baseline": "posterior"},
-    "posterior of groups": {"baseline": "posterior", "num_generations": 2},
-    "retries": {"baseline": "posterior", "adaptive_sampling": "seq-balance", "num_generations": 2},
-    "est": {"baseline": "posterior", "adaptive_sampling": "est", "num_generations": 2, "min_samples": 1},
-}
-
-
-def constant(completions, **kwargs):
-    return [0.1] * len(completions)
-
-
-def mostly_nothing(completions, **kwargs):
-    return [1.0, *[0.0] * (len(completions) - 1)]
-
-
-@pytest.mark.parametrize("mode", NO_GROUP)
-@pytest.mark.parametrize(("reward", "value"), [(everything, "1"), (nothing, "0"), (constant, "0.1")])
-def test_warns_once_when_a_whole_batch_is_constant_for_long(mode, reward, value, tmp_path, caplog):
-    trainer = build(tmp_path, reward, max_steps=23, learning_rate=0.0, **NO_GROUP[mode])
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
-    assert len(warnings) == 1
-    assert f"For 20 steps, all rollouts of the batch have had the same reward ({value} now)" in warnings[0]
-    assert "too easy" in warnings[0] and "too hard" in warnings[0]
-    assert ("raise max_rounds or" in warnings[0]) == (mode == "retries"), "Other modes have one round."
-
-
-@pytest.mark.parametrize("mode", NO_GROUP)
-def test_a_batch_with_one_other_reward_is_not_constant(mode, tmp_path, caplog):
-    trainer = build(tmp_path, mostly_nothing, max_steps=23, learning_rate=0.0, **NO_GROUP[mode])
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    assert not any("have had the same reward" in record.getMessage() for record in caplog.records)
-
-
-def test_unscored_batches_are_said_with_a_batch_baseline_too(tmp_path, caplog):
-    trainer = build(tmp_path, unscored, max_steps=23, learning_rate=0.0, baseline="batch")
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
-    assert "no rollout with a reward" in warning and "None or NaN" in warning
+def constant(value):
+    return lambda completions, **kwargs: [value] * len(completions)
 
 
 @pytest.mark.parametrize(
@@ -122,18 +53,87 @@ def half_reward(completions, **kwargs):
     return [(len(completion) + ord(completion[0]) % 2) / 20 if completion else 0.0 for completion in completions]
 
 
-def warnings_of(tmp_path, caplog, reward, steps=2, **options):
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        rounds = {} if "adaptive_sampling" in options else {"max_rounds": 2}
-        trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **rounds, **options)
-        trainer.train()
-    records = [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
-    return trainer, [record.getMessage() for record in records]
+def graded(completions, **kwargs):
+    """Above the default threshold of 0.7."""
+    return [1 + 9 * reward for reward in half_reward(completions)]
 
 
-def test_several_reward_functions_are_said_at_construction_and_within_two_steps(tmp_path, caplog):
-    """Format and accuracy: the format alone crosses the threshold, so every rollout is a success."""
-    trainer, (first, second) = warnings_of(tmp_path, caplog, [format_reward, even_reward])
+def one_success(completions, **kwargs):
+    return [1.0, *[0.0] * (len(completions) - 1)]
+
+
+def success_in_step(step):
+    return lambda completions, trainer_state, **_: (
+        even_reward(completions) if trainer_state.global_step == step else [0.0] * len(completions)
+    )
+
+
+# Warnings during training
+
+UNIFORM = {"adaptive_sampling": "uniform"}
+ONE_ROUND = {"max_rounds": 1}
+NO_GROUP = {
+    "batch": {"baseline": "batch"},
+    "batch of groups": {"baseline": "batch", "num_generations": 2},
+    "posterior": {"baseline": "posterior"},
+    "posterior of groups": {"baseline": "posterior", "num_generations": 2},
+    "retries": {"baseline": "posterior", "adaptive_sampling": "seq-balance", "num_generations": 2},
+    "est": {"baseline": "posterior", "adaptive_sampling": "est", "num_generations": 2, "min_samples": 1},
+}
+
+
+@pytest.fixture
+def train(tmp_path, caplog):
+    """Train and return the trainer and the warnings of its diagnostics."""
+
+    def run(reward, steps=2, prepare=None, **options):
+        with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
+            trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **options)
+            if prepare is not None:
+                prepare(trainer)
+            trainer.train()
+        records = [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
+        return trainer, [record.getMessage() for record in records]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "fragments"),
+    [
+        (constant(1.0), ONE_ROUND, ("only successful rollouts", "too easy", "100% of the prompts have no gradient")),
+        (constant(0.0), ONE_ROUND, ("only failed rollouts", "too hard", "100% of the prompts have no gradient")),
+        (constant(None), ONE_ROUND, ("no rollout with a reward", "None or NaN", "100% of the prompts have no gradient")),
+        (constant(None), NO_GROUP["batch"], ("no rollout with a reward", "None or NaN")),
+        *(
+            (constant(0.1), options, ("all rollouts of the batch have had the same reward (0.1 now)", "too easy", "too hard"))
+            for options in NO_GROUP.values()
+        ),
+        (constant(1.0), NO_GROUP["batch"], ("the same reward (1 now)",)),
+        (constant(0.0), NO_GROUP["posterior"], ("the same reward (0 now)",)),
+    ],
+)  # fmt: skip
+def test_a_problem_that_lasts_for_20_steps_is_reported_once(reward, options, fragments, train):
+    trainer, (warning,) = train(reward, steps=23, **options)
+    assert "For 20 steps" in warning and all(fragment in warning for fragment in fragments)
+    assert "max_rounds or" not in warning or trainer.strategy.is_sequential, "Other modes have one round."
+
+
+@pytest.mark.parametrize(
+    ("reward", "steps", "options"),
+    [
+        *((success_in_step(step), 20, ONE_ROUND) for step in (3, 15)),
+        *((one_success, 23, options) for options in NO_GROUP.values()),
+    ],
+)
+def test_no_warning_where_rewards_differ_now_and_then(reward, steps, options, train):
+    _, warnings = train(reward, steps, **options)
+    assert not [warning for warning in warnings if "predict" not in warning and "the baseline has been" not in warning]
+
+
+def test_several_reward_functions_without_success_reward_are_reported_at_construction_and_after_two_steps(train):
+    """The format reward alone exceeds the threshold, so every rollout is a success."""
+    trainer, (first, second) = train([format_reward, even_reward], max_rounds=2)
     assert "2 reward functions and no success_reward" in first
     assert "the weighted sum of format_reward and even_reward exceeds positive_threshold (0.7)" in first
     assert "success_reward='format_reward' or success_reward='even_reward'" in first
@@ -142,103 +142,88 @@ def test_several_reward_functions_are_said_at_construction_and_within_two_steps(
     assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
 
 
-@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "uniform"}])
-def test_nothing_is_said_where_the_success_reward_is_named(options, tmp_path, caplog):
-    assert not warnings_of(tmp_path, caplog, [format_reward, even_reward], success_reward="even_reward", **options)[1]
+@pytest.mark.parametrize(
+    ("reward", "options", "fragments"),
+    [
+        *(
+            (
+                half_reward,
+                {"adaptive_sampling": mode},
+                ("No rollout", "The reward ranges from 0", "and positive_threshold is 0.7", "set positive_threshold to a value that separates"),
+            )
+            for mode in ("seq-balance", "seq-pos", "est-ema")
+        ),
+        (
+            graded,
+            UNIFORM | {"prompt_weighting": "inverse_sqrt"},
+            ("Every rollout", "The reward ranges from 1", "sampling and prompt weights are the same for all prompts"),
+        ),
+        (
+            graded,
+            UNIFORM | {"pass_rate_estimator": "ema"},
+            ("Every rollout", "the recorded pass rates carry no information; training does not depend on them"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generations(reward, options, fragments, train):
+    _, (warning,) = train(reward, **options)
+    assert f"{fragments[0]} of the first two generations is a success" in warning
+    assert all(fragment in warning for fragment in fragments)
 
 
-def graded(completions, **kwargs):
-    """From 1 on, above the threshold of 0.7."""
-    return [1 + 9 * reward for reward in half_reward(completions)]
-
-
-UNIFORM = {"adaptive_sampling": "uniform"}
+@pytest.mark.parametrize(
+    ("reward", "options"),
+    [
+        (half_reward, {"positive_threshold": 0.2, "max_rounds": 2}),
+        *(([format_reward, even_reward], {"success_reward": "even_reward"} | mode) for mode in ({}, UNIFORM)),
+    ],
+)
+def test_no_warning_where_the_threshold_separates_rewards(reward, options, train):
+    assert not train(reward, **options)[1]
 
 
 @pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
-@pytest.mark.parametrize("rewards", [graded, half_reward, [format_reward, half_reward]])
-def test_nothing_is_said_of_a_threshold_that_nothing_depends_on(baseline, rewards, tmp_path, caplog):
-    """Of 20 steps, as the prompts have "only successes" for long, too, although their rewards differ."""
-    options = UNIFORM | {"baseline": baseline}
-    trainer, warnings = warnings_of(tmp_path, caplog, rewards, steps=22, **options)
+@pytest.mark.parametrize("reward", [graded, half_reward, [format_reward, half_reward]])
+def test_no_warning_of_a_threshold_without_effect(baseline, reward, train):
+    """Within 22 steps, although all prompts have only successes or only failures for as long."""
+    trainer, warnings = train(reward, steps=22, baseline=baseline, **UNIFORM)
     assert not warnings
     assert {logs["ada/pass_rate/mean"] for logs in logs_of(trainer)} <= {0.0, 1.0}
 
 
-def test_a_threshold_that_the_prompt_weights_depend_on_is_checked(tmp_path, caplog):
-    _, (warning,) = warnings_of(tmp_path, caplog, graded, prompt_weighting="inverse_sqrt", **UNIFORM)
-    assert "Every rollout of the first two generations is a success. The reward ranges from 1" in warning
-    assert "sampling and prompt weights are the same for all prompts" in warning
+def test_a_threshold_outside_the_range_of_rewards_is_the_reported_cause_after_20_steps(train):
+    trainer, warnings = train(half_reward, steps=20, max_rounds=2)
+    assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only failed rollouts" in warnings[1]
+    assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
+    share = logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"]
+    assert share < 1 and f"{share:.0%} of the prompts have no gradient" in warnings[1]
 
 
-def test_a_threshold_that_a_record_of_pass_rates_depends_on_is_checked(tmp_path, caplog):
-    _, (warning,) = warnings_of(tmp_path, caplog, graded, pass_rate_estimator="ema", **UNIFORM)
-    assert "Every rollout of the first two generations is a success. The reward ranges from 1" in warning
-    assert "the recorded pass rates carry no information; training does not depend on them" in warning
+def test_a_baseline_that_predicts_worse_than_the_mean_is_reported(train):
+    def misestimate(trainer):
+        trainer.pass_rates.reward_estimator.estimate = lambda expectation, rates: [
+            BaselineEstimate(9.0 * i, 50, 0.5) for i in range(len(rates))
+        ]
+
+    options = {"baseline": "posterior", "num_generations": 1, "positive_threshold": 0.2}
+    _, (warning,) = train(half_reward, steps=25, prepare=misestimate, **UNIFORM, **options)
+    assert "For 20 steps, the baseline has been further from the rewards than their own mean" in warning
+    assert "baseline='batch'" in warning
 
 
-def test_a_baseline_that_stays_worse_than_the_mean_is_said(tmp_path, caplog):
-    options = {
-        "adaptive_sampling": "uniform",
-        "baseline": "posterior",
-        "num_generations": 1,
-        "positive_threshold": 0.2,
-    }
-    trainer = build(tmp_path, half_reward, max_steps=25, learning_rate=0.0, **options)
-    trainer.pass_rates.reward_estimator.estimate = lambda expectation, rates: [
-        BaselineEstimate(9.0 * i, 50, 0.5) for i in range(len(rates))
-    ]
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
-    assert (
-        "For 20 steps, the baseline has been further from the rewards than their own mean" in warning
-        and "baseline='batch'" in warning
-    )
-
-
-def test_the_mean_of_few_others_is_not_said_to_be_worse(tmp_path, caplog):
-    """Of 8 rollouts the mean of the others explains 1 - (8/7)², whatever they earn."""
-    trainer = build(tmp_path, half_reward, baseline="batch", max_steps=25, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
+def test_the_leave_one_out_mean_of_a_small_batch_is_not_reported_as_a_bad_baseline(train):
+    """For 8 rollouts it explains 1 - (8/7)², whatever the rewards are."""
+    trainer, warnings = train(half_reward, steps=25, baseline="batch")
     assert trainer.args.generation_batch_size == 8
-    assert not any("the baseline has been" in record.getMessage() for record in caplog.records)
+    assert not any("the baseline has been" in warning for warning in warnings)
     assert not any(name.startswith("ada/baseline/") for logs in logs_of(trainer) for name in logs)
 
 
-@pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema"])
-def test_rewards_below_the_threshold_are_said_within_two_steps(mode, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer = build(tmp_path, half_reward, learning_rate=0.0, adaptive_sampling=mode, logging_steps=2)
-        trainer.train()
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.diagnostics"]
-    (logs,) = logs_of(trainer)
-    assert logs["ada/success_reward/min"] < logs["ada/success_reward/mean"] < logs["ada/success_reward/max"] <= 0.5
-    assert "No rollout of the first two generations is a success. The reward ranges from 0" in warning
-    assert (
-        "and positive_threshold is 0.7" in warning
-        and "set positive_threshold to a value that separates good from bad completions" in warning
-    )
-
-
-def test_after_long_the_threshold_is_the_cause_where_it_is_and_the_gradient_is_not_denied(tmp_path, caplog):
-    trainer, warnings = warnings_of(tmp_path, caplog, half_reward, steps=20)
-    assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only failed rollouts" in warnings[1]
-    assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
-    silent = logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"]
-    assert silent < 1 and f"{silent:.0%} of the prompts have no gradient" in warnings[1]
-
-
-def test_nothing_is_said_when_the_threshold_is_between(tmp_path, caplog):
-    assert not warnings_of(tmp_path, caplog, half_reward, positive_threshold=0.2)[1]
-
-
 def test_rounds_without_prompts_are_logged_as_zero(tmp_path):
-    """Else the mean over `logging_steps` would be that of the steps that had such a round."""
+    """Otherwise the mean over `logging_steps` would be that of the steps with such a round."""
 
     def reward(completions, trainer_state, **kwargs):
-        return even_reward(completions) if trainer_state.global_step else nothing(completions)
+        return even_reward(completions) if trainer_state.global_step else [0.0] * len(completions)
 
     options = {"max_steps": 4, "logging_steps": 4, "max_rounds": 3, "min_positives": 1, "min_negatives": 1}
     trainer = build(tmp_path, reward, **options)
@@ -248,37 +233,25 @@ def test_rounds_without_prompts_are_logged_as_zero(tmp_path):
     assert logs["ada/active_prompts/round_1"] == 2
 
 
-@pytest.mark.parametrize("good_step", [3, 15])
-def test_does_not_warn_while_there_is_signal_now_and_then(good_step, tmp_path, caplog):
-    def reward(completions, trainer_state, **kwargs):
-        return even_reward(completions) if trainer_state.global_step == good_step else nothing(completions)
-
-    trainer = build(tmp_path, reward, max_steps=20, max_rounds=1, learning_rate=0.0)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        trainer.train()
-    assert not [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
+# Warnings at the start of training
 
 
-# At the start of training
+@pytest.fixture
+def start_warnings(caplog):
+    """Warnings about the group, the epochs or the size of the batch."""
 
+    def collect(num_prompts=1000, rows=64, **options):
+        args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, **options)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "ada_trl.trainer.run_summary"):
+            warn_at_start(args, num_prompts)
+        return [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.run_summary"]
 
-def start_warnings(num_prompts=1000, rows=64, **options):
-    """Warnings at the start, by whether they concern the group, the epochs or the size of the batch."""
-    args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, **options)
-    logger = logging.getLogger("ada_trl.trainer.run_summary")
-    records = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logger.addHandler(handler)
-    try:
-        warn_at_start(args, num_prompts)
-    finally:
-        logger.removeHandler(handler)
-    return records
+    return collect
 
 
 @pytest.mark.parametrize("baseline", ["batch", "posterior"])
-def test_a_group_that_the_baseline_does_not_need_is_said(baseline):
+def test_a_group_that_the_baseline_does_not_need_is_reported(baseline, start_warnings):
     (warning,) = start_warnings(baseline=baseline, num_generations=8, num_train_epochs=1)
     assert f"num_generations=8 with baseline={baseline!r} samples 8 prompts × 8 rollouts" in warning
     assert "Set num_generations=1 for 64 prompts × 1 rollout, and max_steps=125 (or num_train_epochs=8)" in warning
@@ -291,8 +264,8 @@ def test_a_group_that_the_baseline_does_not_need_is_said(baseline):
 @pytest.mark.parametrize(
     ("num_generations_of_grpo", "rows", "steps"), [(4, 4, (250, 1000)), (8, 16, (62, 500)), (6, 18, (55, 333))]
 )
-def test_the_epochs_that_keep_the_number_of_rollouts_are_said(num_generations_of_grpo, rows, steps):
-    """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts, 62 with one."""
+def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of_grpo, rows, steps, start_warnings):
+    """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts per prompt, 62 with one."""
     n = num_generations_of_grpo
     warning = start_warnings(baseline="batch", num_train_epochs=1, rows=rows)[0]
     assert f"num_train_epochs=1 gives {steps[0]} steps" in warning and f"({steps[1]} for n={n})" in warning
@@ -300,13 +273,13 @@ def test_the_epochs_that_keep_the_number_of_rollouts_are_said(num_generations_of
         f"Set max_steps={steps[1]} or num_train_epochs={n} to train on as many rollouts as GRPO with n={n}" in warning
     )
     grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
-    assert steps[1] == 1000 // (grpo.generation_batch_size // n), "What TRL's sampler makes of it."
+    assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
     rows = max(rows, 16)
     for fixed in ({"max_steps": steps[1]}, {"num_train_epochs": 8}):
         assert not start_warnings(baseline="batch", rows=rows, **fixed)
 
 
-def test_a_batch_below_16_rollouts_is_said():
+def test_a_batch_below_16_rollouts_is_reported(start_warnings):
     for rows, factor in ((2, "2.00"), (4, "1.33"), (15, "1.07")):
         (warning,) = start_warnings(baseline="batch", max_steps=5, rows=rows)
         assert f"generation_batch_size={rows} is small for baseline='batch'" in warning
@@ -315,17 +288,22 @@ def test_a_batch_below_16_rollouts_is_said():
     assert not start_warnings(baseline="batch", max_steps=5, rows=16)
 
 
-@pytest.mark.parametrize("options", [{}, UNIFORM, {"adaptive_sampling": "est"}])
-def test_nothing_is_said_at_the_start_where_the_group_is_the_baseline(options):
-    assert not start_warnings(rows=8, num_train_epochs=1, **options)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rows": 8},
+        {"rows": 8} | UNIFORM,
+        {"rows": 8, "adaptive_sampling": "est"},
+        # Modes that retry or allocate need several rollouts per prompt.
+        {"baseline": "posterior", "adaptive_sampling": "seq-pos"},
+        {"baseline": "posterior", "adaptive_sampling": "est"},
+    ],
+)
+def test_no_warning_at_the_start_where_the_group_is_needed(options, start_warnings):
+    assert not start_warnings(num_train_epochs=1, **options)
 
 
-def test_modes_that_retry_or_allocate_need_several_rollouts():
-    for mode in ("seq-pos", "est"):
-        assert not start_warnings(baseline="posterior", adaptive_sampling=mode, num_train_epochs=1)
-
-
-def test_the_warnings_arrive_when_training_starts(tmp_path, caplog):
+def test_warnings_are_logged_when_training_starts(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "ada_trl.trainer.run_summary"):
         trainer = build(tmp_path, baseline="batch", max_steps=-1, num_train_epochs=1)
         assert not caplog.records

@@ -19,7 +19,7 @@ OF_GRPO = {name: value for name, value in QUICK.items() if name in GRPOConfig.__
 
 
 def first_batch(trainer_class, args):
-    """What the first step trains on, and the rewards that it was given."""
+    """The first batch and its rewards."""
     seen = {}
 
     class Observer(trainer_class):

@@ -1,4 +1,4 @@
-"""Rows with advantage 0 that are not computed: the same update."""
+"""`zero_variance_groups="skip"`: the update is the same without computing rows with advantage 0."""
 
 import pytest
 import torch
@@ -34,6 +34,6 @@ def test_the_update_is_that_of_all_rows(loss_type, mode, tmp_path):
 
 
 @pytest.mark.parametrize("option", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
-def test_what_acts_on_all_rows_is_rejected(option, tmp_path):
+def test_options_that_act_on_rows_with_advantage_0_are_rejected(option, tmp_path):
     with pytest.raises(ValueError, match=f"zero_variance_groups='skip' requires {next(iter(option))}"):
         build(tmp_path, zero_variance_groups="skip", **option)

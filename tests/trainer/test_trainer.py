@@ -79,7 +79,7 @@ def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
     ("options", "rare"), [({}, [-1.5, -1.5, 1.5, 1.5]), ({"selection_correction": False}, [-1, -1, 3, 3])]
 )
 def test_a_step_line_by_line(options, rare, tmp_path):
-    """One prompt resolves at once, one in round 2, the others never; rewards are ±1 so that the baseline matters."""
+    """One prompt meets its exit condition in round 1, one in round 2, the others never; rewards are ±1, so the baseline matters."""
     scripts = {
         "1+2=": [1, -1, 1, -1],
         "31+4=": [-1, -1, -1, -1, 1, 1, -1, -1],
@@ -108,7 +108,7 @@ def test_a_step_line_by_line(options, rare, tmp_path):
     for prompt, advantage in zip(prompts_of(batch), batch["advantages"].tolist(), strict=True):
         advantages[prompt] += (round(advantage, 4),)
     assert sorted(advantages["1+2="]) == pytest.approx([-(2**0.5)] * 2 + [2**0.5] * 2, abs=1e-3)
-    # Mean −1/2, pass rate 1/4: ×2; the correction is ×1/2 for the 2 positives of 4, ×3/2 for the negatives.
+    # Mean −1/2, pass rate 1/4: weight 2; the correction is 1/2 for the 2 positives of 4 and 3/2 for the negatives.
     assert sorted(advantages["31+4="]) == rare
     assert advantages["5+55="] == advantages["7+8="] == (0, 0, 0, 0)
 
@@ -177,7 +177,7 @@ def test_none_rewards(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
-def test_infinite_rewards_are_none(mode, tmp_path):
+def test_infinite_rewards_are_unscored(mode, tmp_path):
     inf = math.inf
 
     def reward(completions, **kwargs):
@@ -185,11 +185,11 @@ def test_infinite_rewards_are_none(mode, tmp_path):
 
     trainer = build(tmp_path, reward, adaptive_sampling=mode, max_steps=1)
     has_moved = any(moved(trainer).values())
-    assert has_moved or mode == "uniform", "which is GRPO, and that learns nothing from such a group"
+    assert has_moved or mode == "uniform", "GRPO's own statistics of such a group are NaN."
     assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
 
 
-def test_a_total_that_overflows_is_the_infinite_reward_it_is(tmp_path):
+def test_a_total_reward_that_overflows_is_unscored(tmp_path):
     scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
     trainer = build(
         tmp_path,
@@ -226,7 +226,7 @@ def test_rewards_near_the_largest_float_leave_the_weights_finite(overrides, tmp_
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
-def test_exit_reward_decides_and_the_total_is_trained_on(tmp_path):
+def test_success_reward_defines_success_and_the_total_is_trained_on(tmp_path):
     trainer = build(
         tmp_path,
         [even_reward, length_reward],
@@ -257,16 +257,6 @@ def test_columns_reach_the_reward_function_in_every_round(tmp_path):
     assert len(calls) == 4
 
 
-def test_async_reward_functions(tmp_path):
-    async def asynchronous(completions, **kwargs):
-        return even_reward(completions)
-
-    trainer = build(tmp_path, [even_reward, asynchronous])
-    trainer.train()
-    for logs in logs_of(trainer):
-        assert logs["rewards/asynchronous/mean"] == logs["rewards/even_reward/mean"] == logs["reward"] / 2
-
-
 @pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
 def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
     scripts = {"1+2=": [1, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1, 1, 0, 0]}
@@ -295,33 +285,28 @@ def scripts_of(prompt):
     return {"1+2=": [1.0, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1.0, 1, 0, 0]}[prompt]
 
 
-def test_unresolved_mask_leaves_the_loss_and_its_token_count(tmp_path):
-    def run(unresolved):
+def test_mask_excludes_a_zero_variance_group_from_the_loss_and_its_token_count(tmp_path):
+    def train(zero_variance_groups):
         scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
-        trainer = build(
-            tmp_path,
-            ScriptedRewards(**scripts),
-            prompt_dataset(1).select([0, 1]),
-            max_steps=1,
-            zero_variance_groups=unresolved,
-            max_completion_length=5,
-        )
+        rows, options = prompt_dataset(1).select([0, 1]), {"zero_variance_groups": zero_variance_groups}
+        trainer = build(tmp_path, ScriptedRewards(**scripts), rows, max_steps=1, **options)
         trainer.train()
         return trainer.batches[0]
 
-    keep, mask = run("keep"), run("mask")
+    keep, mask = train("keep"), train("mask")
     lengths = keep["completion_mask"].sum(dim=1)
-    resolved = torch.tensor([prompt == "1+2=" for prompt in prompts_of(keep)])
-    assert keep["num_items_in_batch"] == lengths.sum()
-    assert torch.equal(mask["completion_mask"].sum(dim=1), lengths * resolved)
-    assert mask["num_items_in_batch"] == lengths[resolved].sum()
-    assert 0 < mask["num_items_in_batch"] < keep["num_items_in_batch"]
+    has_variance = torch.tensor([prompt == "1+2=" for prompt in prompts_of(keep)])
+    # "keep" is GRPO's treatment: in the batch, with all tokens and advantages of 0.
+    assert (lengths > 0).all() and keep["num_items_in_batch"] == lengths.sum()
+    assert ((keep["advantages"] == 0) == ~has_variance).all() and has_variance.sum() == 4
+    assert torch.equal(mask["completion_mask"].sum(dim=1), lengths * has_variance)
+    assert mask["num_items_in_batch"] == lengths[has_variance].sum()
     assert torch.equal(keep["advantages"], mask["advantages"])
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "seq-pos", "est-ema", "uniform"])
-def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_path):
-    """Also one that is all correct where that resolves it, as in Seq-pos."""
+def test_mask_excludes_every_zero_variance_group(mode, tmp_path):
+    """Including one with only successes that has met its exit condition, as in Seq-pos."""
     scripts = {"1+2=": [1, 0] * 4, "31+4=": [0.1] * 32, "5+55=": [1] * 32}
     trainer = build(
         tmp_path,
@@ -340,7 +325,7 @@ def test_mask_takes_out_every_prompt_without_contrast_in_every_mode(mode, tmp_pa
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_masked_prompt_is_as_good_as_absent_under_every_loss(loss_type, tmp_path):
+def test_a_masked_group_has_the_loss_and_gradient_of_an_absent_one(loss_type, tmp_path):
     def loss_and_gradient(trainer, batch):
         trainer.model.zero_grad()
         trainer.current_gradient_accumulation_steps = 1
@@ -371,19 +356,7 @@ def test_a_masked_prompt_is_as_good_as_absent_under_every_loss(loss_type, tmp_pa
         torch.testing.assert_close(found, expected)
 
 
-def test_keep_treats_unresolved_prompts_as_grpo_does(tmp_path):
-    """In the batch, with all their tokens, with advantages of zero."""
-    scripts = {"1+2=": [1, 0] * 4, "31+4=": [0] * 32}
-    trainer = build(tmp_path, ScriptedRewards(**scripts), prompt_dataset(1).select([0, 1]), max_steps=1)
-    trainer.train()
-    (batch,) = trainer.batches
-    unresolved = torch.tensor([prompt == "31+4=" for prompt in prompts_of(batch)])
-    assert unresolved.sum() == 4 and (batch["advantages"][unresolved] == 0).all()
-    assert (batch["completion_mask"][unresolved].sum(dim=1) > 0).all()
-    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
-
-
-def test_everything_masked_is_survived(tmp_path):
+def test_a_batch_of_masked_groups_leaves_the_weights_unchanged(tmp_path):
     trainer = build(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), zero_variance_groups="mask")
     assert not any(moved(trainer).values())
 
@@ -407,7 +380,7 @@ def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
     assert logs_of(trainer)[0]["rows"] == 16  # of the first round
 
 
-def test_too_few_extra_values_are_refused_if_there_is_a_table(tmp_path):
+def test_too_few_extra_values_are_rejected_if_completions_are_logged(tmp_path):
     def reward(completions, log_extra, **kwargs):
         log_extra("column", [0])
         return even_reward(completions)
@@ -419,7 +392,7 @@ def test_too_few_extra_values_are_refused_if_there_is_a_table(tmp_path):
     assert len(logs_of(trainer)) == 2, "As in GRPOTrainer."
 
 
-def test_of_two_functions_that_log_the_same_column_the_last_one_shows(tmp_path):
+def test_of_two_functions_that_log_one_column_the_last_one_is_logged(tmp_path):
     def first(completions, log_extra, **kwargs):
         log_extra("column", [f"first {completion}" for completion in completions])
         log_extra("pool_size", [-1] * len(completions))
@@ -449,34 +422,12 @@ def test_evaluation_is_untouched(tmp_path):
     assert not any("ada/" in name for name in metrics)
 
 
-def test_resume_continues_as_if_never_stopped(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
     train_with_and_without_resume(build, tmp_path, at=2, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "paper"),
-    [
-        ({}, "trained with Reinforce-Ada (ada_trl ", "2510.04996"),
-        ({"adaptive_sampling": "est"}, "trained with Reinforce-Ada (ada_trl ", "xiong2025reinforceada"),
-        ({"adaptive_sampling": "uniform"}, "trained with GRPO (ada_trl ", "2402.03300"),
-        (
-            {"adaptive_sampling": "uniform", "baseline": "posterior"},
-            "trained with GRPO (baseline='posterior', ada_trl ",
-            "2402.03300",
-        ),
-    ],
-    ids=["default", "est", "uniform", "posterior"],
-)
-def test_the_model_card_says_what_was_run(options, name, paper, tmp_path):
-    trainer = build(tmp_path, **options)
-    trainer.create_model_card("tiny")
-    card = (tmp_path / "README.md").read_text()
-    assert name in card and paper in card
-    assert ("2510.04996" in card) == (trainer.args.adaptive_sampling != "uniform")
-
-
-def test_where_nothing_is_scored_trl_says_it_once_a_step(tmp_path, caplog):
+def test_trl_warns_of_unscored_completions_once_per_step(tmp_path, caplog):
     trainer = build(tmp_path, lambda completions, **kwargs: [None] * len(completions), max_steps=3, max_rounds=4)
     with caplog.at_level(logging.WARNING):
         trainer.train()
@@ -484,7 +435,7 @@ def test_where_nothing_is_scored_trl_says_it_once_a_step(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=str)
-def test_a_checkpoint_in_the_middle_of_a_generation_is_said_to_be_one(options, tmp_path, caplog):
+def test_a_checkpoint_within_a_generation_is_reported(options, tmp_path, caplog):
     common = {"save_strategy": "steps", "max_steps": 4} | options
     build(tmp_path / "good", save_steps=2, **common).train()
     assert "falls inside a generation batch" not in caplog.text

@@ -1,5 +1,5 @@
 """
-What the seam relies on in TRL. When a new TRL release breaks something, it should break here first, with a sentence.
+Everything in TRL that trl_hooks.py relies on. A new release of TRL that changes it should fail here first, with an explanation.
 
 Tried and not supported: TRL 1.15, whose log-probability kernel needs Triton, so that nothing trains on a CPU; TRL 1.14,
 which has no `eos_token_ids`.
@@ -41,7 +41,8 @@ def test_version_is_one_that_was_tested():
     )
 
 
-# What the package touches of TRL and Transformers though its name begins with an underscore, by whose it is.
+# Names of TRL and Transformers that the package uses although most are private, by owner.
+GENERATION = ["prompt_ids", "images", "multimodal_fields"]
 METHODS = {  # overridden or called, with their parameters
     GRPOTrainer: {
         "_generate_and_score_completions": ["inputs"],
@@ -50,22 +51,8 @@ METHODS = {  # overridden or called, with their parameters
         "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
         "_tokenize_prompts": ["prompts"],
         "_get_per_token_logps_and_entropies": ["model", "input_ids", "attention_mask", "logits_to_keep", ...],
-        "_generate_single_turn": [
-            "prompt_ids",
-            "images",
-            "multimodal_fields",
-            "num_generations",
-            "has_tool_images",
-        ],
-        "_tool_call_loop": [
-            "prompts",
-            "prompt_ids",
-            "completion_ids",
-            "completions",
-            "logprobs",
-            "images",
-            "multimodal_fields",
-        ],
+        "_generate_single_turn": [*GENERATION, "num_generations", "has_tool_images"],
+        "_tool_call_loop": ["prompts", "prompt_ids", "completion_ids", "completions", "logprobs", *GENERATION[1:]],
         "_get_train_sampler": ["dataset"],
         "_save_checkpoint": ["model", "trial"],
         "_get_output_dir": ["trial"],
@@ -88,19 +75,10 @@ METHODS = {  # overridden or called, with their parameters
         "reset_prefix_cache": [],
     },
 }
-TRAINER_STATE = [
-    "_buffered_inputs",
-    "_is_vlm",
-    "_logs",
-    "_metrics",
-    "_multi_environment",
-    "_pending_extra_logs",
-    "_pending_metrics",
-    "_step",
-    "_tokenizer",
-]
+TRAINER_STATE = ["_buffered_inputs", "_is_vlm", "_logs", "_metrics", "_multi_environment", "_pending_extra_logs"]
+TRAINER_STATE += ["_pending_metrics", "_step", "_tokenizer"]
 CARD = ["_name", "_paper", "_tag_names"]
-# Each has a test of its own below.
+# Each has a test below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
 # Overrides of these are rejected by name where prompts come from the queue.
 DATA_LOADING = ["_get_collator_with_removed_columns", "_get_dataloader", "_remove_unused_columns"]
@@ -112,12 +90,12 @@ ENGINE_STATE = ["_dist", "_last_loaded_step", "_llm_weights_sleeping"]
 )
 def test_methods_have_the_expected_parameters(owner, method):
     found, expected = list(inspect.signature(getattr(owner, method)).parameters), ["self", *METHODS[owner][method]]
-    if expected[-1] is ...:  # the others are handed on as they are
+    if expected[-1] is ...:  # the others are passed on
         expected, found = expected[:-1], found[: len(expected) - 1]
     assert found == expected, f"ada_trl relies on {owner.__name__}.{method}: it has changed."
 
 
-def test_no_private_name_is_relied_on_that_is_not_listed_here():
+def test_every_private_name_of_trl_in_use_is_listed_here():
     """All names in the package that begin with one underscore and that occur in TRL's trainer and engine too."""
     package, used, theirs = Path(ada_trl.__file__).parent, set(), set()
     for path in package.rglob("*.py"):
@@ -197,8 +175,8 @@ def test_state_exists(name, recorded):
     assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
 
 
-def test_nothing_collective_and_no_metric_before_generation(recorded):
-    """The rows of a round are prepared by a call that is left in `_generate`, on each process by itself."""
+def test_no_gather_and_no_metric_before_the_generation(recorded):
+    """The rows of a round are prepared by a call that is left in `_generate`, on each process separately."""
     before, called = {k: len(v) for k, v in recorded._metrics["train"].items()}, []
 
     class Left(Exception):
@@ -217,7 +195,7 @@ def test_nothing_collective_and_no_metric_before_generation(recorded):
             GRPOTrainer._generate_and_score_completions(recorded, [{"prompt": "1+2="}] * 3)
     finally:
         del recorded._generate, recorded.accelerator.gather
-    assert called == [["1+2="] * 3], "GRPOTrainer asks for other rows than it was given."
+    assert called == [["1+2="] * 3], "GRPOTrainer generates for other rows than it was given."
     assert {k: len(v) for k, v in recorded._metrics["train"].items()} == before
 
 
@@ -304,11 +282,10 @@ def test_the_tool_loop_returns_its_counts_before_the_images(tmp_path):
     ids = trainer._tokenizer(["A.<|im_end|>", "No.<|im_end|>"])["input_ids"]
     results = GRPOTrainer._tool_call_loop(trainer, prompts, [[1], [1]], ids, completions, None, None, {})
     assert len(results) == 7 and results[4:6] == (1, 1), "One call, which failed."
-    assert results[6] == [[], []], "A list per row, so that a column without values is told from one with."
+    assert results[6] == [[], []], "A list per row, so that a column without values can be recognized."
 
 
-def test_the_names_that_are_looked_up_in_trls_module():
-    """They are replaced while one of our trainers needs it, and the same objects as before at all other times."""
+def test_globals_of_trls_module_are_replaced_only_while_they_are_needed():
     trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=gather))
     assert grpo_trainer.gather is gather and grpo_trainer.VLLMGeneration is VLLMGeneration
     with rank_local_collectives(trainer), vllm_generation_class():
@@ -342,25 +319,25 @@ def test_state_of_the_engine(monkeypatch):
         assert hasattr(engine, name), f"VLLMGeneration.{name} is gone."
 
 
-def test_everything_that_the_client_sends_goes_through_what_is_replaced():
-    """`_get`, `_post`, `check_server`, and a session of which only `get`, `post` and three attributes are used."""
+def test_all_requests_of_the_client_go_through_replaced_methods():
+    """These are `_get`, `_post`, `check_server`, and a session of which only `get`, `post` and `mount` are used."""
     answers = SimpleNamespace(
         status_code=200, text="", json=lambda: {"features": {"mm_hashes": []}, "vllm_config": {}}
     )
-    asked = []
+    requested = []
 
     def ask(url, **kwargs):
-        asked.append(url)
+        requested.append(url)
         return answers
 
     client = object.__new__(VLLMClient)
     client.base_url, client.model, client.session = "http://server", "model", SimpleNamespace(get=ask, post=ask)
     image = SimpleNamespace(save=lambda buffer, format: buffer.write(b"pixels"))
     assert client.image_features([[image]]) == [{"mm_hashes": []}] and client.get_server_info() == {}
-    assert asked == ["http://server/v1/chat/completions/render", "http://server/server_info"]
+    assert requested == ["http://server/v1/chat/completions/render", "http://server/server_info"]
     source = inspect.getsource(vllm_client)
     assert len(re.findall(r"\brequests\.(get|post|request)\(", source)) == 1, (
-        "More than `check_server` asks on its own."
+        "More than `check_server` sends requests without the session."
     )
     assert set(re.findall(r"self\.session\.(\w+)", source)) == {"get", "post", "mount"}
 

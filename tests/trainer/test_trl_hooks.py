@@ -112,7 +112,7 @@ def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_p
 # Threads
 
 
-def test_only_the_thread_that_asks_for_it_is_local():
+def test_collectives_are_disabled_for_one_thread_only():
     def collective(tensor):
         return "everyone's"
 
@@ -138,7 +138,7 @@ def test_only_the_thread_that_asks_for_it_is_local():
     assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not collectives_disabled()
 
 
-def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
+def test_our_vllm_generation_is_built_in_one_thread_only(monkeypatch):
     built = []
 
     class Plain:
@@ -158,7 +158,7 @@ def test_only_the_thread_that_asked_for_it_builds_our_engine(monkeypatch):
 
 
 class Scripted(AdaGRPOTrainer):
-    """Draws its completions from a generator of its own, and remembers its pools and its collective calls."""
+    """Draws its completions from a separate random generator, and keeps its pools and the number of its collective calls."""
 
     def prepare(self):
         self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()
@@ -237,7 +237,7 @@ def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_p
 
 
 class Late(Counting):
-    """Nobody is right in a prompt's first round, so that there is a second one."""
+    """No rollout of a prompt's first round is right, so that there is a second round."""
 
     made = 0
 
@@ -248,7 +248,7 @@ class Late(Counting):
         return float(self.resets[self.target] > 32 and super().get_reward())
 
 
-def test_environments_after_a_step_are_those_that_its_rows_were_played_in(tmp_path):
+def test_environments_after_a_step_are_those_of_its_rows(tmp_path):
     Counting.resets.clear()
     Late.made, seen = 0, []
     rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]}
@@ -291,14 +291,14 @@ def test_a_failed_step_loses_no_environment(tmp_path):
     assert len(trainer._environment_pool[None]) == 32
 
 
-def test_an_environment_that_cannot_leave_its_process_stays():
+def test_an_environment_that_cannot_be_pickled_is_not_sent():
     completion = Completion(([1], [2]), {"prompt": "1+2="}, {}, 1, False, threading.Lock())
     assert _portable(completion) == completion._replace(environment=None)
     counting = completion._replace(environment=Counting())
     assert _portable(counting) is counting
 
 
-# Refusals
+# Rejected arguments
 
 
 def rollout(prompts, trainer):
@@ -323,7 +323,7 @@ def rollout(prompts, trainer):
     ],
     ids=["rollout_func", "environment", "vision", "success_reward"],
 )
-def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, given, message, tmp_path, monkeypatch):
+def test_unsupported_arguments_are_rejected_before_a_model_is_loaded(options, given, message, tmp_path, monkeypatch):
     @functools.wraps(GRPOTrainer.__init__)
     def init(self, *args, **kwargs):
         raise AssertionError("GRPOTrainer was built first.")
@@ -336,7 +336,7 @@ def test_what_the_arguments_show_is_refused_before_a_model_is_loaded(options, gi
         AdaGRPOTrainer("org/never-loaded", even_reward, args, prompt_dataset(), **given)
 
 
-def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch):
+def test_an_unsupported_processor_is_rejected_after_it_was_loaded(tmp_path, monkeypatch):
     model, processor = tiny_vision_language_model(chat_tokenizer())
     monkeypatch.setattr("trl.trainer.grpo_trainer.AutoProcessor.from_pretrained", lambda *args, **kwargs: processor)
     args = config(tmp_path, **QUICK | {"adaptive_sampling": "est-value"})
@@ -344,7 +344,7 @@ def test_what_only_a_loaded_processor_shows_is_refused_too(tmp_path, monkeypatch
         AdaGRPOTrainer(model, even_reward, args, prompt_dataset())
 
 
-def test_a_second_call_of_train_makes_its_own_rollouts(tmp_path):
+def test_a_second_call_of_train_generates_again(tmp_path):
     trainer = build(tmp_path, num_iterations=2, max_steps=3)
     steps, plan = [], trainer._plan_step
     trainer._plan_step = lambda inputs: (steps.append(trainer.state.global_step), plan(inputs))[1]

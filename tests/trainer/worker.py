@@ -1,6 +1,6 @@
 """
-One of several processes that run scripted trainings after one another; `run` says how each ended. As a module, it writes
-that to `<output_dir>/rank<i>.json`.
+One of several processes that run scripted trainings one after another. `run` returns the outcome of one of them; as a module,
+all outcomes are written to `<output_dir>/rank<i>.json`.
 """
 
 import gc
@@ -33,16 +33,16 @@ class RecordedRounds(MultiRoundSampling):
     def build_sampler(self, plan):
         trainer, owners = self.trainer, plan.prompts.row_ranks
         sampler = super().build_sampler(plan)
-        generate, trainer.sampler, requested = sampler.generate, sampler, set()
+        generate, trainer.sampler, generated = sampler.generate, sampler, set()
 
         def remember(rows, first_round):
-            requested.update(sampler.dataset_row_index(*row) for row in rows)
+            generated.update(sampler.dataset_row_index(*row) for row in rows)
             trainer.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
             return generate(rows, first_round)
 
         sampler.generate = remember
         own = {prompt for prompt, owner in enumerate(owners) if owner == trainer.accelerator.process_index}
-        trainer.traffic.append({"requested": requested, "own": own, "owners": owners})
+        trainer.traffic.append({"generated": generated, "own": own, "owners": owners})
         return sampler
 
     def sample(self, plan):
@@ -55,7 +55,7 @@ class RecordedRounds(MultiRoundSampling):
 
 
 class Scripted(AdaGRPOTrainer):
-    """What is generated depends on the prompt and the draw, not on the process that generates it."""
+    """Completions depend on the prompt and the draw, not on the process that generates them."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -95,7 +95,7 @@ class Scripted(AdaGRPOTrainer):
 
 @contextmanager
 def counted_gathers():
-    """A list of the bytes of each object that this process sends to all others."""
+    """The number of bytes of each object that this process sends to all others."""
     sizes, original = [], torch.distributed.all_gather_object
 
     def count(objects, own, *args, **kwargs):
@@ -107,7 +107,7 @@ def counted_gathers():
 
 
 class PlayersOnOneProcess(ToolUser):
-    """Uses the tools of its environment on the main process only, so that the others take fewer turns."""
+    """Its policy uses tools on the main process only, so that the other processes take fewer turns."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         if self.accelerator.is_main_process:
@@ -116,7 +116,7 @@ class PlayersOnOneProcess(ToolUser):
 
 
 def play(output_dir: str, options: dict) -> dict:
-    """One training in an environment; what happened on this process."""
+    """One training with an environment; returns its outcome on this process."""
     args = config(output_dir, **QUICK | {"max_steps": 1, "max_completion_length": 256} | options)
     tokenizer = chat_tokenizer()
     trainer = PlayersOnOneProcess(
@@ -141,7 +141,7 @@ def play(output_dir: str, options: dict) -> dict:
 
 
 def run(output_dir: str, options: dict) -> dict:
-    """One training, as `options` say: fields of the configuration, and how rewards behave."""
+    """One training with `options`: fields of the configuration, and the behaviour of the reward function."""
     options = dict(options)
     if options.pop("environment", False):
         return play(output_dir, options)
@@ -190,7 +190,7 @@ def run(output_dir: str, options: dict) -> dict:
 
 
 def _moved(trainer, before: list[torch.Tensor]) -> list[bool] | None:
-    """Whether each parameter is another than before, if this process has it all."""
+    """Whether each parameter has changed; `None` if this process has only a shard of it."""
     after = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
     if any(isinstance(a, DTensor) or a.shape != b.shape for a, b in zip(after, before, strict=True)):
         return None
@@ -198,7 +198,7 @@ def _moved(trainer, before: list[torch.Tensor]) -> list[bool] | None:
 
 
 def shard_on_cpu() -> None:
-    """accelerate shards on accelerators only, though torch and DeepSpeed can do so on CPUs: pretend to be one."""
+    """Let accelerate take the CPU for an accelerator: it shards only on those, although torch and DeepSpeed can shard on CPUs."""
     PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_XPU)
     QUICK["use_cpu"] = False
 
