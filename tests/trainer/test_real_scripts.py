@@ -346,7 +346,7 @@ INVALID_REWARDS = [
 ]
 
 
-@pytest.mark.parametrize("value", INVALID_REWARDS, ids=repr)
+@pytest.mark.parametrize("value", INVALID_REWARDS, ids=lambda value: type(value).__name__)
 def test_rewards_of_the_wrong_kind_name_the_function(value):
     with pytest.raises(ValueError, match="The reward function 'wrong' returned .*must return one number or None per"):
         check_rewards(value, "wrong")
