@@ -229,6 +229,7 @@ def language(runs: pd.DataFrame, prompt_set: str) -> Figure:
 
 def draw_zero_variance(axis, runs: pd.DataFrame, prompt_set: str, scale: float = 1) -> None:
     """Fraction of groups of four rollouts with zero reward variance before training, by family."""
+    runs = equal_tokens_runs(runs)  # the runs of the paper's protocol start from another base model
     families = runs[(runs["family"] != "all") & (runs["step"] == 0) & (runs["prompt_set"] == prompt_set)]
     shares = scale * families.groupby("family")["frac_zero_variance"].mean().sort_values()
     axis.barh(shares.index, shares, color=COLORS[REFERENCE])

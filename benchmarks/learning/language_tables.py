@@ -360,10 +360,11 @@ def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     for column in ("accuracy", "pass@16"):
         difference = paired_difference(final(own, column), final(reference, column))
         results.append(f"{column}: {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+    steps = int(mean_of(final(own, "step"))[0])
     cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
     return (
-        f"**Equal steps** (the paper's comparison): {paper_name(method)} generates {cost:.1f} times as many tokens as "
-        f"{REFERENCE}; {'; '.join(results)}."
+        f"**Equal steps** (the paper's comparison: 16 prompts per step, {steps} steps, another base model): "
+        f"{paper_name(method)} generates {cost:.1f} times as many tokens as {REFERENCE}; {'; '.join(results)}."
     )
 
 
