@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     What to expect of a prompt, one number per pass rate, `(num_pass_rates,)` each.
 
     Args:
-        zero_signal (`np.ndarray`):
+        zero_gradient (`np.ndarray`):
             Probability that all advantages of the group trained on are 0.
         rollouts (`np.ndarray`):
             Expected rollouts drawn.
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
             Expected rounds.
     """
 
-    zero_signal: np.ndarray
+    zero_gradient: np.ndarray
     rollouts: np.ndarray
     rounds: np.ndarray
 
@@ -160,6 +160,6 @@ def refill_outcome(pass_rates: ArrayLike, weights: ArrayLike, num_generations: i
     Returns:
         [`Outcome`]: of one place, arrays of shape `(1,)`.
     """
-    lost = float(np.dot(weights, single_round_outcome(pass_rates, num_generations).zero_signal))
+    lost = float(np.dot(weights, single_round_outcome(pass_rates, num_generations).zero_gradient))
     rounds = sum(lost**r for r in range(max_rounds))
     return Outcome(*(np.array([value]) for value in (lost**max_rounds, num_generations * rounds, rounds)))

@@ -54,7 +54,7 @@ def caption(zero_variance_share: float) -> str:
     grpo, ada = outcome(names.GRPO_4, CAPTION_RATE), outcome(names.SEQ_BALANCE, CAPTION_RATE)
     return (
         f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
-        f"gradient in {grpo.zero_signal:.0%} of the steps. Seq-balance reduces this to {ada.zero_signal:.0%}, with "
+        f"gradient in {grpo.zero_gradient:.0%} of the steps. Seq-balance reduces this to {ada.zero_gradient:.0%}, with "
         f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient, unless all rewards of "
         "the batch are equal. Right (measured): SmolLM2-135M-Instruct on eight families of reasoning tasks, where "
         f"{zero_variance_share:.0%} of GRPO's groups have zero reward variance before training. Lines: means over seeds. Bars: "
@@ -89,7 +89,7 @@ def draw_outcomes(zero_gradient, rollouts) -> None:
     """P(zero gradient) and expected rollouts by pass rate."""
     for method, compute in OUTCOMES.items():
         found, style = compute(PASS_RATES), {"color": COLORS[method], "linewidth": 2}
-        zero_gradient.plot(PASS_RATES, 100 * found.zero_signal, **style, label=names.short(method))
+        zero_gradient.plot(PASS_RATES, 100 * found.zero_gradient, **style, label=names.short(method))
         rollouts.plot(PASS_RATES, found.rollouts, **style)
     zero_gradient.set_title("P(zero gradient) by pass rate", **TITLE)
     zero_gradient.set(ylabel="%", ylim=(-3, 100))  # so that the line at 0 is not covered by the axis

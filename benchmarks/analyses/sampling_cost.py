@@ -49,7 +49,7 @@ def cells_of_prompts(rates: np.ndarray, weights: np.ndarray):
 
     def show(method: str, quota: int, largest: int) -> str:
         out = cost(method, quota, largest, rates)
-        return f"{weights @ out.rollouts:.1f} ({weights @ out.zero_signal:.1%})"
+        return f"{weights @ out.rollouts:.1f} ({weights @ out.zero_gradient:.1%})"
 
     return show
 

@@ -143,7 +143,7 @@ def test_simulated_sampling_agrees_with_the_closed_forms(mode):
         rounds = {name: options[name] for name in ("samples_per_round", "max_rounds")}
         exact = sequential_outcome(rates, args.exit_condition, **rounds)
     errors = 5 * np.array([0.5, args.max_rounds * 8]) / np.sqrt(SIMULATED_GROUPS)
-    assert with_gradient == pytest.approx(1 - exact.zero_signal.mean(), abs=errors[0])
+    assert with_gradient == pytest.approx(1 - exact.zero_gradient.mean(), abs=errors[0])
     assert rollouts == pytest.approx(exact.rollouts.mean(), abs=errors[1])
 
 

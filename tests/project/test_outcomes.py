@@ -69,7 +69,7 @@ def test_closed_forms_agree_with_the_scheduler(exit_condition, m, rounds, n):
     for i, p in enumerate(PASS_RATES):
         pools, collapsed = simulate(p, prompts, exit_condition, m, rounds, n)
         sizes = np.array([len(pool) for pool in pools])
-        zero = outcome.zero_signal[i]
+        zero = outcome.zero_gradient[i]
         close_to(np.mean(collapsed), zero, zero * (1 - zero), prompts)
         spread = exact.probability[i] @ (exact.draws - outcome.rollouts[i]) ** 2
         close_to(sizes.mean(), outcome.rollouts[i], spread, prompts)
@@ -87,16 +87,16 @@ def test_closed_forms_agree_with_the_scheduler(exit_condition, m, rounds, n):
 def test_the_documented_special_cases():
     p = np.linspace(0, 1, 21)
     pos = sequential_outcome(p, ExitCondition(1), samples_per_round=8, max_rounds=4)
-    assert pos.zero_signal == pytest.approx((1 - p) ** 32 + p**8)
+    assert pos.zero_gradient == pytest.approx((1 - p) ** 32 + p**8)
     inner = slice(1, None)
     assert pos.rounds[inner] == pytest.approx((1 - (1 - p[inner]) ** 32) / (1 - (1 - p[inner]) ** 8))
     for quota in (1, 2, 3):
         balance = sequential_outcome(p, ExitCondition(quota, 2), samples_per_round=8, max_rounds=4)
-        assert balance.zero_signal == pytest.approx(p**32 + (1 - p) ** 32)
+        assert balance.zero_gradient == pytest.approx(p**32 + (1 - p) ** 32)
     uniform = sequential_outcome(p, ONCE, samples_per_round=6, max_rounds=1)
     for got, expected in zip(single_round_outcome(p, 6), uniform, strict=True):
         assert got == pytest.approx(expected)
-    assert single_round_outcome([0.5, 0.1], [2, 4]).zero_signal == pytest.approx([0.5, 0.1**4 + 0.9**4])
+    assert single_round_outcome([0.5, 0.1], [2, 4]).zero_gradient == pytest.approx([0.5, 0.1**4 + 0.9**4])
 
 
 def test_large_rounds_do_not_overflow():
@@ -164,10 +164,10 @@ def test_what_the_counts_determine_is_recovered(name):
         of_counts = weights @ binomial_probability(rates, 16)  # (17,)
         assert of_counts @ shares == pytest.approx(truth)
         error = math.sqrt(of_counts @ (shares - truth) ** 2 / prompts)
-        got = fitted.weights @ single_round_outcome(fitted.pass_rates, n).zero_signal
+        got = fitted.weights @ single_round_outcome(fitted.pass_rates, n).zero_gradient
         assert got == pytest.approx(truth, abs=5 * error)
         if name in ("one kind", "two kinds") and n in (4, 8):  # the raw histogram is wider than the truth
-            raw = single_round_outcome(positives / 16, n).zero_signal.mean()
+            raw = single_round_outcome(positives / 16, n).zero_gradient.mean()
             assert abs(raw - truth) > 10 * error
 
 
