@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import Pool, Rollout, eliminate
+from ada_trl.core import Pool, Rollout
+from benchmarks.common import bernoulli_pools
 
 
 def pool_of(*rewards, threshold=0.7):
@@ -18,20 +19,8 @@ def pools_of(rows):
 
 def sample_pools(pass_rates, exit_condition, *, samples_per_round, max_rounds, seed=0):
     """Pools of binary rewards, one per entry of `pass_rates`."""
-    rng = np.random.default_rng(seed)
-
-    def sample_round(requests):
-        rewards = (rng.random(len(requests)) < pass_rates[[prompt for prompt, _ in requests]]).astype(float).tolist()
-        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, rewards, strict=True)]
-
-    return eliminate(
-        len(pass_rates),
-        sample_round,
-        exit_condition,
-        samples_per_round=samples_per_round,
-        max_rounds=max_rounds,
-        positive_threshold=0.7,
-    )
+    sizes = {"samples_per_round": samples_per_round, "max_rounds": max_rounds}
+    return bernoulli_pools(pass_rates, np.random.default_rng(seed), exit_condition, **sizes)
 
 
 def assert_mean(samples, expected, scale=None):
