@@ -37,7 +37,7 @@ async def truncate(call):
 
 
 async def drip(call):
-    """Never silent for long, never complete."""
+    """Send bytes at short intervals, without an end."""
     response = web.StreamResponse()
     await response.prepare(call.request)
     for _ in range(600):

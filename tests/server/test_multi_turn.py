@@ -112,17 +112,17 @@ def build_with_images(tmp_path, server, reward=None, **options):
 
 
 def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
-    asked, failed = Counter(), []
+    requested, failed = Counter(), []
 
     async def describes(call):
         if not failed:
             failed.append(call)
             return await fail(call)
-        asked[color_of(call)] += 1
+        requested[color_of(call)] += 1
         (place,) = call.features["mm_placeholders"]["image"]
         assert call.tokenizer(call.prompt)["input_ids"].index(PROCESSOR.image_token_id) == place["offset"]
         assert place["length"] == 4
-        first_of_red = asked[255, 0, 0] == 1 and color_of(call)[0] == 255
+        first_of_red = requested[255, 0, 0] == 1 and color_of(call)[0] == 255
         return answer(call, ["Red."] * call.n if first_of_red else ["Red.", "No."] * (call.n // 2))
 
     def reward(prompts, completions, image, **kwargs):
@@ -133,24 +133,26 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
         trainer = build_with_images(tmp_path, server, reward)
         trainer.train()
     # One request each, and a second round of the red picture; the retry was not counted.
-    assert asked == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}
+    assert requested == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}
     assert trainer.state.log_history[0]["ada/frac_exit_condition_met"] == 1
     assert trainer.state.log_history[0]["ada/vllm/retries"] == 1
     assert len(trainer.output["pixel_values"]) == 16
 
 
 def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path):
-    asked = []
+    requested = []
 
     async def half_red(call):
-        asked.append(color_of(call))
+        requested.append(color_of(call))
         return answer(call, ["Red.", "No."] * (call.n // 2))
 
     with FakeServer(half_red, CHAT, VISION) as server:
         options = {"baseline": "batch", "num_generations": 4, "max_staleness": 1, "max_steps": 3}
         trainer = build_with_images(tmp_path, server, **UNIFORM | options)
         trainer.train()
-    assert Counter(asked) == dict.fromkeys(asked[:4], 3)  # four pictures in each of three steps, each sent once
+    assert Counter(requested) == dict.fromkeys(
+        requested[:4], 3
+    )  # four pictures in each of three steps, each sent once
     logs = [step for step in trainer.state.log_history if "ada/staleness" in step]
     assert [step["ada/staleness"] for step in logs] == [0, 1, 1]
 
