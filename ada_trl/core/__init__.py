@@ -11,7 +11,7 @@ Pure Python and NumPy implementation of the algorithm, without torch and TRL.
 | Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; value networks are in `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
-Not in the paper: [`batch_leave_one_out_baseline`], [`posterior_advantages`] with a [`RewardEstimator`], and [`JointPassRate`].
+Not in the paper: [`batch_leave_one_out_baselines`], [`posterior_baselines`] with a [`RewardEstimator`], and [`JointPassRate`].
 """
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight
@@ -19,9 +19,9 @@ from .allocation import allocate, check_budget
 from .baselines import (
     BaselineEstimate,
     add_batch_information,
-    batch_leave_one_out_baseline,
+    baseline_advantages,
+    batch_leave_one_out_baselines,
     explained_variance,
-    posterior_advantages,
     posterior_baselines,
     shift_by_batch_residual,
 )

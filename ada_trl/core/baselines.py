@@ -9,14 +9,62 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .advantages import PromptWeighting, clip_advantage, prompt_weight
+from .advantages import clip_advantage
 from .pool import Pool
 
 
-LARGEST_POOL = 32  # rollouts, M · N of the paper
 LEVEL_SHIFT = 5.0  # standard errors of a mean residual that show a change of the common mean
 ROUNDING = 1e-12  # relative error of a sum of the rewards of a batch
 LARGEST_DEVIATION = 1.5  # scaled residuals (r − b) / σ are clipped to ± this
+
+
+def batch_leave_one_out_baselines(pools: Sequence[Pool]) -> list[list[float]]:
+    """
+    Compute b_i = Σ_{j ≠ i} r_j / (N − 1), the mean reward of all other rollouts of the generation (RLOO over the batch).
+
+    Returns:
+        `list[list[float]]`: b_i for the rollouts of each pool, in their order; NaN for rollouts without a reward, and if no other
+        rollout has one.
+    """
+    rewards = [reward for pool in pools for reward in pool.rewards]
+    total, num_others = math.fsum(rewards), len(rewards) - 1
+    if num_others < 1:
+        return [[math.nan] * len(pool) for pool in pools]
+    return [[(total - rollout.reward) / num_others for rollout in pool.rollouts] for pool in pools]
+
+
+def baseline_advantages(
+    pool: Pool, baselines: Sequence[float], *, weight: float = 1.0, std: float | None = None
+) -> list[float]:
+    """
+    Compute A_i = w · (r_i − b_i) [/ σ].
+
+    If w, b_i and σ do not depend on r_i, the expected gradient is exactly w · E[N] · ∇(mean reward). With σ it is the
+    gradient of the mean of the *clipped* rewards, divided by σ: outliers count, but do not dominate the update. Both hold
+    only if *all* rollouts of the pool are trained on; a selection of them makes the gradient biased again.
+
+    Args:
+        pool (`Pool`), baselines (`Sequence[float]`):
+            All rollouts of the prompt in this step, and b_i of each.
+        weight (`float`, *optional*, defaults to `1.0`):
+            w, the prompt weight.
+        std (`float`, *optional*):
+            σ to divide by, from rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ
+            is clipped to ±[`LARGEST_DEVIATION`], and 0 if σ is 0, because the scale is unknown then.
+
+    Returns:
+        `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 where b_i is NaN.
+    """
+    advantages = []
+    for rollout, baseline in zip(pool.rollouts, baselines, strict=True):
+        # Where all rewards are equal, a baseline from their sum may differ by rounding; the advantage is 0 nevertheless.
+        is_equal = math.isclose(rollout.reward, baseline, rel_tol=ROUNDING)
+        residual = 0.0 if is_equal or math.isnan(baseline) else rollout.reward - baseline
+        if std is not None:
+            scaled = residual / std if std > 0 else 0.0
+            residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
+        advantages.append(clip_advantage(weight * residual))
+    return advantages
 
 
 class BaselineEstimate(NamedTuple):
@@ -29,16 +77,12 @@ class BaselineEstimate(NamedTuple):
         pseudo_counts (`float`):
             s ≥ 0, the number of rollouts that the estimate is worth.
         pass_rate (`float`):
-            p̂, the estimated share of positive rollouts, between 0 and 1, from which the prompt weight is computed.
+            p̂, the estimated share of positive rollouts, between 0 and 1, for the prompt weight.
     """
 
     mean: float
     pseudo_counts: float
     pass_rate: float
-
-    def weight(self, weighting: PromptWeighting) -> float:
-        """Return the prompt weight, independent of this step's rollouts: [`prompt_weight`] for the paper's largest pool, 32."""
-        return prompt_weight(self.pass_rate, LARGEST_POOL, weighting)
 
     def updated(self, rewards: Sequence[float]) -> "BaselineEstimate":
         """Return the estimate after also observing `rewards`. The pass rate, and so the prompt weight, stays the same."""
@@ -201,60 +245,6 @@ def add_batch_information(
         rewards = [reward for j in copies[key] if j != i for reward in pools[j].rewards]
         updated.append(estimate.updated(rewards))
     return updated
-
-
-def batch_leave_one_out_baseline(pools: Sequence[Pool], pass_rates: Sequence[float]) -> list[BaselineEstimate]:
-    """
-    Estimate each prompt's mean reward by the mean over the other prompts of the step, worth as many rollouts as they have.
-    With it, [`posterior_baselines`] is the mean of *all other* rollouts of the step, b_i = Σ_{j ≠ i} r_j / (N − 1).
-
-    Args:
-        pass_rates (`Sequence[float]`):
-            p̂ from which the prompt weights are computed, independent of this step's rollouts.
-    """
-    without_information = [BaselineEstimate(0.0, 0.0, pass_rate) for pass_rate in pass_rates]
-    means = shift_by_batch_residual(without_information, pools, shrinkage=0.0)
-    num_others = sum_over_others(np.array([len(pool.rewards) for pool in pools], dtype=float)).tolist()
-    return [estimate._replace(pseudo_counts=number) for estimate, number in zip(means, num_others, strict=True)]
-
-
-def posterior_advantages(
-    pool: Pool,
-    estimate: BaselineEstimate,
-    *,
-    weighting: PromptWeighting = "none",
-    std: float | None = None,
-) -> list[float]:
-    """
-    Compute A_i = w(p̂) · (r_i − b_i) [/ σ], with b_i from [`posterior_baselines`] and p̂ from the estimate.
-
-    Weight, b_i and σ do not depend on r_i, so the expected gradient is exactly w · E[N] · ∇(mean reward). With σ it is the
-    gradient of the mean of the *clipped* rewards, divided by σ: outliers count, but do not dominate the update. Both hold
-    only if *all* rollouts of the pool are trained on; a selection of them makes the gradient biased again.
-
-    Args:
-        pool (`Pool`), estimate ([`BaselineEstimate`]):
-            As in [`posterior_baselines`].
-        weighting (`str` or `float`, *optional*, defaults to `"none"`):
-            See [`BaselineEstimate.weight`].
-        std (`float`, *optional*):
-            σ to divide by, from rewards that these rollouts have no influence on; `None` does not divide. (r_i − b_i) / σ
-            is clipped to ±[`LARGEST_DEVIATION`], and 0 if σ is 0, because the scale is unknown then.
-
-    Returns:
-        `list[float]`: one advantage per rollout of the pool, in their order; exactly 0 for rollouts without a reward.
-    """
-    weight = estimate.weight(weighting)
-    advantages = []
-    for rollout, baseline in zip(pool.rollouts, posterior_baselines(pool, estimate), strict=True):
-        # Where all rewards are equal, a baseline from their sum may differ by rounding; the advantage is 0 nevertheless.
-        is_equal = math.isclose(rollout.reward, baseline, rel_tol=ROUNDING)
-        residual = 0.0 if is_equal or math.isnan(baseline) else rollout.reward - baseline
-        if std is not None:
-            scaled = residual / std if std > 0 else 0.0
-            residual = max(-LARGEST_DEVIATION, min(LARGEST_DEVIATION, scaled))
-        advantages.append(clip_advantage(weight * residual))
-    return advantages
 
 
 def explained_variance(pools: Sequence[Pool], baselines: Sequence[Sequence[float]]) -> float:

@@ -10,8 +10,9 @@ from .baselines import (
     BaselineEstimate,
     ResidualSums,
     add_batch_information,
-    batch_leave_one_out_baseline,
+    batch_leave_one_out_baselines,
     is_level_shift,
+    posterior_baselines,
     residual_of_others,
 )
 from .grid_selector import GridSelector
@@ -139,7 +140,7 @@ class RewardEstimator:
 
     Changes of the reward function: a shift of all rewards is corrected within the generation in which it happens
     ([`~core.baselines.is_level_shift`]). While the estimate's recent squared error is more than twice that of the batch mean
-    (rewards have become much smaller, say, and histories are in the old units), [`compute_baseline`] returns the batch mean.
+    (rewards have become much smaller, say, and histories are in the old units), [`compute_baselines`] returns the batch mean.
     When the running standard deviation restarts, histories and errors are dropped as well.
 
     The estimates are equivariant: shifting all rewards by a constant or multiplying them by a positive one does the same to
@@ -193,7 +194,7 @@ class RewardEstimator:
         return PromptFeatures(list(keys), predictions, *history.transpose(1, 2, 0))
 
     def estimate(self, features: PromptFeatures, pass_rates: Sequence[float]) -> list[BaselineEstimate]:
-        """Estimate the mean rewards, one per prompt; prompt weights will be computed from `pass_rates`."""
+        """Estimate the mean rewards, one per prompt; `pass_rates` are for the prompt weights."""
         value_weight, decay, pseudo_count, _ = self.selector.indices
         deviations, total_counts = self._posterior(features)
         selected_deviations = deviations[value_weight, decay, pseudo_count]  # (P,)
@@ -203,16 +204,20 @@ class RewardEstimator:
             for deviation, count, rate in zip(selected_deviations, selected_counts, pass_rates, strict=True)
         ]
 
-    def compute_baseline(
+    def compute_baselines(
         self, estimates: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool]
-    ) -> list[BaselineEstimate]:
+    ) -> list[list[float]]:
         """
-        Add the rest of the generation to `estimates` ([`~core.add_batch_information`]), or replace them by the batch mean
-        while they are much worse. `keys` and `pools` have one entry per prompt.
+        Compute b_i for the rollouts of each pool: from `estimates` and the rest of the generation
+        ([`~core.add_batch_information`]), or the batch mean while the estimates are much worse. All arguments have one entry per
+        prompt.
         """
         if self.is_misled:
-            return batch_leave_one_out_baseline(pools, [estimate.pass_rate for estimate in estimates])
-        return add_batch_information(estimates, keys, pools, shrinkage=self.shrinkage, reward_std=self.reward_std.std)
+            return batch_leave_one_out_baselines(pools)
+        estimates = add_batch_information(
+            estimates, keys, pools, shrinkage=self.shrinkage, reward_std=self.reward_std.std
+        )
+        return [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]
 
     def observe(self, features: PromptFeatures, pools: Sequence[Pool]) -> None:
         """

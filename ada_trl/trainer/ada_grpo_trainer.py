@@ -421,8 +421,8 @@ class AdaGRPOTrainer(GRPOTrainer):
                 by_prompt = batch.first_row_states(states, self.accelerator.process_index)
                 batch.hidden_states = tracker.reader.all_gather_states(by_prompt)
             tracker.predict(batch.hidden_states)
-        estimates, stds = self.baseline.compute(batch.pools)
-        batch.compute_advantages(self.args, self.reward_weights.tolist(), estimates, stds)
+        values = self.baseline.compute(batch.pools)
+        batch.compute_advantages(self.args, self.reward_weights.tolist(), values)
         # Only now: no rollout may influence its own baseline or divisor.
         self.baseline.update(batch.pools)
         if tracker is not None:

@@ -5,35 +5,55 @@ To add a baseline, write a class with the methods of [`Baseline`] and return it 
 the trainer calls `compute`, which must not change any state, and after the advantages are known `update`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core import BaselineEstimate, Pool, RunningRewardStd, batch_leave_one_out_baseline
+from ..core import Pool, RunningRewardStd, batch_leave_one_out_baselines, prompt_weight
+from ..core.advantages import PromptWeighting
 from ..pass_rates.tracker import PassRateTracker
 from .ada_grpo_config import AdaGRPOConfig
 
 
-BaselineValues = tuple[list[BaselineEstimate] | None, list[float] | None]
+LARGEST_POOL = 32  # rollouts, M · N of the paper
+
+
+class BaselineValues(NamedTuple):
+    """
+    What is needed for the advantages A_i = w · (r_i − b_i) [/ σ] of one generation ([`~core.baseline_advantages`]), by prompt.
+
+    Args:
+        baselines (`list[list[float]]`):
+            b_i of each rollout of the prompt.
+        weights (`list[float]`):
+            w of each prompt, independent of this generation's rollouts.
+        stds (`list[float]`, *optional*):
+            σ; by default advantages are not divided.
+        pseudo_counts (`list[float]`, *optional*):
+            Number of rollouts that the estimate of each prompt's mean reward is worth, for the logs.
+    """
+
+    baselines: list[list[float]]
+    weights: list[float]
+    stds: list[float] | None = None
+    pseudo_counts: list[float] | None = None
 
 
 class Baseline(ABC):
     """Interface of the baselines. The same object exists on every rank and sees the pools of all ranks."""
 
     @abstractmethod
-    def compute(self, pools: Sequence[Pool]) -> BaselineValues:
+    def compute(self, pools: Sequence[Pool]) -> BaselineValues | None:
         """
-        Compute the baseline of each prompt of one generation, without changing any state. Collective.
+        Compute the baselines of one generation, without changing any state. Collective.
 
         Args:
             pools (`Sequence[Pool]`):
-                One pool per prompt of all ranks, `P` in all.
+                One pool per prompt of all ranks.
 
         Returns:
-            `tuple`: two lists of length `P`, or `None`. The first holds the estimates for
-            [`~core.posterior_advantages`]; `None` means that [`~core.group_advantages`] applies. The second holds the
-            standard deviations to divide by; `None` means that advantages are not divided.
+            [`BaselineValues`], or `None` for the mean of the prompt's own pool: [`~core.group_advantages`], which also corrects
+            for the selection of a group.
         """
 
     def update(self, pools: Sequence[Pool]) -> None:  # noqa: B027 # stateless baselines need none
@@ -50,8 +70,8 @@ class Baseline(ABC):
 class GroupMeanBaseline(Baseline):
     """b_i = mean reward of the prompt's own pool, as in GRPO and the paper. Stateless."""
 
-    def compute(self, pools: Sequence[Pool]) -> BaselineValues:
-        return None, None
+    def compute(self, pools: Sequence[Pool]) -> None:
+        return None
 
 
 class BatchLeaveOneOutBaseline(Baseline):
@@ -61,18 +81,22 @@ class BatchLeaveOneOutBaseline(Baseline):
     Args:
         scaled (`bool`):
             Whether advantages are divided by the running standard deviation of earlier generations' rewards.
+        weighting (`str` or `float`):
+            See [`~core.prompt_weight`].
         tracker ([`~pass_rates.tracker.PassRateTracker`], *optional*):
-            Source of the pass rates for prompt weights; `None` if nothing depends on them.
+            Source of the pass rates for prompt weights; without it all weights are 1.
     """
 
-    def __init__(self, *, scaled: bool, tracker: PassRateTracker | None = None):
-        self.scaled, self.tracker = scaled, tracker
+    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: PassRateTracker | None = None):
+        self.scaled, self.weighting, self.tracker = scaled, weighting, tracker
         self.reward_std = RunningRewardStd()
 
     def compute(self, pools: Sequence[Pool]) -> BaselineValues:
-        rates = [math.nan] * len(pools) if self.tracker is None else self.tracker.shared_estimates()
+        weights = [1.0] * len(pools)
+        if self.tracker is not None:
+            weights = [prompt_weight(p, LARGEST_POOL, self.weighting) for p in self.tracker.shared_estimates()]
         stds = self.reward_std.reward_stds(pools) if self.scaled else None
-        return batch_leave_one_out_baseline(pools, rates), stds
+        return BaselineValues(batch_leave_one_out_baselines(pools), weights, stds)
 
     def update(self, pools: Sequence[Pool]) -> None:
         self.reward_std.observe([reward for pool in pools for reward in pool.rewards])
@@ -96,28 +120,32 @@ class EmpiricalBayesBaseline(Baseline):
     regression targets depend on it, and `PassRateTracker.save` writes both.
 
     Args:
-        scaled (`bool`):
+        scaled (`bool`), weighting (`str` or `float`):
             As in [`BatchLeaveOneOutBaseline`].
         tracker ([`~pass_rates.tracker.PassRateTracker`]):
             Estimates of the prompts that were sampled last, and their estimator.
     """
 
-    def __init__(self, *, scaled: bool, tracker: PassRateTracker):
+    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: PassRateTracker):
         assert tracker.reward_estimator is not None
-        self.scaled, self.tracker, self.estimator = scaled, tracker, tracker.reward_estimator
+        self.scaled, self.weighting = scaled, weighting
+        self.tracker, self.estimator = tracker, tracker.reward_estimator
 
     def compute(self, pools: Sequence[Pool]) -> BaselineValues:
-        estimates = self.estimator.compute_baseline(
-            self.tracker.baseline_estimates(), self.tracker.predictions.keys, pools
+        estimates = self.tracker.baseline_estimates()
+        return BaselineValues(
+            self.estimator.compute_baselines(estimates, self.tracker.predictions.keys, pools),
+            [prompt_weight(estimate.pass_rate, LARGEST_POOL, self.weighting) for estimate in estimates],
+            self.estimator.reward_std.reward_stds(pools) if self.scaled else None,
+            [estimate.pseudo_counts for estimate in estimates],
         )
-        return estimates, self.estimator.reward_std.reward_stds(pools) if self.scaled else None
 
 
 def build_baseline(args: AdaGRPOConfig, tracker: PassRateTracker | None) -> Baseline:
     """Return the baseline that `args` select; `tracker` is needed where pass rates or rewards are estimated."""
-    scaled = args.scale_rewards == "batch"
+    scaled, weighting = args.scale_rewards == "batch", args.prompt_weighting
     if args.baseline == "batch":
-        return BatchLeaveOneOutBaseline(scaled=scaled, tracker=tracker)
+        return BatchLeaveOneOutBaseline(scaled=scaled, weighting=weighting, tracker=tracker)
     if tracker is not None and tracker.reward_estimator is not None:
-        return EmpiricalBayesBaseline(scaled=scaled, tracker=tracker)
+        return EmpiricalBayesBaseline(scaled=scaled, weighting=weighting, tracker=tracker)
     return GroupMeanBaseline()

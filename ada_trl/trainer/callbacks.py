@@ -53,11 +53,6 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
             names += _GROUP_SHARES
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
-    if args.baseline == "batch":  # functions of the number of rollouts
-        names += [
-            f"ada/baseline/{name}"
-            for name in ("explained_variance", "explained_variance_leave_one_out", "pseudo_counts")
-        ]
     return set(names)
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,18 +12,18 @@ from ..core import (
     BaselineEstimate,
     Pool,
     Rollout,
+    baseline_advantages,
     explained_variance,
     group_advantages,
     normalize_rewards,
-    posterior_advantages,
     posterior_baselines,
     sampling_metrics,
 )
-from ..core.advantages import PromptWeighting
 from ..core.metrics import mean_and_std
 from ..core.pool import sample_std
 from ..sampling.rollout_sampler import Completion
 from .ada_grpo_config import AdaGRPOConfig
+from .baselines import BaselineValues
 
 
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
@@ -139,37 +138,24 @@ class RolloutBatch:
         return metrics | {"frac_reward_zero_std": [self.metrics["frac_reward_zero_std/first_round"]]}
 
     def compute_advantages(
-        self,
-        args: AdaGRPOConfig,
-        reward_weights: Sequence[float],
-        estimates: Sequence[BaselineEstimate] | None = None,
-        stds: Sequence[float] | None = None,
+        self, args: AdaGRPOConfig, reward_weights: Sequence[float], values: BaselineValues | None = None
     ) -> None:
         """
         Set the advantages, and add the metrics that depend on them.
 
         Args:
-            estimates (`Sequence[BaselineEstimate]`, *optional*):
-                Baseline of each prompt; by default the mean of its pool.
-            stds (`Sequence[float]`, *optional*):
-                With `estimates`, the standard deviation that each prompt's advantages are divided by.
+            values ([`~trainer.baselines.BaselineValues`], *optional*):
+                By default the baseline is the mean of each prompt's pool.
         """
-        weighting = args.prompt_weighting
-        baseline: dict[str, float] = {}
-        if estimates is None:
+        if values is None:
             self.advantages = pool_advantages(self.pools, self.groups, args, reward_weights)
         else:
-            divisors: Sequence[float | None] = stds or [None] * len(estimates)
-            # In the order of the group: rollouts of a server arrive in any order.
-            pools = [
-                Pool(pool.positive_threshold, sorted(pool.rollouts, key=attrgetter("draw_index")))
-                for pool in self.pools
-            ]
+            stds: Sequence[float | None] = values.stds or [None] * len(self.pools)
+            by_prompt = zip(self.pools, values.baselines, values.weights, stds, strict=True)
             self.advantages = [
-                posterior_advantages(pool, estimate, weighting=weighting, std=std)
-                for pool, estimate, std in zip(pools, estimates, divisors, strict=True)
+                baseline_advantages(pool, baselines, weight=weight, std=std)
+                for pool, baselines, weight, std in by_prompt
             ]
-            baseline = baseline_metrics(pools, estimates, weighting)
         sampling = sampling_metrics(
             self.pools,
             self.groups,
@@ -178,31 +164,26 @@ class RolloutBatch:
             samples_per_round=self.rollouts_per_round,
             max_rounds=args.sampling_strategy.rounds_per_step,
             num_generations=args.num_generations,
-            weighting=weighting,
+            weighting=args.prompt_weighting,
             is_on_distribution=self.is_on_distribution,
         )
         # The weights as applied, and an exit condition over several steps, take precedence over those of this step's pools alone.
-        self.metrics = sampling | self.metrics | baseline
+        self.metrics = sampling | self.metrics | ({} if values is None else baseline_metrics(self.pools, values))
 
 
-def baseline_metrics(
-    pools: Sequence[Pool], estimates: Sequence[BaselineEstimate], weighting: PromptWeighting
-) -> dict[str, float]:
+def baseline_metrics(pools: Sequence[Pool], values: BaselineValues) -> dict[str, float]:
     """
-    Compute the share of the rewards' variance that the baseline explains, the same for the leave-one-out mean of each prompt (of
-    prompts with several rollouts), the pseudo-counts of the baseline, and the prompt weights.
+    Compute the prompt weights, and for estimated baselines the share of the rewards' variance that they explain, the same for the
+    leave-one-out mean of each prompt (of prompts with several rollouts), and the pseudo-counts.
     """
-    baselines = [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]
-    no_information = BaselineEstimate(math.nan, 0.0, math.nan)
-    leave_one_out = [posterior_baselines(pool, no_information) for pool in pools]
-    weights = [estimate.weight(weighting) for estimate in estimates]
-    metrics = {
-        "prompt_weight/mean": math.fsum(weights) / len(weights),
-        "prompt_weight/max": max(weights),
-        "baseline/explained_variance": explained_variance(pools, baselines),
-        "baseline/explained_variance_leave_one_out": explained_variance(pools, leave_one_out),
-        "baseline/pseudo_counts": math.fsum(estimate.pseudo_counts for estimate in estimates) / len(estimates),
-    }
+    metrics = {"prompt_weight/mean": math.fsum(values.weights) / len(values.weights)}
+    metrics["prompt_weight/max"] = max(values.weights)
+    if values.pseudo_counts is not None:
+        no_information = BaselineEstimate(math.nan, 0.0, math.nan)
+        leave_one_out = [posterior_baselines(pool, no_information) for pool in pools]
+        metrics["baseline/explained_variance"] = explained_variance(pools, values.baselines)
+        metrics["baseline/explained_variance_leave_one_out"] = explained_variance(pools, leave_one_out)
+        metrics["baseline/pseudo_counts"] = math.fsum(values.pseudo_counts) / len(values.pseudo_counts)
     return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 

@@ -14,16 +14,16 @@ from ada_trl.core import (
     Rollout,
     RunningRewardStd,
     add_batch_information,
-    batch_leave_one_out_baseline,
+    baseline_advantages,
+    batch_leave_one_out_baselines,
     explained_variance,
-    posterior_advantages,
     posterior_baselines,
     prompt_weight,
     shift_by_batch_residual,
 )
 from ada_trl.core.baselines import LARGEST_DEVIATION
 
-from .simulation import pool_of, pools_of
+from .simulation import pool_of, pools_of, posterior_advantages
 
 
 NAN = math.nan
@@ -90,17 +90,17 @@ def test_the_expected_gradient_is_the_weight_times_the_rollouts_times_the_gradie
     answers, shape, estimate, weighting
 ):
     """Each round is compared with an estimate that includes the rounds before it, as with retries across steps."""
+    weight = prompt_weight(estimate.pass_rate, 32, weighting)
 
     def to_advantages(pool):
         advantages, current, size = [], estimate, SHAPES[shape][1]
         for start in range(0, len(pool), size):
             this_round = Pool(0.7, pool.rollouts[start : start + size])
-            advantages += posterior_advantages(this_round, current, weighting=weighting)
+            advantages += posterior_advantages(this_round, current, weight=weight)
             current = current.updated(this_round.rewards)
         return advantages
 
     gradient, num_rollouts = expectations(answers, shape, to_advantages)
-    weight = prompt_weight(estimate.pass_rate, 32, weighting)
     np.testing.assert_allclose(gradient, weight * num_rollouts * mean_reward_gradient(answers), rtol=1e-9, atol=1e-12)
 
 
@@ -154,8 +154,14 @@ def test_equal_rewards_of_a_batch_have_no_advantage(reward):
     """The mean of the others is a sum of rounded numbers, which differs from the reward in most sizes of a batch."""
     for size in range(2, 129):
         pools = [pool_of(reward)] * size
-        for pool, estimate in zip(pools, batch_leave_one_out_baseline(pools, [0.5] * size), strict=True):
-            assert posterior_advantages(pool, estimate) == [0.0], size
+        for pool, baselines in zip(pools, batch_leave_one_out_baselines(pools), strict=True):
+            assert baseline_advantages(pool, baselines) == [0.0], size
+
+
+def test_the_batch_baseline_is_the_mean_of_all_other_rollouts():
+    found = batch_leave_one_out_baselines([pool_of(1.0, NAN), pool_of(0.0, 4.0)])
+    assert found == [[2.0, pytest.approx(NAN, nan_ok=True)], [2.5, 0.5]]
+    assert np.isnan(batch_leave_one_out_baselines([pool_of(1.0, NAN), pool_of(NAN)])[0]).all()
 
 
 def test_scaled_residuals_are_clipped():
@@ -163,7 +169,7 @@ def test_scaled_residuals_are_clipped():
     scale.observe([0.0, 1e-6])
     pool = pool_of(1.0, -1.0)
     (std,) = scale.reward_stds([pool])
-    advantages = posterior_advantages(pool, BaselineEstimate(0.0, 1e9, 0.5), std=std)
+    advantages = baseline_advantages(pool, [0.0, 0.0], std=std)
     assert advantages == [LARGEST_DEVIATION, -LARGEST_DEVIATION]
 
 
@@ -204,8 +210,12 @@ def expected_batch_gradient(to_advantages):
     return gradient
 
 
-def batch_advantages(estimates, pools, stds=(None, None, None)):
-    return [posterior_advantages(pool, e, std=std) for pool, e, std in zip(pools, estimates, stds, strict=True)]
+def batch_advantages(baselines, pools, stds=(None, None, None)):
+    return [baseline_advantages(pool, b, std=std) for pool, b, std in zip(pools, baselines, stds, strict=True)]
+
+
+def posterior_baselines_of(estimates, pools):
+    return [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]
 
 
 def estimated(generations):
@@ -218,19 +228,21 @@ def estimated(generations):
 
 
 @pytest.mark.parametrize(
-    "compute_baseline",
+    "compute_estimates",
     [
-        lambda pools: batch_leave_one_out_baseline(pools, [0.5] * 3),
+        None,
         lambda pools: add_batch_information(estimated(0), "abc", pools, shrinkage=0.0),
         lambda pools: add_batch_information(estimated(5), "abc", pools, shrinkage=16.0),
         lambda pools: add_batch_information([BaselineEstimate(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
     ],
     ids=["batch", "first generation", "estimator", "copies of a prompt"],
 )
-def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward(compute_baseline):
+def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward(compute_estimates):
     def to_advantages(rewards):
         pools = pools_of(rewards)
-        return batch_advantages(compute_baseline(pools), pools)
+        if compute_estimates is None:
+            return batch_advantages(batch_leave_one_out_baselines(pools), pools)
+        return batch_advantages(posterior_baselines_of(compute_estimates(pools), pools), pools)
 
     np.testing.assert_allclose(expected_batch_gradient(to_advantages), TRUTH, rtol=1e-12)
 
@@ -260,7 +272,7 @@ def test_scaled_advantages_follow_the_gradient_of_the_clipped_reward(earlier):
 
     def to_advantages(rewards):
         pools = pools_of(rewards)
-        return batch_advantages(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, scale.reward_stds(pools))
+        return batch_advantages(batch_leave_one_out_baselines(pools), pools, scale.reward_stds(pools))
 
     expected = expected_batch_gradient(lambda rewards: clipped_reward_change(rewards, scale.reward_stds))
     np.testing.assert_allclose(expected_batch_gradient(to_advantages), expected, rtol=1e-12)
@@ -275,7 +287,7 @@ def batch_mean_including_the_reward(rewards):
 
 def std_including_the_reward(rewards):
     pools, std = pools_of(rewards), float(np.std(np.concatenate(rewards)))
-    return batch_advantages(batch_leave_one_out_baseline(pools, [0.5] * 3), pools, [std] * 3)
+    return batch_advantages(batch_leave_one_out_baselines(pools), pools, [std] * 3)
 
 
 def test_the_enumeration_finds_the_bias_of_wrong_batch_statistics():

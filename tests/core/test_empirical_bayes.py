@@ -15,8 +15,8 @@ from ada_trl.core import (
     RewardEstimator,
     RunningRewardStd,
     add_batch_information,
-    batch_leave_one_out_baseline,
-    posterior_advantages,
+    baseline_advantages,
+    batch_leave_one_out_baselines,
     posterior_baselines,
 )
 from ada_trl.core.baselines import LARGEST_DEVIATION
@@ -27,24 +27,23 @@ from .simulation import pool_of, pools_of
 
 
 def observe_generation(estimator, keys, rewards, predictions=None):
-    """Pools, baseline estimates and divisors of a generation; the estimator is updated afterwards."""
+    """Pools, baselines and divisors of a generation; the estimator is updated afterwards."""
     pools, features = pools_of(rewards), estimator.features(keys, predictions)
-    estimates = estimator.compute_baseline(estimator.estimate(features, [0.5] * len(keys)), keys, pools)
+    baselines = estimator.compute_baselines(estimator.estimate(features, [0.5] * len(keys)), keys, pools)
     stds = estimator.reward_std.reward_stds(pools)
     estimator.observe(features, pools)
-    return pools, estimates, stds
+    return pools, baselines, stds
 
 
 def baselines_of_generation(*generation):
-    pools, estimates, _ = observe_generation(*generation)
-    return np.array([posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)])
+    return np.array(observe_generation(*generation)[1])
 
 
 def advantages_of_generation(*generation):
     """Advantages without and with division by the standard deviation of the rewards, `(P, n)` each."""
-    pools, estimates, stds = observe_generation(*generation)
+    pools, baselines, stds = observe_generation(*generation)
     return [
-        np.array([posterior_advantages(*args, std=std) for *args, std in zip(pools, estimates, divisors, strict=True)])
+        np.array([baseline_advantages(*args, std=std) for *args, std in zip(pools, baselines, divisors, strict=True)])
         for divisors in ([None] * len(pools), stds)
     ]
 
@@ -280,9 +279,9 @@ def test_a_rollout_has_no_influence_on_its_own_baseline_and_divisor(before, now,
             estimator.observe(estimator.features(list("abcd"[: len(before)])), pools_of(before))
         estimates = estimator.estimate(estimator.features(keys), [0.5] * len(keys))
         estimates = add_batch_information(estimates, keys, pools, shrinkage=estimator.shrinkage)
-        baselines = [estimates[i], batch_leave_one_out_baseline(pools, [0.5] * len(keys))[i]]
+        baselines = [posterior_baselines(pools[i], estimates[i]), batch_leave_one_out_baselines(pools)[i]]
         stds = [scale.reward_stds(pools)[i] for scale in (estimator.reward_std, RunningRewardStd())]
-        found.append([*(posterior_baselines(pools[i], baseline)[j] for baseline in baselines), *stds])
+        found.append([*(of_prompt[j] for of_prompt in baselines), *stds])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ada_trl.core import BaselineEstimate, Pool, RewardEstimator, Rollout
+from ada_trl.core import Pool, RewardEstimator, Rollout
 from ada_trl.trainer.baselines import (
     BatchLeaveOneOutBaseline,
     EmpiricalBayesBaseline,
@@ -45,7 +45,8 @@ def random_pools(rng):
 
 def build(name, scale_rewards="batch"):
     tracker = None if name == "pool" else Tracker(has_estimator=name == "posterior")
-    return build_baseline(SimpleNamespace(baseline=name, scale_rewards=scale_rewards), tracker), tracker
+    args = SimpleNamespace(baseline=name, scale_rewards=scale_rewards, prompt_weighting="inverse_sqrt")
+    return build_baseline(args, tracker), tracker
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -68,18 +69,20 @@ def test_computing_changes_no_state(name):
 def test_each_option_selects_its_class(name, scale_rewards):
     baseline, _ = build(name, scale_rewards)
     assert type(baseline) is CLASSES[name]
-    estimates, stds = baseline.compute(random_pools(np.random.default_rng(0)))
-    assert (estimates is None) == (name == "pool")
-    assert (stds is None) == (name == "pool" or scale_rewards == "none")
+    values = baseline.compute(random_pools(np.random.default_rng(0)))
+    assert (values is None) == (name == "pool")
+    if values is not None:
+        assert (values.stds is None) == (scale_rewards == "none")
+        assert values.weights == pytest.approx([0.1**-0.5, 0.5**-0.5, 0.9**-0.5])
 
 
-def test_the_batch_baseline_is_the_mean_of_the_other_prompts_and_continues_from_its_state():
+def test_the_batch_baseline_is_the_mean_of_the_other_rollouts_and_continues_from_its_state():
     rewards = [[1.0, 3.0], [0.0, 2.0], [5.0, 1.0]]
     whole, resumed = build("batch")[0], build("batch")[0]
     whole.update(pools_of(rewards))
-    estimates, stds = whole.compute(pools_of(rewards))
-    assert estimates == [BaselineEstimate(*values) for values in ((2.0, 4.0, 0.1), (2.5, 4.0, 0.5), (1.5, 4.0, 0.9))]
-    assert stds == pytest.approx([np.std(rewards)] * 3)
+    values = whole.compute(pools_of(rewards))
+    assert values.baselines == [[11 / 5, 9 / 5], [12 / 5, 10 / 5], [7 / 5, 11 / 5]]
+    assert values.stds == pytest.approx([np.std(rewards)] * 3)
     resumed.load_state_dict(whole.state_dict())
-    assert resumed.compute(pools_of(rewards)) == (estimates, stds)
+    assert resumed.compute(pools_of(rewards)) == values
     assert not build("batch", "none")[0].state_dict()
