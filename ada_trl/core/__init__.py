@@ -11,7 +11,7 @@ Pure Python and NumPy implementation of the algorithm, without torch and TRL.
 | Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; value networks are in `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
-Not in the paper: [`batch_leave_one_out_baselines`], [`posterior_baselines`] with a [`RewardEstimator`], and [`JointPassRate`].
+Not in the paper: [`batch_leave_one_out_baselines`], and [`posterior_baselines`] with a [`RewardEstimator`].
 """
 
 from .advantages import group_advantages, normalize_rewards, prompt_weight
@@ -27,7 +27,6 @@ from .baselines import (
 )
 from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
 from .exit_conditions import ExitCondition
-from .joint_pass_rate import JointPassRate
 from .metrics import completion_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .pass_rate_ema import EMAPassRate, brier_metrics

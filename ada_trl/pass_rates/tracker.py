@@ -14,7 +14,6 @@ from trl import GRPOConfig
 from ..core import (
     BaselineEstimate,
     EMAPassRate,
-    JointPassRate,
     Pool,
     RewardEstimator,
     allocate,
@@ -26,6 +25,7 @@ from ..core.prompt_id import prompt_reference
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
 from .hidden_states import HiddenStateExtractor
+from .joint_pass_rate import JointPassRate
 from .network import ValueNetwork
 from .predictions import PassRatePredictions
 from .store import PASS_RATES_FILE, load_pass_rates, save_pass_rates

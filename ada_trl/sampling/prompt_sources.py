@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 
 from ..core import Pool
-from ..pass_rates.tracker import PassRateTracker
 from ..utils.logging import get_logger
 from .batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from .prompt_queue import CandidateScores, PromptQueue
 from .prompt_stream import PromptStream
+
+
+if TYPE_CHECKING:
+    from ..pass_rates.predictions import PassRatePredictions
+    from ..pass_rates.tracker import PassRateTracker
 
 
 logger = get_logger(__name__)
@@ -71,6 +75,37 @@ class SampledPrompts:
     seeds: list[tuple[int, ...]] = field(default_factory=list)
     is_trained: list[bool] = field(default_factory=list)
     is_on_distribution: list[bool] = field(default_factory=list)
+
+
+@dataclass
+class StepPlan:
+    """
+    What one generation batch will sample; one entry per prompt or slot of all ranks in each list.
+
+    Args:
+        prompts ([`PromptBatch`]):
+            The prompts.
+        sizes (`list[int]`):
+            Rollouts per round of each prompt.
+        slots (`list[BatchSlot]`, *optional*):
+            Where the rollouts are collected, if prompts come from the queue.
+        predictions ([`~pass_rates.predictions.PassRatePredictions`], *optional*):
+            What was predicted of the prompts.
+        global_step (`int`):
+            Optimizer steps that the sampling weights have seen.
+        rows (`list[dict]`):
+            Data set rows of this rank, one per rollout, with one round per step.
+        is_prefetched (`bool`):
+            Whether a server was sent the requests in the step before.
+    """
+
+    prompts: PromptBatch
+    sizes: list[int]
+    slots: list[BatchSlot] | None
+    predictions: "PassRatePredictions | None"
+    global_step: int
+    rows: list[dict]
+    is_prefetched: bool = False
 
 
 class DataLoaderPrompts:
@@ -154,7 +189,7 @@ class QueuedPrompts(DataLoaderPrompts):
         dataset: Dataset | IterableDataset,
         config: SlotConfig,
         accelerator: Accelerator,
-        tracker: PassRateTracker | None,
+        tracker: "PassRateTracker | None",
         learnability: Callable[[float], float],
         load_rows: Callable[[Iterable[dict]], list[dict]],
         *,

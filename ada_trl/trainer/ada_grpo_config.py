@@ -1,12 +1,12 @@
 """Configuration of the AdaGRPOTrainer."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
 from ..core import ExitCondition
 from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
-from ..utils.fields import optional_field
 from .validation import (
     CHOICES,
     check_config,
@@ -15,6 +15,11 @@ from .validation import (
     resolve_defaults,
     resolve_sampling,
 )
+
+
+def optional_field(**metadata: Any) -> Any:
+    """Field whose default is derived from other fields in `__post_init__`."""
+    return field(default=None, metadata=metadata)
 
 
 @dataclass

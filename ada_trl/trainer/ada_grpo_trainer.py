@@ -15,7 +15,7 @@ import math
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -26,14 +26,13 @@ from trl.trainer.utils import get_config_model_id
 
 from .. import __version__
 from ..core import Pool, Rollout, pass_at_k_metrics, prompt_weight
-from ..pass_rates.hidden_states import HiddenStateExtractor
-from ..pass_rates.tracker import PassRateTracker
 from ..sampling.prompt_queue import SlotConfig
 from ..sampling.prompt_sources import (
     DataLoaderPrompts,
     PromptBatch,
     QueuedPrompts,
     SampledPrompts,
+    StepPlan,
     collate_placeholders,
 )
 from ..utils.copying import copy_containers
@@ -59,10 +58,13 @@ from .diagnostics import TrainingDiagnostics
 from .multi_round import MultiRoundSampling
 from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
-from .step_plan import StepPlan
 from .trl_hooks import Hook, StepCapture, injecting, using_hook
 from .user_code import TrainingState
 from .vllm_session import VLLMSession, ess_ratio
+
+
+if TYPE_CHECKING:
+    from ..pass_rates.tracker import PassRateTracker
 
 
 logger = get_logger(__name__)
@@ -108,7 +110,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     ```
     """
 
-    pass_rates: PassRateTracker | None = None
+    pass_rates: "PassRateTracker | None" = None
     vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
     captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
     _evaluation_name = ""  # of one of several evaluation sets
@@ -224,7 +226,10 @@ class AdaGRPOTrainer(GRPOTrainer):
         tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]
         return f"{GRPOTrainer._name} ({details})", GRPOTrainer._paper, tags
 
-    def _build_tracker(self) -> PassRateTracker:
+    def _build_tracker(self) -> "PassRateTracker":
+        from ..pass_rates.hidden_states import HiddenStateExtractor
+        from ..pass_rates.tracker import PassRateTracker
+
         reader = HiddenStateExtractor(
             lambda: self.model,
             self.accelerator,

@@ -7,12 +7,15 @@ the trainer calls `compute`, which must not change any state, and after the adva
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import Pool, RunningRewardStd, batch_leave_one_out_baselines, prompt_weight
 from ..core.advantages import PromptWeighting
-from ..pass_rates.tracker import PassRateTracker
 from .ada_grpo_config import AdaGRPOConfig
+
+
+if TYPE_CHECKING:
+    from ..pass_rates.tracker import PassRateTracker
 
 
 LARGEST_POOL = 32  # rollouts, M · N of the paper
@@ -87,7 +90,7 @@ class BatchLeaveOneOutBaseline(Baseline):
             Source of the pass rates for prompt weights; without it all weights are 1.
     """
 
-    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: PassRateTracker | None = None):
+    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: "PassRateTracker | None" = None):
         self.scaled, self.weighting, self.tracker = scaled, weighting, tracker
         self.reward_std = RunningRewardStd()
 
@@ -126,7 +129,7 @@ class EmpiricalBayesBaseline(Baseline):
             Estimates of the prompts that were sampled last, and their estimator.
     """
 
-    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: PassRateTracker):
+    def __init__(self, *, scaled: bool, weighting: PromptWeighting, tracker: "PassRateTracker"):
         assert tracker.reward_estimator is not None
         self.scaled, self.weighting = scaled, weighting
         self.tracker, self.estimator = tracker, tracker.reward_estimator
@@ -141,7 +144,7 @@ class EmpiricalBayesBaseline(Baseline):
         )
 
 
-def build_baseline(args: AdaGRPOConfig, tracker: PassRateTracker | None) -> Baseline:
+def build_baseline(args: AdaGRPOConfig, tracker: "PassRateTracker | None") -> Baseline:
     """Return the baseline that `args` select; `tracker` is needed where pass rates or rewards are estimated."""
     scaled, weighting = args.scale_rewards == "batch", args.prompt_weighting
     if args.baseline == "batch":

@@ -8,12 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm.auto import tqdm
 from trl import GRPOTrainer
 
 from ..core import completion_metrics
-from ..sampling.async_vllm_sampler import AsyncVLLMSampler
 from ..sampling.batch_slots import slot_done
-from ..sampling.progress import StepProgress
+from ..sampling.prompt_sources import StepPlan
 from ..sampling.rollout_sampler import RolloutSampler, SelectedRollouts
 from ..sampling.synchronous_sampler import SynchronousSampler
 from ..utils.distributed import synchronized_errors
@@ -21,7 +21,6 @@ from ..utils.logging import deduplicate_warnings
 from . import trl_hooks
 from .rollout_batch import RolloutBatch, build_rollout_batch
 from .round_generator import RoundGenerator
-from .step_plan import StepPlan
 
 
 if TYPE_CHECKING:
@@ -107,6 +106,8 @@ class MultiRoundSampling:
                 generate_and_score=generator.generate_and_score,
                 **common,
             )
+        from ..sampling.async_vllm_sampler import AsyncVLLMSampler
+
         prepared, prompt_ids, images = [], [], None
         with synchronized_errors():
             if prompts.local_rows:
@@ -143,3 +144,30 @@ class MultiRoundSampling:
         for name in {name for row in batch.rows for name in row.extras}:
             columns[name] = [row.extras.get(name) for row in batch.rows]
         trl_hooks.set_pending_extra_columns(trainer, columns)
+
+
+class StepProgress(tqdm):
+    """
+    A bar of the prompts whose sampling is finished in this step, with the number of rollouts and the elapsed time. It appears
+    after two seconds, so that quick steps show nothing, and disappears at the end of the step.
+
+    Args:
+        total (`int`):
+            Number of prompts to sample: those of this rank with a vLLM server, of all ranks otherwise.
+        step (`int`):
+            Training step, for the label.
+        disable (`bool`):
+            Show nothing.
+    """
+
+    def __init__(self, total: int, step: int, disable: bool):
+        label, look = f"Sampling for step {step}", {"miniters": 0, "leave": False, "dynamic_ncols": True}
+        super().__init__(total=total, desc=label, unit="prompt", delay=2, disable=disable, **look)
+
+    def __call__(self, active: int, rollouts: int) -> None:
+        self.set_postfix(active=active, rollouts=rollouts, refresh=False)
+        self.update(self.total - active - self.n)
+
+    def tick(self) -> None:
+        """Refresh the elapsed time while nothing else has changed."""
+        self.update(0)

@@ -20,7 +20,7 @@ Two patches of TRL's module act only while one of our trainers is constructed or
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,11 +28,9 @@ from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from ..pass_rates.hidden_states import capture_hidden_states
 from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import describe_error, gather_unless_disabled, raise_first
 from ..utils.logging import get_logger
-from ..vllm.generation import AdaVLLMGeneration
 from .rollout_batch import RolloutBatch
 from .user_code import TrainingState, check_rewards_of
 
@@ -105,6 +103,12 @@ class HiddenStateHook(Hook):
     def _wants_states(self) -> bool:
         return self.trainer.captures_hidden_states and self.hidden_states is None
 
+    @staticmethod
+    def _capturing(*args: Any, **kwargs: Any) -> AbstractContextManager:
+        from ..pass_rates.hidden_states import capture_hidden_states
+
+        return capture_hidden_states(*args, **kwargs)
+
     def generate_single_turn(self, call: Callable, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple:
         self.training_state.restore()
         # A turn after the first one (tools) has other prompts.
@@ -112,7 +116,7 @@ class HiddenStateHook(Hook):
             return call(prompt_ids, *args, **kwargs)
         longest, multiple = max(map(len, prompt_ids)), self.trainer.pad_to_multiple_of or 1
         prefill = (len(prompt_ids), -(-longest // multiple) * multiple)
-        with capture_hidden_states(self.trainer.model, -1, prefill=prefill) as captured:
+        with self._capturing(self.trainer.model, -1, prefill=prefill) as captured:
             result = call(prompt_ids, *args, **kwargs)
         self.hidden_states = captured[0] if captured else None
         return result
@@ -125,7 +129,7 @@ class HiddenStateHook(Hook):
         # The policy's pass comes first; a later one may be that of its reference.
         if not (self._wants_states and self.trainer.args.recomputes_logprobs):
             return call(*given, **kwargs)
-        with capture_hidden_states(model, -logits_to_keep - 1) as captured:
+        with self._capturing(model, -logits_to_keep - 1) as captured:
             result = call(*given, **kwargs)
         self.hidden_states = torch.cat(captured) if captured else None
         return result
@@ -501,7 +505,11 @@ _vllm_options: threading.local = threading.local()
 def _choose_vllm_class(original: Any) -> Callable:
     def build(*args: Any, **kwargs: Any) -> Any:
         options = getattr(_vllm_options, "value", None)
-        return original(*args, **kwargs) if options is None else AdaVLLMGeneration(*args, **kwargs, **options)
+        if options is None:
+            return original(*args, **kwargs)
+        from ..vllm.generation import AdaVLLMGeneration
+
+        return AdaVLLMGeneration(*args, **kwargs, **options)
 
     return build
 

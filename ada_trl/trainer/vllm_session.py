@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -12,7 +12,6 @@ from accelerate.utils import gather_object
 from trl.extras.profiling import profiling_context
 
 from ..utils.logging import get_logger
-from ..vllm.weight_check import sampling_restrictions
 from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
 
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
+UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
 MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
 
 
@@ -190,7 +190,7 @@ class VLLMSession:
             return
         if not self._weights_verified:
             differences = mean_logprob_diff(output) if same_weights else None
-            self.trainer.vllm_generation.verify_logprobs(differences)
+            self.trainer.vllm_generation.verify_logprobs(differences, sampling_restrictions(self.trainer.args))
         if same_weights:
             self._warn_of_other_weights()
 
@@ -221,6 +221,18 @@ class VLLMSession:
             "vllm_weight_sync='lora' it must not have served a run with 'disk' or 'nccl' since), with the same "
             "dtype, and with --logprobs-mode processed_logprobs."
         )
+
+
+def sampling_restrictions(options: Any) -> list[str]:
+    """
+    Options because of which vLLM does not sample from the model's distribution, as `name=value`.
+
+    vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
+    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
+    ratio of the two is the probability mass that is kept, for every token. `options` is a config or an engine.
+    """
+    values = {name: getattr(options, name) for name in UNRESTRICTED}
+    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
 
 
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:

@@ -21,7 +21,6 @@ from .weight_check import (
     dtypes,
     logprob_tolerance,
     probe_prompt,
-    sampling_restrictions,
     token_logprobs,
     verify_weights,
 )
@@ -188,7 +187,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             return error.cause
         return ""
 
-    def verify_logprobs(self, differences: Sequence[float] | None) -> None:
+    def verify_logprobs(self, differences: Sequence[float] | None, restrictions: Sequence[str]) -> None:
         """
         Check by the rollouts' own log-probabilities what [`verify_weights_after`] could not. Collective.
 
@@ -196,14 +195,14 @@ class AdaVLLMGeneration(VLLMGeneration):
             differences (`Sequence[float]`, *optional*):
                 Difference of each row of this rank from the trainer's log-probabilities, in nats per token. `None` where the
                 trainer does not recompute them.
+            restrictions (`Sequence[str]`):
+                Options because of which the server's log-probabilities are those of another distribution.
 
         Raises:
             [`VLLMServerError`]: if a row may come from other weights than those that are trained.
         """
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
-            if restrictions := sampling_restrictions(self):
-                # The server's log-probabilities are those of another distribution, so that they differ even for the right
-                # weights.
+            if restrictions:
                 raise VLLMServerError(
                     f"it does not respond any more, and with {', '.join(restrictions)} the rollouts' log-probabilities "
                     "cannot be compared with the trainer's"

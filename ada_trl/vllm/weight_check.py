@@ -10,7 +10,6 @@ difference = verify_weights(client, prompt, token_logprobs(model, prompt), toler
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
@@ -28,7 +27,6 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 # Allowed difference of two implementations, in nats per token on average; well above what we and others have measured.
 ROUNDING = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 QUANTIZED = 0.5
-UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
 
 
 def verify_weights(
@@ -126,18 +124,6 @@ def dtypes(model: torch.nn.Module, server_config: dict, mixed_precision: str = "
 def logprob_tolerance(*dtypes: str) -> float:
     """Largest difference that rounding explains, in nats per token: that of the coarsest of [`dtypes`]."""
     return max(ROUNDING.get(dtype, QUANTIZED) for dtype in dtypes)
-
-
-def sampling_restrictions(options: Any) -> list[str]:
-    """
-    Options because of which vLLM does not sample from the model's distribution, as `name=value`.
-
-    vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
-    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
-    ratio of the two is the probability mass that is kept, for every token. `options` is a config or an engine.
-    """
-    values = {name: getattr(options, name) for name in UNRESTRICTED}
-    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
 
 
 def check_model(

@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import EMAPassRate, ExitCondition, JointPassRate, brier_metrics
+from ada_trl.core import EMAPassRate, ExitCondition, brier_metrics
 from ada_trl.core.grid_selector import GridSelector
 from ada_trl.core.pass_rate_ema import PromptCounts, beta_binomial_sufficient_stats, fit_beta_prior
+from ada_trl.pass_rates.joint_pass_rate import JointPassRate
 
 from .simulation import assert_mean, sample_pools
 

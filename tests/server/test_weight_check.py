@@ -8,7 +8,7 @@ import torch
 from aiohttp import web
 from transformers import TrainerCallback
 
-from ada_trl.vllm.weight_check import sampling_restrictions
+from ada_trl.trainer.vllm_session import sampling_restrictions
 
 from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, choices_of, fingerprint, half_right

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .grid_selector import GridSelector
-from .pass_rate_ema import PromptCounts
+from ..core.grid_selector import GridSelector
+from ..core.pass_rate_ema import PromptCounts
 
 
 PSEUDO_COUNTS = (4.0, 1.0, 2.0, 8.0, 16.0, 32.0)  # s; the first one is used until something was observed
