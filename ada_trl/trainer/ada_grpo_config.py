@@ -141,13 +141,12 @@ class AdaGRPOConfig(GRPOConfig):
             from before sampling. If `None`, `"inverse_sqrt"`, except `"none"` with `"uniform"` sampling and in Seq
             modes with `baseline="posterior"`, where hard prompts get more rollouts already: without a weight the update
             is the gradient of Σ pass@k / k for k up to `max_rounds`.
-        selection_correction (`bool`, *optional*):
+        selection_correction (`bool`, *optional*, defaults to `False`):
             Whether to weight the selected positives and negatives by their share of the pool (importance correction),
-            so that the balanced selection does not change the weight of the prompt. If `None`, `True` in modes that
-            select a group (Seq modes with `baseline="pool"`). With `False`, as in Algorithm 2 of the paper, the
-            expected gradient has an additional factor [(1−p)² + p²] / (2p(1−p)). The correction is exact for the
-            selection itself; early stopping and the cap leave a factor between 0.9 and 1.2 (Seq-balance without a
-            prompt weight).
+            so that the balanced selection does not change the weight of the prompt; for modes that select a group (Seq
+            modes with `baseline="pool"`). With `False`, as in the paper, the balanced selection gives the expected
+            gradient an additional factor [(1−p)² + p²] / (2p(1−p)). The correction is exact for the selection itself;
+            early stopping and the cap leave a factor between 0.9 and 1.2 (Seq-balance without a prompt weight).
         zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             Treatment of groups in which all advantages are 0, with `baseline="pool"`. `"keep"`: they stay in the batch,
             as in GRPO, and count in the denominator of the loss. `"mask"`: they are excluded from the loss and its
@@ -316,11 +315,10 @@ class AdaGRPOConfig(GRPOConfig):
         "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
         "with `adaptive_sampling='uniform'` or in Seq modes with `baseline='posterior'`."
     )
-    selection_correction: bool | None = field(
-        default=None,
+    selection_correction: bool = field(
+        default=False,
         metadata={
-            "help": "Importance correction of the advantages for the balanced selection of the group. If `None`, `True` "
-            "in modes that select a group; `False` is Algorithm 2 of the paper."
+            "help": "Importance correction of the advantages for the balanced selection of the group; `False` as in the paper."
         },
     )
     zero_variance_groups: str = field(

@@ -214,7 +214,7 @@ def pool_advantages(
             group,
             weighting=args.prompt_weighting,
             std=std,
-            selection_correction=bool(args.selection_correction),
+            selection_correction=args.selection_correction,
         )
         for pool, group, std in zip(pools, groups, stds, strict=True)
     ]

@@ -88,8 +88,6 @@ def resolve_defaults(args: GRPOConfig) -> None:
     strategy = strategy_class(args.adaptive_sampling, args.baseline)
     if args.samples_per_round is None and strategy.is_sequential:
         args.samples_per_round = args.num_generations * (1 if strategy.retries_across_steps else 2)
-    if args.selection_correction is None and strategy.is_sequential and not strategy.retries_across_steps:
-        args.selection_correction = True
     if args.prompt_weighting is None:
         args.prompt_weighting = strategy.default_weighting
     if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:

@@ -42,7 +42,7 @@ def dot(axis, x: float, y: float, correct: bool, selected: bool = False) -> None
 
 def draw_row(axis, y: float, text: str, pool: Pool, index: int) -> None:
     group = select_group(pool, GROUP, (SEED, index))
-    advantages = group_advantages(pool, group, selection_correction=True)
+    advantages = group_advantages(pool, group)
     has_gradient = any(advantages)
     axis.text(8, y, text, va="center", family="monospace", fontsize=9.5)
     for rollout in pool.rollouts:

@@ -38,7 +38,7 @@ STYLES = {
     names.RETRIES: {"color": COLORS[names.EST], "marker": "d", "linestyle": ":"},
 }
 EQUAL_TOKENS = (
-    *(names.GRPO_4, names.GRPO_8, names.DAPO, names.CORRECTED, names.POSTERIOR, names.POSTERIOR_2_ITERATIONS),
+    *(names.GRPO_4, names.GRPO_8, names.DAPO, names.HYBRID, names.POSTERIOR, names.POSTERIOR_2_ITERATIONS),
 )
 EQUAL_PROMPTS = (
     *(names.GRPO_4, names.GRPO_8, names.GRPO_16, names.DAPO, f"{names.SEQ_POS} (1/√p)", names.HYBRID),
@@ -46,7 +46,7 @@ EQUAL_PROMPTS = (
 )
 PASSES = (
     names.GRPO_4,
-    names.CORRECTED,
+    names.HYBRID,
     names.POSTERIOR,
     names.POSTERIOR_2_ITERATIONS,
     names.OVERSAMPLING,

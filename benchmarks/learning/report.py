@@ -47,7 +47,7 @@ ARITHMETIC_RECIPES = {  # file in recipes/arithmetic: its method in the comparis
     "grpo-n8": names.GRPO_8,
     "grpo-n16": names.GRPO_16,
     "seq-pos": f"{names.SEQ_POS} (1/√p)",
-    "seq-balance": names.CORRECTED,
+    "seq-balance": names.HYBRID,
     "est-ema": f"{names.EST} (EMA) n=4",
     "est-value": f"{names.EST} (value head) n=4",
     "posterior": names.POSTERIOR,

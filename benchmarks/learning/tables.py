@@ -34,7 +34,7 @@ FIRST_TABLE = (
     names.GRPO_4,
     names.GRPO_8,
     names.DAPO,
-    names.CORRECTED,
+    names.HYBRID,
     names.POSTERIOR,
     GRPO_2_ITERATIONS,
     names.POSTERIOR_2_ITERATIONS,
@@ -88,8 +88,8 @@ def first_table(equal: pd.DataFrame) -> str:
 
 def verdict(equal: pd.DataFrame, single: pd.DataFrame) -> str:
     """The comparisons on small models in a list, for the README."""
-    batch, default = differences(single, names.BATCH), differences(equal, names.CORRECTED)
-    lines = {f"**{names.BATCH}**": batch, f"**{names.CORRECTED}**, the default": default}
+    batch, default = differences(single, names.BATCH), differences(equal, names.HYBRID)
+    lines = {f"**{names.BATCH}**": batch, f"**{names.HYBRID}**, the default": default}
     return "\n".join(f"- {name}: {text}." for name, text in lines.items() if text)
 
 

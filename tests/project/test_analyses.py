@@ -93,8 +93,9 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
 @pytest.mark.parametrize(
     ("name", "label", "power"),
     [
-        (names.CORRECTED, "1/√p̂ (default), relative to 1/√p", -0.5),
-        (UNWEIGHTED_CORRECTED, "no prompt weight, relative to 1", 0),
+        (names.HYBRID, "1/√p̂ (default), relative to 1/√p", -0.5),
+        (names.CORRECTED, "1/√p̂ with correction, relative to 1/√p", -0.5),
+        (UNWEIGHTED_CORRECTED, "no prompt weight, with correction, relative to 1", 0),
     ],
 )
 def test_documented_effective_weights_are_exact(name, label, power):

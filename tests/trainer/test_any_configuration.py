@@ -25,7 +25,7 @@ FIELDS = {
     "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
     "scale_rewards": ["none", "batch", "group"],
     "pass_rate_estimator": [None, "ema", "value", "ema+value"],
-    "selection_correction": [None, True, False],
+    "selection_correction": [True, False],
     "min_samples": [1, 2],
     "max_rounds": [1, 4],
     "num_iterations": [1, 2],
@@ -36,7 +36,7 @@ DEFAULTS = {
     "min_samples": 2,
     "max_rounds": 4,
     "zero_variance_groups": "keep",
-    "selection_correction": None,
+    "selection_correction": False,
     "num_iterations": 1,
 }
 # Reward as a function of a number from 0 to 1 that depends on the completion, and the range of these rewards.
@@ -61,7 +61,7 @@ def random_configurations(number, seed=0):
             name: DEFAULTS[name] if name in DEFAULTS and rng.random() < 0.7 else rng.choice(values)
             for name, values in FIELDS.items()
         }
-        for name in ("pass_rate_estimator", "prompt_weighting", "selection_correction"):
+        for name in ("pass_rate_estimator", "prompt_weighting"):
             if rng.random() < 0.5:
                 options[name] = None
         if rng.random() < 0.6:

@@ -71,7 +71,7 @@ def task_dir(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("method", [names.GRPO_8, names.DAPO, names.CORRECTED, EST_VALUE])
+@pytest.mark.parametrize("method", [names.GRPO_8, names.DAPO, names.HYBRID, EST_VALUE])
 def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "PROMPTS_PER_STEP", 4)
     run = learning.Run(method, "hard", 7)

@@ -76,7 +76,7 @@ def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "rare"), [({}, [-1.5, -1.5, 1.5, 1.5]), ({"selection_correction": False}, [-1, -1, 3, 3])]
+    ("options", "rare"), [({}, [-1, -1, 3, 3]), ({"selection_correction": True}, [-1.5, -1.5, 1.5, 1.5])]
 )
 def test_a_step_line_by_line(options, rare, tmp_path):
     """One prompt meets its exit condition in round 1, one in round 2, the others never; rewards are ±1, so the baseline matters."""
@@ -267,7 +267,6 @@ def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
         max_steps=1,
         samples_per_round=4,
         prompt_weighting="none",
-        selection_correction=False,
         scale_rewards=scale_rewards,
     )
     trainer.train()
