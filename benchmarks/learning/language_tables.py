@@ -152,9 +152,14 @@ def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
         row["Explained variance"] = (
             f"{explained:.2f}" if has_one_rollout(method) and method != names.BATCH else NO_VALUE
         )
-        row[CPU_SECONDS] = f"{min(float((run['cpu_seconds'] / run['step']).iloc[-1]) for run in own.values()):.1f}"
+        row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
         rows.append(row)
     return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+
+
+def _cpu_seconds(runs: dict[int, pd.DataFrame]) -> float:
+    """CPU seconds per step of the fastest of the runs, by seed."""
+    return min(float((run["cpu_seconds"] / run["step"]).iloc[-1]) for run in runs.values())
 
 
 def readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
@@ -194,11 +199,9 @@ def language_verdict(
     prompt_set: str,
     methods: Sequence[str] = COMPARED,
     references: Sequence[str] = (REFERENCE, STRONG_REFERENCE),
-    with_previous: bool = True,
 ) -> str:
     """
-    Comparisons of methods with at least `MIN_SEEDS` common seeds, in sentences: with the references and, if `with_previous`, with
-    the methods before it.
+    Comparisons of methods with at least `MIN_SEEDS` common seeds, in sentences: with the references and the methods before it.
     """
     whole = of_all_families(runs)
     found = {method: by_seed(whole, prompt_set, method) for method in (*references, *methods)}
@@ -207,8 +210,7 @@ def language_verdict(
     others = list(references)
     for method in methods:
         text = _sentence(method, found, others, last_reference=references[-1])
-        if with_previous:
-            others.append(method)
+        others.append(method)
         if text:
             lines.append(text)
     return "\n".join(f"- {line}" for line in lines)
@@ -322,6 +324,7 @@ def paper_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         row["1k tokens"] = f"{mean_of(final(own, 'generated_tokens'))[0] / 1e3:.0f}"
         row["Zero-variance groups"] = f"{mean_of(final(own, 'frac_zero_advantage_groups'))[0]:.2f}"
         row["Entropy"] = f"{mean_of(final(own, 'entropy'))[0]:.2f}"
+        row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
         rows.append(row)
     return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
 
@@ -343,7 +346,7 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         "![The paper's protocol](figures/language_paper.png)",
         paper_table(runs, prompt_set),
         caption(own, prompt_set, methods, PAPER_REFERENCE),
-        language_verdict(own, prompt_set, adaptive, references, with_previous=False),
+        language_verdict(own, prompt_set, adaptive, references),
         "Accuracy by family:",
         family_table(own, prompt_set, methods),
     ]
@@ -351,20 +354,29 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
 
 
 def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
-    """Algorithm 2 of the paper against GRPO at equal prompts and steps; empty with fewer than `MIN_SEEDS` seeds."""
-    whole, method = of_all_families(paper_runs(runs)), names.ALGORITHM_2 + PAPER_SUFFIX
-    own, reference = (by_seed(whole, prompt_set, name) for name in (method, PAPER_REFERENCE))
-    if len(own.keys() & reference.keys()) < MIN_SEEDS:
+    """Seq-balance against GRPO at equal prompts and steps; empty with fewer than `MIN_SEEDS` seeds."""
+    whole = of_all_families(paper_runs(runs))
+    reference = by_seed(whole, prompt_set, PAPER_REFERENCE)
+    parts = []
+    for method in (names.HYBRID, names.ALGORITHM_2):
+        own = by_seed(whole, prompt_set, method + PAPER_SUFFIX)
+        if len(own.keys() & reference.keys()) < MIN_SEEDS:
+            continue
+        results = []
+        for column in ("accuracy", "pass@16"):
+            difference = paired_difference(final(own, column), final(reference, column))
+            results.append(f"{column} {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+        cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
+        time = _cpu_seconds(own) / _cpu_seconds(reference)
+        parts.append(
+            f"{method}: {', '.join(results)}, with {cost:.1f} times the tokens and {time:.1f} times the CPU time"
+        )
+    if not parts:
         return ""
-    results = []
-    for column in ("accuracy", "pass@16"):
-        difference = paired_difference(final(own, column), final(reference, column))
-        results.append(f"{column}: {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
-    steps = int(mean_of(final(own, "step"))[0])
-    cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
+    steps = int(mean_of(final(reference, "step"))[0])
     return (
-        f"**Equal steps** (the paper's comparison: 16 prompts per step, {steps} steps, another base model): "
-        f"{paper_name(method)} generates {cost:.1f} times as many tokens as {REFERENCE}; {'; '.join(results)}."
+        f"**Equal steps** (the paper's comparison: {PAPER_PROMPTS} prompts per step, {steps} steps, another base model). "
+        f"{'; '.join(parts)}."
     )
 
 
