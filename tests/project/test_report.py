@@ -263,7 +263,7 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     assert table[3] == ["GRPO n=4", "3", "0.300", "", "0.500", "", "256", "60", "0.75", "0.50"]
     assert table[5][:6] == [names.ALGORITHM_2, "3", "0.400", "**+0.100 ± 0.025**", "0.500", "+0.000 ± 0.000"]
     assert (
-        "60 steps at learning rate 3e-4, answers of about 4 tokens, 3 seeds. Smallest significant differences" in text
+        "60 steps at learning rate 3e-4, answers of about 4 tokens, 3 seeds. Differences from GRPO n=4 are" in text
     )
     assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.025), GRPO n=16" in text
     assert SUFFIX not in text and "half of the steps" not in text
