@@ -99,9 +99,9 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     )
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
-        smallest = " and of ".join(f"{_range(values)} in {column}" for column, values in widths.items())
-        text += f" Differences from {paper_name(reference)} are significant from a size of {smallest} on"
-        text += ", depending on the method." if any(len(values) > 1 for values in widths.values()) else "."
+        smallest = ", ".join(f"{_range(values)} in {column}" for column, values in widths.items())
+        condition = ", depending on the method" if any(len(values) > 1 for values in widths.values()) else ""
+        text += f" Smallest significant difference from {paper_name(reference)}{condition}: {smallest}."
     if any(len(own) < MIN_SEEDS for own in found.values()):
         text += f" Differences over fewer than {MIN_SEEDS} common seeds have no interval."
     return f"*{text}*"
