@@ -75,7 +75,7 @@ class AsyncVLLMSampler(RolloutSampler):
         self._idle_since: float | None = None
 
     def sample(self, **loop) -> list[Pool]:
-        # The same message on every rank, whatever its share of the prompts.
+        # The same message on every rank, also on ranks without a failed request.
         error_factory = self.vllm.error_factory("rollouts of this step are missing")
         received = gather_results(lambda: self._sample_local(**loop), error_factory)
         by_prompt = [rollouts for of_rank in received for rollouts in of_rank]
@@ -181,7 +181,7 @@ class AsyncVLLMSampler(RolloutSampler):
             self._in_flight.clear()
             group.cancel()
             logger.warning(
-                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. Prompts with pending "
+                f"{MAX_FAILURES} requests to the vLLM server have failed in a row: {error.cause}. Prompts with pending "
                 "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
             )
         if any(first == 0 for _, first in failed):
