@@ -186,9 +186,9 @@ class QueuedPrompts(DataLoaderPrompts):
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """Predict the expected gradient magnitude of the rows at `positions`. Collective."""
         tracker, self._predicted = self.tracker, list(positions)
-        share = -(-len(positions) // self.accelerator.num_processes)
-        start = self.accelerator.process_index * share
-        tracker.start_step(self._rows(positions[start : start + share]))
+        per_rank = -(-len(positions) // self.accelerator.num_processes)
+        start = self.accelerator.process_index * per_rank
+        tracker.start_step(self._rows(positions[start : start + per_rank]))
         rates = tracker.shared_estimates()
         gains = list(map(self.learnability, rates)) if tracker.is_informative else None
         return CandidateScores(tracker.predictions.keys, gains, sum(rates) / len(rates))

@@ -151,14 +151,14 @@ class RolloutSampler:
         Send the selected completions, the update batch of all ranks in rank order, to the ranks that train on them. Collective; a
         completion that is trained on where it was generated does not travel.
         """
-        share, rank = len(selected) // self.num_processes, self.process_index
+        per_rank, rank = len(selected) // self.num_processes, self.process_index
         holders = [rollout.location[0] for rollout in selected]
         held = []
         for position, (holder, row) in enumerate(rollout.location for rollout in selected):
             if holder == rank:
                 completion = self.completions[row]
-                held.append(completion if position // share == rank else _portable(completion))
-        needed = [range(first, first + share) for first in range(0, len(selected), share)]
+                held.append(completion if position // per_rank == rank else _portable(completion))
+        needed = [range(first, first + per_rank) for first in range(0, len(selected), per_rank)]
         rows = exchange_rows(held, holders, needed, self.accelerator)
         received = gather_object([(dict(self.stats), self.first_round)])
         names = sorted({name for stats, _ in received for name in stats})

@@ -138,7 +138,7 @@ class SequentialSampling(SamplingStrategy):
     @property
     def _goal(self) -> str:
         negatives = self.exit_condition.min_negatives
-        return f"{self.exit_condition.min_positives} right" + f" and {negatives} wrong" * (negatives > 0)
+        return f"{self.exit_condition.min_positives} correct" + f" and {negatives} incorrect" * (negatives > 0)
 
 
 class RetryAcrossSteps(SequentialSampling):

@@ -189,7 +189,7 @@ def baseline_metrics(
     pools: Sequence[Pool], estimates: Sequence[BaselineEstimate], weighting: PromptWeighting
 ) -> dict[str, float]:
     """
-    Compute the share of the rewards' variance that the baseline explains, the same for the leave-one-out mean of each prompt (of
+    Compute the fraction of the rewards' variance that the baseline explains, the same for the leave-one-out mean of each prompt (of
     prompts with several rollouts), the pseudo-counts of the baseline, and the prompt weights.
     """
     baselines = [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]

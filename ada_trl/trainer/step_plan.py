@@ -10,7 +10,7 @@ from ..sampling.prompt_sources import PromptBatch
 @dataclass
 class StepPlan:
     """
-    What one generation batch will sample; one entry per prompt or slot of all ranks in each list.
+    Prompts and numbers of rollouts of one generation batch; one entry per prompt or slot of all ranks in each list.
 
     Args:
         prompts ([`~sampling.prompt_sources.PromptBatch`]):
@@ -20,13 +20,13 @@ class StepPlan:
         slots (`list[BatchSlot]`, *optional*):
             Where the rollouts are collected, if prompts come from the queue.
         predictions ([`~pass_rates.predictions.PassRatePredictions`], *optional*):
-            What was predicted of the prompts.
+            Predictions for the prompts.
         global_step (`int`):
-            Optimizer steps that the sampling weights have seen.
+            Number of optimizer steps of the weights that generate the rollouts.
         rows (`list[dict]`):
             Data set rows of this rank, one per rollout, with one round per step.
         is_prefetched (`bool`):
-            Whether a server was sent the requests in the step before.
+            Whether the requests were sent to a server in the step before.
     """
 
     prompts: PromptBatch
