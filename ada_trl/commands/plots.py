@@ -41,7 +41,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     path = find_in(run, TRAINER_STATE_NAME)
     if path is None:
         if not Path(run).exists():
-            raise FileNotFoundError(f"There is no run {str(run)!r}. Give the output directory of a training.")
+            raise FileNotFoundError(f"There is no run {str(run)!r}. Give the output directory of a training run.")
         raise FileNotFoundError(
             f"{str(run)!r} has no {TRAINER_STATE_NAME}, and no checkpoint in it has one. Call trainer.save_state() at the "
             "end of training, or give a run that has saved checkpoints."

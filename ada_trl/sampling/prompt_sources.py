@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class PlaceholderRow(dict):
-    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that says why."""
+    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that explains this."""
 
     def __getitem__(self, column: Any) -> Any:
         raise RuntimeError(

@@ -13,7 +13,7 @@ from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
 
 class SamplingStrategy(ABC):
     """
-    Numbers of rollouts per prompt, with one round unless a subclass says otherwise.
+    Numbers of rollouts per prompt. The base class has one round.
 
     Args:
         num_generations (`int`):

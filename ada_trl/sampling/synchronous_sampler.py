@@ -50,7 +50,7 @@ class SynchronousSampler(RolloutSampler):
         return eliminate(len(self.prompts), self.sample_round, pools=self.slots, **loop)
 
     def sample_round(self, requests: Sequence[tuple[int, int]]) -> list[Rollout]:
-        """Sample one rollout per request `(prompt, draw)`; returns the same list on every rank."""
+        """Sample one rollout per request `(prompt, rollout_index)`; returns the same list on every rank."""
         started = time.perf_counter()
         per_rank = -(-len(requests) // self.num_processes)
         padded = [*requests, *[requests[-1]] * (per_rank * self.num_processes - len(requests))]
@@ -73,10 +73,10 @@ class SynchronousSampler(RolloutSampler):
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
         rewards = torch.tensor([row for of_rank in received for row in of_rank][: len(requests)])
         locations = [(i // per_rank, offset + i % per_rank) for i in range(len(requests))]
-        return self.rollouts([draw for _, draw in requests], rewards, locations)
+        return self.rollouts([rollout_index for _, rollout_index in requests], rewards, locations)
 
     def generate(self, requests: Sequence[tuple[int, int]], is_first_round: bool) -> Completions:
-        """Generate and score one completion for each request `(prompt, draw)`, on this rank."""
+        """Generate and score one completion for each request `(prompt, rollout_index)`, on this rank."""
         rows = [self._data[self.dataset_row_index(*request)] for request in requests]
         return self.generate_and_score(rows, is_first_round)
 

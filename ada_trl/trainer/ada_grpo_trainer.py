@@ -577,7 +577,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
-        if self.train_dataset is not self._queued_dataset:  # set since then, for the next stage of a curriculum, say
+        if (
+            self.train_dataset is not self._queued_dataset
+        ):  # it was replaced, for example for the next stage of a curriculum
             self.prompt_source = self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
@@ -629,8 +631,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         if checkpoint is None:
             return
         if self._train_sampler is not None:
-            # The sampler draws a new order per epoch from one generator; without these, a resumed run would repeat the first
-            # epoch's order, as GRPOTrainer does.
+            # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
+            # repeat the order of the first epoch, as GRPOTrainer does.
             for _ in range(int(self.state.epoch)):
                 next(iter(self._train_sampler), None)
         if self.pass_rates is not None:

@@ -199,7 +199,7 @@ def _check_prompt_selection(args: GRPOConfig) -> None:
 
 
 def _check_skipping(args: GRPOConfig) -> None:
-    """Rows with advantage 0 may be left out only if nothing else of the loss acts on them."""
+    """Check that no other term of the loss acts on rows with advantage 0, which are left out."""
     needed = {
         "beta": (args.beta, 0.0),
         "entropy_coef": (args.entropy_coef, 0.0),

@@ -30,8 +30,8 @@ class VLLMSession:
     """
     Manages the vLLM engine of a trainer; does nothing without one.
 
-    A server gets this step's weights before a generation, and returns log-probabilities of a fixed prompt before and after it:
-    nothing else would show that rollouts come from other weights. A colocated engine stays awake over the rounds of a step; its
+    A server receives this step's weights before a generation, and its log-probabilities of a fixed prompt are compared with the
+    trainer's before and after it: otherwise rollouts from other weights would not be detected. A colocated engine stays awake over the rounds of a step; its
     weights are verified by the log-probabilities of the rollouts.
     """
 
