@@ -1,4 +1,4 @@
-"""Reinforce-Ada for TRL: GRPO that keeps sampling the prompts that would have taught nothing."""
+"""Reinforce-Ada adaptive sampling for TRL's GRPOTrainer."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

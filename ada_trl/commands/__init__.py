@@ -9,7 +9,7 @@ from .errors import run, suggestion
 
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
-    "check": "test in about a minute whether a training run will work, and what a step costs",
+    "check": "validate a configuration in about a minute, and report the cost of a step",
     "plots": "plot the logs of training runs",
 }
 

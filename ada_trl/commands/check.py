@@ -1,9 +1,9 @@
 """
-Test in about a minute, before a long run, whether it will work on this machine and what a step costs.
+Validate a configuration in about a minute, before a long run, and report the cost of a step on this machine.
 
 `ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, samples a few prompts,
 scores them with the reward functions, sends the weights to a vLLM server and compares log-probabilities, and makes one
-optimizer step on rows of the greatest length. It leaves no files behind. With several processes:
+optimizer step on rows of maximum length. It leaves no files behind. With several processes:
 `accelerate launch -m ada_trl.commands.check …`.
 """
 

@@ -81,7 +81,7 @@ def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator
     if len(names) > 1 and args.success_reward is None and not args.is_vanilla_grpo:
         yield CheckResult(
             "success reward",
-            f"the weighted total of {' and '.join(names)}",
+            f"the weighted sum of {' and '.join(names)}",
             "Set success_reward to the function that defines a success.",
         )
 

@@ -16,13 +16,13 @@ HELP_PAGE = Path(__file__).with_name("train_help.txt")
 EXAMPLE = "--config arithmetic/seq-balance.yaml --max_steps 20"
 DESCRIPTIONS = {
     "train": "Train a causal language model with Reinforce-Ada.",
-    "check": "Test in about a minute whether a training run will work, and what a step costs: samples and scores some "
-    "prompts, sends the weights to the server, makes one optimizer step on rows of the greatest length, and leaves no "
-    "files behind. Takes the arguments of train.",
+    "check": "Validate a configuration in about a minute, and report the cost of a step: samples and scores some prompts, sends "
+    "the weights to the server, makes one optimizer step on rows of maximum length, and leaves no files behind. Takes the "
+    "arguments of train.",
 }
 USAGE = (
-    "A field is set in a YAML file, on the command line (which wins), or left at its default. Of several files the last "
-    "one wins; a recipe that comes with the package is found by its name. With several processes: accelerate launch "
+    "Options are set in a YAML file or on the command line, which takes precedence. Of several files the last one takes "
+    "precedence; a recipe that comes with the package is found by its name. With several processes: accelerate launch "
     "-m {package}.{command} …"
 )
 GENERAL = ("help", "config", "help_all", "debug")

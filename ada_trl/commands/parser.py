@@ -106,7 +106,7 @@ class CommandParser(TrlParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
             self.error(
-                f"{'unknown option' if word.startswith('-') else 'unexpected word'} {word}{suggestion(word, known)}"
+                f"{'unknown option' if word.startswith('-') else 'unexpected argument'} {word}{suggestion(word, known)}"
             )
         for name in given.config:
             self._apply_file(find_config(name))

@@ -41,7 +41,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     path = find_in(run, TRAINER_STATE_NAME)
     if path is None:
         if not Path(run).exists():
-            raise FileNotFoundError(f"There is no run {str(run)!r}. Give the output directory of a training.")
+            raise FileNotFoundError(f"There is no run {str(run)!r}. Give the output directory of a training run.")
         raise FileNotFoundError(
             f"{str(run)!r} has no {TRAINER_STATE_NAME}, and no checkpoint in it has one. Call trainer.save_state() at the "
             "end of training, or give a run that has saved checkpoints."
@@ -105,8 +105,8 @@ def main(args: list[str] | None = None) -> None:
     add_options(parser)
     options = parser.parse_args(args)
     if not options.runs:
-        parser.error("there is nothing to plot: give RUN, an output directory of a training")
-    paths = labelled(parser, options)
+        parser.error("RUN is missing: give one or more output directories of training runs")
+    paths = runs_by_label(parser, options)
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
     with user_errors():
@@ -131,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def labelled(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Path]:
+def runs_by_label(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Path]:
     """Return the selected runs by label. Invalid labels or smoothing end with the parser's error."""
     if options.smooth < 1:
         parser.error(f"--smooth ({options.smooth}) must be at least 1 (no smoothing)")

@@ -116,7 +116,7 @@ def make_panels(rows: int, columns: int, **options: Any) -> tuple["Figure", np.n
 
 
 def draw(panel: "Axes", points: tuple[ArrayLike, ArrayLike], **style: Any) -> None:
-    """Plot y against x as a line. A value without neighbours is a dot, because it would be invisible in a line."""
+    """Plot y against x as a line. A value without neighbors is a dot, because it would be invisible in a line."""
     x, y = (np.asarray(values, dtype=float) for values in points)
     known = np.pad(np.isfinite(y), 1)
     isolated = known[1:-1] & ~known[:-2] & ~known[2:]

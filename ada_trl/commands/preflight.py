@@ -1,5 +1,5 @@
 """
-The training step of `ada-trl check`: inspects a few rollouts, then makes an update on rows of the greatest length.
+The training step of `ada-trl check`: inspects a few rollouts, then makes an update on rows of maximum length.
 
 It generates with methods of [`~trl.GRPOTrainer`] only, so that it does not depend on how [`AdaGRPOTrainer`] samples.
 """
@@ -32,7 +32,7 @@ LENGTHS = ("mean_length", "max_length", "clipped_ratio")  # logged by GRPOTraine
 
 class Preflight(TrainerCallback):
     """
-    One step of a trainer, with inspected rollouts and an update batch of the greatest length.
+    One step of a trainer, with inspected rollouts and an update batch of maximum length.
 
     Args:
         trainer ([`AdaGRPOTrainer`]):
@@ -150,10 +150,10 @@ class Preflight(TrainerCallback):
             *slowest,
         )
 
-    def _weights(self, what: str) -> CheckResult:
+    def _weights(self, checked: str) -> CheckResult:
         difference = self.trainer.vllm_generation.weight_difference
         return CheckResult(
-            what,
+            checked,
             f"sent by {self.trainer.args.vllm_weight_sync!r}; log-probabilities of a known prompt differ by "
             f"{difference:.4f} nats per token from the trainer's",
         )

@@ -53,7 +53,7 @@ def _import_function(path: str) -> Callable:
         reason = f"{module_name} has no function {attribute}{suggestion(attribute, others)}"
     raise UserError(
         f"Function {path!r} could not be imported: {reason}. Give the dotted path of a function that is "
-        f"importable from {os.getcwd()!r}, or `organisation/name` for a reward model."
+        f"importable from {os.getcwd()!r}, or `organization/name` for a reward model."
     )
 
 

@@ -33,14 +33,14 @@ def allocate(
     | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
     | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for pass rates of one half, where rewards vary most |
 
-    The variance rule minimises Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. The sum over all
+    The variance rule minimizes Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. The sum over all
     rollouts *is* that gradient only if each advantage is weighted by 1 / (p N_x) ∝ 1/√(p(1−p)): divide by the standard
     deviation and use no prompt weight. With other weights the allocation has no optimality property.
 
     Bounds are met by water-filling: N_x is the integer part or the next integer of clip(c · w_x, `min_samples`,
     `max_samples`), with the one c for which the clipped values sum to `total`. So prompts that are at no bound keep
-    their exact proportions, up to rounding. What the integer parts leave over goes to the largest remainders, and
-    among equal estimates to the earlier prompts.
+    their exact proportions, up to rounding. The rest of `total` goes to the largest remainders, and among equal estimates
+    to the earlier prompts.
 
     The result is deterministic and monotone (a harder prompt never gets less than an easier one; with `"reward_std"`, one
     closer to a half), and follows a permutation of the prompts, except that equal estimates which cannot get equal integers
@@ -141,7 +141,7 @@ def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np
     else:
         exponent = 0.5 if rule == "power" else float(check_rule(rule))
         weights = (shifted / shifted[0]) ** -exponent
-    weights = np.minimum.accumulate(weights)  # neighbouring floats may round the other way round
+    weights = np.minimum.accumulate(weights)  # neighboring floats may round the other way round
     return np.maximum(weights / weights[0], _SMALLEST_WEIGHT)
 
 

@@ -77,7 +77,7 @@ class BaselineEstimate(NamedTuple):
         pseudo_counts (`float`):
             s ≥ 0, the number of rollouts that the estimate is worth.
         pass_rate (`float`):
-            p̂, the estimated share of positive rollouts, between 0 and 1, for the prompt weight.
+            p̂, the estimated fraction of positive rollouts, between 0 and 1, for the prompt weight.
     """
 
     mean: float
@@ -249,7 +249,7 @@ def add_batch_information(
 
 def explained_variance(pools: Sequence[Pool], baselines: Sequence[Sequence[float]]) -> float:
     """
-    Compute the share of the rewards' variance that the baselines explain, 1 − Σ (r_i − b_i)² / Σ (r_i − r̄)², with r̄ the
+    Compute the fraction of the rewards' variance that the baselines explain, 1 − Σ (r_i − b_i)² / Σ (r_i − r̄)², with r̄ the
     mean of all: 0 equals one constant for the whole batch, below 0 is worse than that. NaN without variance.
     """
     pairs = [

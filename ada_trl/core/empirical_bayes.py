@@ -30,7 +30,9 @@ MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation's errors, relative to th
 MIN_AVERAGE_WEIGHT = 0.1  # weight of a new generation in the running variance, after the first ten
 MIN_STD_RATIO = 0.1  # smallest divisor of rewards, relative to the largest standard deviation
 MAX_VARIANCE_DECAY = 0.98  # of the largest variance, in each generation whose rewards differ
-RESTART_RATIO = 1 / 16  # variance of a generation, relative to the running mean, that is no longer of the same scale
+RESTART_RATIO = (
+    1 / 16
+)  # largest variance of a generation, relative to the running mean, that counts as a change of scale
 RESTART_AFTER = 8  # consecutive generations of such a small variance
 RECENT_MEMORY = 0.25  # weight of earlier generations in the comparison with the batch mean
 MISLED_RATIO = 2.0  # squared error, relative to that of the batch mean, from which the batch mean is used instead
@@ -264,7 +266,7 @@ class RewardEstimator:
             mean += batch.sums / (batch.num_rollouts + (0.0 if is_shift else self.shrinkage_counts[shrinkage]))
         self.mean_reward = float(mean)
         if self.reward_std.observe(all_rewards):
-            # Histories and errors are in units of rewards that are no longer given.
+            # Histories and errors are in the scale of the earlier rewards.
             self.history = {}
             self.selector.reset()
 

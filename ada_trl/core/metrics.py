@@ -14,7 +14,7 @@ from .pool import Pool, Rollout
 
 def zero_gradient_probability(rewards: Sequence[float], num_generations: int) -> float:
     """
-    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt: the share of all
+    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt: the fraction of all
     subsets of that size whose scored rewards are all equal, Σ_v C(c_v, n) / C(M, n).
 
     Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. NaN rewards are
@@ -37,12 +37,12 @@ def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) 
     the posterior of p given the pool and a Beta prior fitted to the small pools of this batch. The probability at estimated
     pass rates would be too small however well calibrated they are (Jensen), and that of the small pool itself too large.
     """
-    shares = np.array(
+    probabilities = np.array(
         [zero_gradient_probability([r.reward for r in pool.rollouts], num_generations) for pool in pools]
     )
     small = [i for i, pool in enumerate(pools) if pool.scored and len(pool) < num_generations]
     if not small:
-        return shares
+        return probabilities
     alpha, beta = fit_beta_prior(
         beta_binomial_sufficient_stats([(pools[i].positives, pools[i].scored) for i in small]), 1.0, 1.0
     )
@@ -50,8 +50,8 @@ def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) 
         pool = pools[i]
         same = alpha + pool.positives if pool.positives else beta + pool.negatives
         more = np.arange(num_generations - len(pool))
-        shares[i] *= np.prod((same + more) / (alpha + beta + pool.scored + more))
-    return shares
+        probabilities[i] *= np.prod((same + more) / (alpha + beta + pool.scored + more))
+    return probabilities
 
 
 def mean_and_std(values: Sequence[Sequence[float]], *, each_prompt_once: bool) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def sampling_metrics(
     """
     Compute the metrics of adaptive sampling of one step over the prompts of all ranks.
 
-    Shares are of prompts, between 0 and 1. `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are
+    Values that start with `frac_` are fractions of the prompts. `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are
     computed from the first round, which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
     With N_x scored rollouts of mean r̄_x per prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 

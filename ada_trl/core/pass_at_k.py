@@ -11,7 +11,7 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, num_samples: int, k: int) -> 
     Estimate without bias the probability that at least one of k completions is correct, `(num_prompts,)`.
 
     1 − C(n − c, k) / C(n, k), equation 1 of [Evaluating Large Language Models Trained on
-    Code](https://huggingface.co/papers/2107.03374): the share of all subsets of k of the n = `num_samples` completions
+    Code](https://huggingface.co/papers/2107.03374): the fraction of all subsets of k of the n = `num_samples` completions
     that contain a correct one. For k = 1 it is the pass rate c / n.
 
     Args:

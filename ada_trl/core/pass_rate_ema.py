@@ -117,7 +117,7 @@ class EMAPassRate:
                 The step, recorded as `last_step`.
             is_on_distribution (`Sequence[bool]`, *optional*):
                 Which prompts are an unbiased sample of the data set, so that an empirical prior is fitted to them; by
-                default, all. A prompt that is retried because it has not passed is not.
+                default, all. A prompt that is retried because it is unsolved is not.
 
         Raises:
             `ValueError`: if a prompt has more positives than rollouts, or a negative count.
@@ -205,7 +205,7 @@ def fit_beta_prior(tally: np.ndarray, alpha: float, beta: float) -> tuple[float,
 
     With A_i, B_i, C_i the rows of `tally`, the log-likelihood is
     Σ_i A_i ln(α + i) + B_i ln(β + i) − C_i ln(α + β + i). Each iteration of
-    α ← α · [Σ A_i / (α + i)] / [Σ C_i / (α + β + i)] (β likewise, with B_i) maximises a lower bound that touches it, so
+    α ← α · [Σ A_i / (α + i)] / [Σ C_i / (α + β + i)] (β likewise, with B_i) maximizes a lower bound that touches it, so
     the likelihood never falls (Minka's fixed point). The likelihood does not depend on the rule that stopped the
     sampling: counts of early-stopped pools need no correction, which they would with the method of moments.
 

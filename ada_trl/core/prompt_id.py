@@ -10,7 +10,7 @@ def prompt_reference(
     row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
 ) -> tuple[str, str | None, Any]:
     """
-    Return what other ranks need to know about the prompt of a data set row.
+    Return the parts of a data set row that other ranks need: identity and text of its prompt, and possibly the prompt.
 
     Args:
         row (`Mapping[str, Any]`):

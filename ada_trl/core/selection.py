@@ -13,7 +13,7 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
     `num_generations // 2` positives and the rest negatives, each sampled uniformly without replacement. If there are too
     few of one kind, more of the other are selected, and unscored rollouts only if nothing else is left. The selection
     depends on the seed and on the set of rollouts, never on the order of their arrival: selecting those that finished first
-    would favour short completions.
+    would favor short completions.
 
     Args:
         pool (`Pool`):

@@ -41,7 +41,7 @@ def eliminate(
     Successive elimination in rounds ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
 
     Each round samples `samples_per_round` (M) rollouts for every prompt still active and retires those whose pool meets
-    the exit condition. A prompt may still be active after `max_rounds` (N) rounds; this is no error. No prompt ever has more
+    the exit condition. A prompt may still be active after `max_rounds` (N) rounds. No prompt ever has more
     than M × N rollouts. Prompts are positions `0 … num_prompts − 1`, so duplicates have separate pools.
 
     M may be a sequence with one size per prompt. One round of such sizes is the sampling of Reinforce-Ada-Est.

@@ -175,13 +175,13 @@ class HiddenStateExtractor:
             `torch.Tensor`: `(P, H)` on the CPU, the same on every rank.
         """
         ranks, device = self.accelerator.num_processes, self.accelerator.device
-        share = -(-len(prompts) // ranks)
-        padded = [*prompts, *[prompts[-1]] * (share * ranks - len(prompts))]
-        ids = self.tokenize(padded[self.accelerator.process_index * share :][:share])
+        per_rank = -(-len(prompts) // ranks)
+        padded = [*prompts, *[prompts[-1]] * (per_rank * ranks - len(prompts))]
+        ids = self.tokenize(padded[self.accelerator.process_index * per_rank :][:per_rank])
         padding = [max(map(len, ids)) - len(row) for row in ids]
         input_ids = torch.tensor(
             [[self.pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)]
-        )  # (share, T)
+        )  # (per_rank, T)
         mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
         states = last_hidden_states(self.policy(), input_ids.to(device), mask.to(device), batch_size=self.batch_size)
         return self.accelerator.gather(states.contiguous())[: len(prompts)].cpu()

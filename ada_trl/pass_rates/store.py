@@ -158,9 +158,9 @@ def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str,
     return fitted
 
 
-def _corrupt(path: str | Path, what: str) -> ValueError:
+def _corrupt(path: str | Path, reason: str) -> ValueError:
     return ValueError(
-        f"{path} is not a usable file of pass rates: {what}. Restore it from another checkpoint, or delete it to "
+        f"{path} is not a usable file of pass rates: {reason}. Restore it from another checkpoint, or delete it to "
         "start from the prior."
     )
 

@@ -20,12 +20,12 @@ _CLIP = 5.0  # standard deviations; the statistics of the first few batches are 
 
 class LinearHead(ValueNetwork):
     """
-    g(w · z + b) of the standardised features z of a prompt: a [`~pass_rates.network.ValueNetwork`] of one layer.
+    g(w · z + b) of the standardized features z of a prompt: a [`~pass_rates.network.ValueNetwork`] of one layer.
 
     Each `observe` takes AdamW steps on the last `replay_size` prompts, which are stored in float16. A larger batch is used
     whole.
 
-    Features are standardised by running means and variances per dimension: hidden states share a large common part and a few
+    Features are standardized by running means and variances per dimension: hidden states share a large common part and a few
     dimensions of huge scale, which after a layer norm would hide the differences between prompts. The head is in float32 on
     the CPU, starts with the same prediction for every prompt and uses no random numbers, so that ranks that observe the same
     gathered features hold the same head.
@@ -70,7 +70,7 @@ class LinearHead(ValueNetwork):
     @torch.no_grad()
     def predict(self, inputs: torch.Tensor) -> list[float]:
         """Predict each row of the features `inputs` `(P, H)`."""
-        return self.link(self._standardise(self._check_features(inputs)) @ self.weight).tolist()
+        return self.link(self._standardize(self._check_features(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
     def observe(self, inputs: torch.Tensor, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
@@ -83,7 +83,7 @@ class LinearHead(ValueNetwork):
         size = max(self.replay_size, len(features))
         self._features = torch.cat([self._features, features.clamp(-_LARGEST, _LARGEST).half()])[-size:]
         self._outcomes = torch.cat([self._outcomes, outcomes])[-size:]
-        inputs = self._standardise(self._features)
+        inputs = self._standardize(self._features)
         k, n = (self._outcomes / self._outcomes[:, 1].sum()).T
         for _ in range(self.gradient_steps):
             # The gradient in closed form, since autograd may be off here (inference mode).
@@ -105,14 +105,14 @@ class LinearHead(ValueNetwork):
         self._mean += weight * (features.mean(dim=0) - self._mean)
         self._mean_square += weight * (features.square().mean(dim=0) - self._mean_square)
 
-    def _standardise(self, features: torch.Tensor) -> torch.Tensor:
+    def _standardize(self, features: torch.Tensor) -> torch.Tensor:
         """
         Convert features `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, divided by √H (0 before any
         observation), and a 1 for b.
         """
         variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
-        standardised = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
-        return nn.functional.pad(standardised.float() * bool(self._observations), (0, 1), value=1.0)
+        standardized = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)
+        return nn.functional.pad(standardized.float() * bool(self._observations), (0, 1), value=1.0)
 
 
 class PassRateHead(LinearHead):

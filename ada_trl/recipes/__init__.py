@@ -1,4 +1,4 @@
-"""The recipes. In a wheel they are beside this file; in the repository they are the folder `recipes/`."""
+"""The recipes. In a wheel they are in the folder of this file; in the repository they are the folder `recipes/`."""
 
 from pathlib import Path
 

@@ -67,15 +67,15 @@ class AsyncVLLMSampler(RolloutSampler):
         self.images = images or [None] * len(prompt_ids)
         self.score = score
         self.stats |= dict.fromkeys(("vllm/truncated_prompts", "time/idle", "time/reward_overlapped"), 0.0)
-        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first draw, future), as requests finish
-        self._in_flight: set[tuple[int, int]] = set()  # prompt and first draw of each request that is waited for
+        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first index, future), as requests finish
+        self._in_flight: set[tuple[int, int]] = set()  # prompt and first index of each request that is waited for
         self._truncated_prompts: set[int] = set()
         self._submitted = self._failures = 0
         self._unavailable: VLLMServerUnavailable | None = None  # set after `MAX_FAILURES` failures in a row
         self._idle_since: float | None = None
 
     def sample(self, **loop) -> list[Pool]:
-        # The same message on every rank, whatever its share of the prompts.
+        # The same message on every rank, also on ranks without a failed request.
         error_factory = self.vllm.error_factory("rollouts of this step are missing")
         received = gather_results(lambda: self._sample_local(**loop), error_factory)
         by_prompt = [rollouts for of_rank in received for rollouts in of_rank]
@@ -95,7 +95,7 @@ class AsyncVLLMSampler(RolloutSampler):
         with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
             pools = eliminate_async(
                 len(self.prompts),
-                lambda prompt, first_draw: self._submit(group, prompt, first_draw, samples_per_round),
+                lambda prompt, first_index: self._submit(group, prompt, first_index, samples_per_round),
                 lambda: self._collect(group, progress.tick),
                 samples_per_round=samples_per_round,
                 max_in_flight=sys.maxsize,  # the server queues
@@ -114,46 +114,46 @@ class AsyncVLLMSampler(RolloutSampler):
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.retries, transport.timeouts
         return [pool.rollouts for pool in pools]
 
-    def _submit(self, group: RequestGroup, prompt: int, first_draw: int, number: int) -> None:
+    def _submit(self, group: RequestGroup, prompt: int, first_index: int, number: int) -> None:
         """Request the next round of a prompt or slot of this rank."""
         if self._idle_since is not None:
             self.stats["time/idle"] += time.perf_counter() - self._idle_since
             self._idle_since = None
-        self._in_flight.add((prompt, first_draw))
+        self._in_flight.add((prompt, first_index))
         if self._unavailable is not None:  # fails without being sent
             future: Future = Future()
             future.set_exception(self._unavailable)
         else:
             self._submitted += 1
-            row = self._local_row(prompt, first_draw)
+            row = self._local_row(prompt, first_index)
             future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
-        future.add_done_callback(lambda done: self._completed.put((prompt, first_draw, done)))
+        future.add_done_callback(lambda done: self._completed.put((prompt, first_index, done)))
 
-    def _local_row(self, prompt: int, draw: int) -> int:
-        """Position in `prompt_ids` of the prompt that rollout `draw` of a prompt or slot of this rank belongs to."""
+    def _local_row(self, prompt: int, rollout_index: int) -> int:
+        """Position in `prompt_ids` of the prompt that rollout `rollout_index` of a prompt or slot of this rank belongs to."""
         if self.slots is None:
             return prompt
         first = self.prompts.start
-        return self.dataset_row_index(first + prompt, draw) - self._first[first]
+        return self.dataset_row_index(first + prompt, rollout_index) - self._first[first]
 
     def _collect(self, group: RequestGroup, tick: Callable[[], None]) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for a request, take all that have finished, and score their completions."""
-        answered, failed = [], []
-        for prompt, first_draw, future in self._wait_for_finished(tick):
-            if (prompt, first_draw) not in self._in_flight:
+        succeeded, failed = [], []
+        for prompt, first_index, future in self._wait_for_finished(tick):
+            if (prompt, first_index) not in self._in_flight:
                 continue  # given up with all others after `MAX_FAILURES` failures
-            self._in_flight.remove((prompt, first_draw))
+            self._in_flight.remove((prompt, first_index))
             try:
-                answered.append((prompt, first_draw, *future.result()))
+                succeeded.append((prompt, first_index, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
-                failed += self._fail(group, prompt, first_draw, error)
+                failed += self._fail(group, prompt, first_index, error)
         if not self._in_flight:
             self._idle_since = time.perf_counter()
         collected: list[tuple[int, int, list[Rollout] | None]] = [(*request, None) for request in failed]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for is_first_round in (True, False):
-            of_kind = [request for request in answered if (request[1] == 0) == is_first_round]
+            of_kind = [request for request in succeeded if (request[1] == 0) == is_first_round]
             if of_kind:
                 collected += self._score(of_kind, is_first_round)
         return collected
@@ -170,18 +170,18 @@ class AsyncVLLMSampler(RolloutSampler):
         return finished
 
     def _fail(
-        self, group: RequestGroup, prompt: int, first_draw: int, error: VLLMServerUnavailable
+        self, group: RequestGroup, prompt: int, first_index: int, error: VLLMServerUnavailable
     ) -> list[tuple[int, int]]:
         """The requests that are given up: this one, or after several failures in a row all that are in flight."""
         self._failures += 1
-        failed = [(prompt, first_draw)]
+        failed = [(prompt, first_index)]
         if self._failures == MAX_FAILURES and self._unavailable is None:
             self._unavailable = error
             failed += sorted(self._in_flight)
             self._in_flight.clear()
             group.cancel()
             logger.warning(
-                f"The vLLM server has failed to answer {MAX_FAILURES} requests in a row: {error.cause}. Prompts with pending "
+                f"{MAX_FAILURES} requests to the vLLM server have failed in a row: {error.cause}. Prompts with pending "
                 "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
             )
         if any(first == 0 for _, first in failed):
@@ -189,10 +189,10 @@ class AsyncVLLMSampler(RolloutSampler):
         self._truncated_prompts |= {prompt for prompt, _ in failed}
         return failed
 
-    def _score(self, answered: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
-        requests = [(prompt, first_draw + i) for prompt, first_draw, ids, _ in answered for i in range(len(ids))]
-        completion_ids = [ids for *_, group, _ in answered for ids in group]
-        logprobs = [[top[0] for top in sequence] for *_, group in answered for sequence in group]
+    def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
+        requests = [(prompt, first_index + i) for prompt, first_index, ids, _ in succeeded for i in range(len(ids))]
+        completion_ids = [ids for *_, group, _ in succeeded for ids in group]
+        logprobs = [[top[0] for top in sequence] for *_, group in succeeded for sequence in group]
         is_overlapped = bool(self._in_flight)
         completions = self.score(
             [self._local_row(*request) for request in requests], completion_ids, logprobs, is_first_round
@@ -201,5 +201,7 @@ class AsyncVLLMSampler(RolloutSampler):
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         offset = self.store(completions, is_first_round=is_first_round)
         locations = [(self.process_index, offset + i) for i in range(len(requests))]
-        rollouts = iter(self.rollouts([draw for _, draw in requests], completions.rewards, locations))
-        return [(prompt, first_draw, [next(rollouts) for _ in ids]) for prompt, first_draw, ids, _ in answered]
+        rollouts = iter(
+            self.rollouts([rollout_index for _, rollout_index in requests], completions.rewards, locations)
+        )
+        return [(prompt, first_index, [next(rollouts) for _ in ids]) for prompt, first_index, ids, _ in succeeded]

@@ -68,9 +68,9 @@ class BatchSlot(Pool):
         self._candidate_of_round: list[int] = [0]  # index of the candidate sampled in each round of the slot
         self._config, self._samples_per_round = config, samples_per_round
 
-    def candidate_at(self, draw: int) -> int:
-        """Index of the candidate that rollout `draw` of the slot belongs to; known once the previous round is complete."""
-        return self._candidate_of_round[draw // self._samples_per_round]
+    def candidate_at(self, rollout_index: int) -> int:
+        """Index of the candidate that rollout `rollout_index` of the slot belongs to; known once the previous round is complete."""
+        return self._candidate_of_round[rollout_index // self._samples_per_round]
 
     @property
     def sampled(self) -> range:

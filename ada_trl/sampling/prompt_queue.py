@@ -11,9 +11,9 @@ from .prompt_stream import PromptStream
 
 logger = get_logger(__name__)
 
-# Of the slots (at least one slot): on a hard data set, retries would otherwise fill the batch.
+# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard data set.
 MAX_RETRY_FRACTION = 0.75
-# Of the new prompts are taken in data set order, so that no prompt depends on its estimate alone.
+# Smallest fraction of the new prompts in data set order, so that no prompt depends on its estimate alone.
 MIN_IN_ORDER_FRACTION = 0.25
 MAX_SKIPS = 8  # a prompt that was skipped this often is taken next
 
@@ -22,9 +22,8 @@ class CandidateScores(NamedTuple):
     """Predictions for the candidates of a step."""
 
     keys: list[str]  # identifier of each prompt, the same in every epoch
-    gains: (
-        list[float] | None
-    )  # predicted gain of sampling each; `None` while estimates are not better than the batch mean
+    # Predicted gain of sampling each; `None` while estimates are not better than the batch mean.
+    gains: list[float] | None
     pass_rate: float  # mean predicted pass rate
 
 
@@ -54,9 +53,8 @@ class PromptQueue:
         self._before: list[dict[str, Any]] = []
         self._steps_without_scores = 0  # steps without informative estimates
         self._new_prompts: list[QueuedPrompt] = []  # candidates of the current step that are not retries
-        self._taken: list[int] | None = (
-            None  # positions that the current step has taken from the stream; None between steps
-        )
+        # Positions that the current step has taken from the stream; `None` between steps.
+        self._taken: list[int] | None = None
 
     def next_slots(
         self, score_candidates: Callable[[list[int]], CandidateScores] | None = None
@@ -64,7 +62,7 @@ class PromptQueue:
         """
         Return the candidates of each slot: one retry per slot, as far as there are retries, then new prompts.
 
-        New prompts are dealt out evenly: every slot gets a first candidate before any slot gets a second one.
+        New prompts are distributed evenly: every slot gets a first candidate before any slot gets a second one.
 
         Args:
             score_candidates (`Callable[[list[int]], CandidateScores]`, *optional*):
@@ -153,7 +151,7 @@ class PromptQueue:
 
     def _best(self, positions: list[int], keys: list[str], gains: list[float], number: int) -> list[QueuedPrompt]:
         """
-        Select `number` of the candidates: those skipped too often, a minimum share in data set order, then the largest gains.
+        Select `number` of the candidates: those skipped too often, a minimum fraction in data set order, then the largest gains.
 
         Returned in stream order, so that the assignment to slots does not depend on the gains.
         """

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 
 class PlaceholderRow(dict):
-    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that says why."""
+    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that explains this."""
 
     def __getitem__(self, column: Any) -> Any:
         raise RuntimeError(
@@ -80,7 +80,7 @@ class SampledPrompts:
 @dataclass
 class StepPlan:
     """
-    What one generation batch will sample; one entry per prompt or slot of all ranks in each list.
+    Prompts and numbers of rollouts of one generation batch; one entry per prompt or slot of all ranks in each list.
 
     Args:
         prompts ([`PromptBatch`]):
@@ -90,13 +90,13 @@ class StepPlan:
         slots (`list[BatchSlot]`, *optional*):
             Where the rollouts are collected, if prompts come from the queue.
         predictions ([`~pass_rates.predictions.PassRatePredictions`], *optional*):
-            What was predicted of the prompts.
+            Predictions for the prompts.
         global_step (`int`):
-            Optimizer steps that the sampling weights have seen.
+            Number of optimizer steps of the weights that generate the rollouts.
         rows (`list[dict]`):
             Data set rows of this rank, one per rollout, with one round per step.
         is_prefetched (`bool`):
-            Whether a server was sent the requests in the step before.
+            Whether the requests were sent to a server in the step before.
     """
 
     prompts: PromptBatch
@@ -221,9 +221,9 @@ class QueuedPrompts(DataLoaderPrompts):
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """Predict the expected gradient magnitude of the rows at `positions`. Collective."""
         tracker, self._predicted = self.tracker, list(positions)
-        share = -(-len(positions) // self.accelerator.num_processes)
-        start = self.accelerator.process_index * share
-        tracker.start_step(self._rows(positions[start : start + share]))
+        per_rank = -(-len(positions) // self.accelerator.num_processes)
+        start = self.accelerator.process_index * per_rank
+        tracker.start_step(self._rows(positions[start : start + per_rank]))
         rates = tracker.shared_estimates()
         gains = list(map(self.learnability, rates)) if tracker.is_informative else None
         return CandidateScores(tracker.predictions.keys, gains, sum(rates) / len(rates))

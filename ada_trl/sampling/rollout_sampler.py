@@ -102,9 +102,9 @@ class RolloutSampler:
         # Hidden states by data set row, on the rank that was the first to generate for it.
         self.states: dict[int, torch.Tensor] = {}
 
-    def dataset_row_index(self, prompt: int, draw: int) -> int:
-        """Index of the data set row that rollout `draw` of a prompt or slot belongs to."""
-        return prompt if self.slots is None else self._first[prompt] + self.slots[prompt].candidate_at(draw)
+    def dataset_row_index(self, prompt: int, rollout_index: int) -> int:
+        """Index of the data set row that rollout `rollout_index` of a prompt or slot belongs to."""
+        return prompt if self.slots is None else self._first[prompt] + self.slots[prompt].candidate_at(rollout_index)
 
     def sample(self, **loop) -> list[Pool]:
         """
@@ -141,9 +141,11 @@ class RolloutSampler:
                     self.stats[f"tools/{name}"] += count
         return offset
 
-    def rollouts(self, draws: Sequence[int], rewards: torch.Tensor, locations: Sequence[tuple]) -> list[Rollout]:
+    def rollouts(
+        self, rollout_indices: Sequence[int], rewards: torch.Tensor, locations: Sequence[tuple]
+    ) -> list[Rollout]:
         totals, success_rewards = self.split_rewards(rewards)
-        columns = zip(draws, totals, success_rewards, map(tuple, rewards.tolist()), locations, strict=True)
+        columns = zip(rollout_indices, totals, success_rewards, map(tuple, rewards.tolist()), locations, strict=True)
         return [Rollout(*column) for column in columns]
 
     def fetch(self, selected: Sequence[Rollout]) -> SelectedRollouts:
@@ -151,14 +153,14 @@ class RolloutSampler:
         Send the selected completions, the update batch of all ranks in rank order, to the ranks that train on them. Collective; a
         completion that is trained on where it was generated does not travel.
         """
-        share, rank = len(selected) // self.num_processes, self.process_index
+        per_rank, rank = len(selected) // self.num_processes, self.process_index
         holders = [rollout.location[0] for rollout in selected]
         held = []
         for position, (holder, row) in enumerate(rollout.location for rollout in selected):
             if holder == rank:
                 completion = self.completions[row]
-                held.append(completion if position // share == rank else _portable(completion))
-        needed = [range(first, first + share) for first in range(0, len(selected), share)]
+                held.append(completion if position // per_rank == rank else _portable(completion))
+        needed = [range(first, first + per_rank) for first in range(0, len(selected), per_rank)]
         rows = exchange_rows(held, holders, needed, self.accelerator)
         received = gather_object([(dict(self.stats), self.first_round)])
         names = sorted({name for stats, _ in received for name in stats})

@@ -13,7 +13,7 @@ from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
 
 class SamplingStrategy(ABC):
     """
-    Numbers of rollouts per prompt, with one round unless a subclass says otherwise.
+    Numbers of rollouts per prompt. The base class has one round.
 
     Args:
         num_generations (`int`):
@@ -138,7 +138,7 @@ class SequentialSampling(SamplingStrategy):
     @property
     def _goal(self) -> str:
         negatives = self.exit_condition.min_negatives
-        return f"{self.exit_condition.min_positives} right" + f" and {negatives} wrong" * (negatives > 0)
+        return f"{self.exit_condition.min_positives} correct" + f" and {negatives} incorrect" * (negatives > 0)
 
 
 class RetryAcrossSteps(SequentialSampling):

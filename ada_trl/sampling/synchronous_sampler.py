@@ -50,33 +50,33 @@ class SynchronousSampler(RolloutSampler):
         return eliminate(len(self.prompts), self.sample_round, pools=self.slots, **loop)
 
     def sample_round(self, requests: Sequence[tuple[int, int]]) -> list[Rollout]:
-        """Sample one rollout per request `(prompt, draw)`; returns the same list on every rank."""
+        """Sample one rollout per request `(prompt, rollout_index)`; returns the same list on every rank."""
         started = time.perf_counter()
-        share = -(-len(requests) // self.num_processes)
-        padded = [*requests, *[requests[-1]] * (share * self.num_processes - len(requests))]
+        per_rank = -(-len(requests) // self.num_processes)
+        padded = [*requests, *[requests[-1]] * (per_rank * self.num_processes - len(requests))]
         indices = [self.dataset_row_index(*request) for request in padded]
-        start, offset = self.process_index * share, len(self.completions)
-        padding = share - max(0, min(share, len(requests) - start))
+        start, offset = self.process_index * per_rank, len(self.completions)
+        padding = per_rank - max(0, min(per_rank, len(requests) - start))
         reward_seconds = 0.0
 
-        def generate_share() -> list[list[float]]:
+        def generate_local() -> list[list[float]]:
             nonlocal reward_seconds
             is_first_round = requests[0][1] == 0
-            completions = self.generate(padded[start : start + share], is_first_round)
+            completions = self.generate(padded[start : start + per_rank], is_first_round)
             self.store(completions, is_first_round=is_first_round, padding=padding)
             self._store_states(indices, start, completions.states)
             reward_seconds = completions.reward_seconds
             return completions.rewards.tolist()
 
-        self._exchange_rows(indices, share)
-        received = gather_results(generate_share)
+        self._exchange_rows(indices, per_rank)
+        received = gather_results(generate_local)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
         rewards = torch.tensor([row for of_rank in received for row in of_rank][: len(requests)])
-        locations = [(i // share, offset + i % share) for i in range(len(requests))]
-        return self.rollouts([draw for _, draw in requests], rewards, locations)
+        locations = [(i // per_rank, offset + i % per_rank) for i in range(len(requests))]
+        return self.rollouts([rollout_index for _, rollout_index in requests], rewards, locations)
 
     def generate(self, requests: Sequence[tuple[int, int]], is_first_round: bool) -> Completions:
-        """Generate and score one completion for each request `(prompt, draw)`, on this rank."""
+        """Generate and score one completion for each request `(prompt, rollout_index)`, on this rank."""
         rows = [self._data[self.dataset_row_index(*request)] for request in requests]
         return self.generate_and_score(rows, is_first_round)
 
@@ -88,11 +88,11 @@ class SynchronousSampler(RolloutSampler):
                 if states is not None and 0 <= i - start < len(states):
                     self.states[index] = states[i - start]
 
-    def _exchange_rows(self, indices: Sequence[int], share: int) -> None:
+    def _exchange_rows(self, indices: Sequence[int], per_rank: int) -> None:
         """Send data set rows to the ranks that are about to generate for them and do not have them yet. Collective."""
         missing: list[list[int]] = []
         for rank in range(self.num_processes):
-            needed = dict.fromkeys(indices[rank * share : (rank + 1) * share])
+            needed = dict.fromkeys(indices[rank * per_rank : (rank + 1) * per_rank])
             missing.append([index for index in needed if rank not in self._ranks_with_row[index]])
             for index in missing[rank]:
                 self._ranks_with_row[index].add(rank)

@@ -33,7 +33,7 @@ class AdaGRPOConfig(GRPOConfig):
     may differ from those in [`~trl.GRPOConfig`].
 
     Parameters:
-        > Parameters that control the sampling
+        > Parameters that control sampling
 
         adaptive_sampling (`str`, *optional*):
             Number of rollouts per prompt. If `None`, `"seq-balance"` with `baseline="pool"` and `"uniform"` with
@@ -71,7 +71,7 @@ class AdaGRPOConfig(GRPOConfig):
             Name of the reward function whose unweighted value is compared with `positive_threshold`, so that shaping
             terms do not affect the exit conditions. If `None`, the weighted sum of all rewards.
 
-        > Parameters that control the selection of prompts
+        > Parameters that control prompt selection
 
         prompt_oversampling (`int`, *optional*, defaults to `1`):
             Number of candidate prompts for each slot of the batch. Of the candidates, the prompts with the highest
@@ -80,7 +80,7 @@ class AdaGRPOConfig(GRPOConfig):
             the order of the data set. Selection starts once the pass-rate estimates (see `pass_rate_estimator`) are
             better than the batch mean.
 
-        > Parameters that control the allocation of rollouts in `"est"` (`num_generations` per prompt on average)
+        > Parameters that control rollout allocation in `"est"` (`num_generations` per prompt on average)
 
         min_samples (`int`, *optional*, defaults to `2`):
             Minimum number of rollouts per prompt (N_min in the paper), for `"est"`.
@@ -94,7 +94,7 @@ class AdaGRPOConfig(GRPOConfig):
             then the update is the gradient of the log objective. `"reward_std"`: N_x ∝ √((p̂ + ε)(1 − p̂ + ε)), highest
             at a pass rate of 0.5. ε is 0.01.
 
-        > Parameters that control the estimation of pass rates
+        > Parameters that control pass-rate estimation
 
         pass_rate_estimator (`str`, *optional*):
             Source of the pass-rate estimates that `"est"`, `baseline="posterior"` and `prompt_oversampling` use.
@@ -122,7 +122,7 @@ class AdaGRPOConfig(GRPOConfig):
             own tokenizer (and its chat template, if it has one), and every rank holds a full copy in float32 with the
             state of AdamW. Its state is saved in checkpoints.
 
-        > Parameters that control the advantages
+        > Parameters that control advantages
 
         baseline (`str`, *optional*, defaults to `"pool"`):
             Value that is subtracted from the reward. Possible values are:
@@ -170,9 +170,9 @@ class AdaGRPOConfig(GRPOConfig):
             Directory for `"lora"` and `"disk"`, with the same path for trainer and server. If `None`,
             `vllm_weight_sync` in `output_dir`. Old versions are deleted.
         vllm_request_timeout (`float`, *optional*, defaults to `300.0`):
-            Seconds without any response to any rollout request after which the server is taken for stalled and every
+            Seconds without any response to any rollout request after which the server is considered stalled and every
             rank raises the same error. It must be longer than the longest completion takes; time in the server's queue
-            does not count. Of other requests (weights, checks) it is the deadline.
+            does not count. For other requests (weights, checks) it is the deadline.
         max_staleness (`int`, *optional*, defaults to `0`):
             0 or 1. With 1, a vLLM server generates the rollouts of the next step while the current step is trained on.
             They come from the weights before the update; TRL's importance-sampling correction accounts for this. Only
@@ -206,7 +206,7 @@ class AdaGRPOConfig(GRPOConfig):
         metadata={"help": "Upper-bound epsilon of the clipped ratio; the lower bound is `epsilon`."},
     )
 
-    # Parameters that control the sampling
+    # Parameters that control sampling
     adaptive_sampling: str = optional_field(
         help="Number of rollouts per prompt: `'seq-balance'` (rounds until a prompt has both positives and negatives), "
         "`'seq-pos'` (rounds until it has positives), `'est'` (one round, more rollouts for prompts with a lower estimated "
@@ -251,7 +251,7 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the selection of prompts
+    # Parameters that control prompt selection
     prompt_oversampling: int = field(
         default=1,
         metadata={
@@ -260,7 +260,7 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the allocation of rollouts in "est"
+    # Parameters that control rollout allocation in "est"
     min_samples: int = field(default=2, metadata={"help": "Minimum number of rollouts per prompt, for `'est'`."})
     max_samples: int = field(default=32, metadata={"help": "Maximum number of rollouts per prompt, for `'est'`."})
     allocation_rule: str = field(
@@ -271,7 +271,7 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the estimation of pass rates
+    # Parameters that control pass-rate estimation
     pass_rate_estimator: str | None = field(
         default=None,
         metadata={
@@ -300,7 +300,7 @@ class AdaGRPOConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the advantages
+    # Parameters that control advantages
     baseline: str = field(
         default="pool",
         metadata={
@@ -325,8 +325,8 @@ class AdaGRPOConfig(GRPOConfig):
         default="keep",
         metadata={
             "help": "Treatment of groups in which all advantages are 0: `'keep'` (as in GRPO), `'mask'` (excluded from the "
-            "loss and its denominator), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are sampled instead, as in DAPO's dynamic "
-            "sampling).",
+            "loss and its denominator), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are sampled instead, as in "
+            "DAPO's dynamic sampling).",
             "choices": list(CHOICES["zero_variance_groups"]),
         },
     )
@@ -347,7 +347,7 @@ class AdaGRPOConfig(GRPOConfig):
     vllm_request_timeout: float = field(
         default=300.0,
         metadata={
-            "help": "Seconds without any response to any rollout request after which a vLLM server is taken for stalled."
+            "help": "Seconds without any response to any rollout request after which a vLLM server is considered stalled."
         },
     )
     max_staleness: int = field(
@@ -395,12 +395,12 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def is_vanilla_grpo(self) -> bool:
-        """Whether nothing but what is logged differs from [`~trl.GRPOTrainer`]."""
+        """Whether training equals [`~trl.GRPOTrainer`], and only the logged metrics differ."""
         return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_prompt_queue
 
     @property
     def is_multi_round(self) -> bool:
-        """Whether a step samples in several rounds, and selects what it trains on from all of them."""
+        """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
         return self.max_rounds_per_step > 1 or self.selects_groups
 
     @property
@@ -416,7 +416,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def uses_prompt_queue(self) -> bool:
-        """Whether prompts come from the prompt queue, because they are other ones, or needed before the data loader yields them."""
+        """Whether prompts come from the prompt queue: a step samples other ones than the data loader's next, or needs them earlier."""
         return self.resamples_prompts or self.max_staleness > 0
 
     @property
@@ -428,7 +428,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def needs_pass_rate_estimates(self) -> bool:
-        """Whether sampling or the baseline uses what a prompt is predicted to earn."""
+        """Whether sampling or the baseline uses predicted pass rates or mean rewards."""
         budgets = self._strategy_class.uses_estimated_budgets
         return budgets or self.baseline == "posterior" or self.prompt_oversampling > 1
 

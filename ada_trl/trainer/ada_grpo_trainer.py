@@ -187,7 +187,7 @@ class AdaGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
-        # Again, with what GRPOTrainer has loaded.
+        # Again: GRPOTrainer has now loaded the reward models, the environments and the processing class.
         check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
         check_trainable(self.model)
@@ -313,9 +313,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             sizes = [self.strategy.rollouts_per_round] * len(prompts.slot_ranks)
         rows: list[dict] = []
         if not self.args.is_multi_round:
-            # The data loader has repeated each row `num_generations` times; other numbers and other prompts are dealt out here.
+            # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
             as_loaded = not self.args.uses_prompt_queue and not self.strategy.uses_estimated_budgets
-            rows = inputs if as_loaded else self._deal_rows(prompts, sizes)
+            rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
         return StepPlan(
             prompts,
             sizes,
@@ -325,11 +325,11 @@ class AdaGRPOTrainer(GRPOTrainer):
             rows,
         )
 
-    def _deal_rows(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[dict]:
-        """This rank's share of the batch, in which each prompt has `sizes` copies of its row. Collective."""
+    def _assign_rows(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[dict]:
+        """This rank's part of the batch, in which each prompt has `sizes` copies of its row. Collective."""
         order = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
-        share = len(order) // self.accelerator.num_processes
-        needed = [order[rank * share : (rank + 1) * share] for rank in range(self.accelerator.num_processes)]
+        per_rank = len(order) // self.accelerator.num_processes
+        needed = [order[rank * per_rank : (rank + 1) * per_rank] for rank in range(self.accelerator.num_processes)]
         rows = exchange_rows(prompts.local_rows, prompts.row_ranks, needed, self.accelerator)
         return [copy_containers(rows[prompt]) for prompt in needed[self.accelerator.process_index]]
 
@@ -344,7 +344,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             pools = self._fill_pools(plan, rewards)
             sampled = self.prompt_source.sampled_prompts(pools)
             queue_metrics = self.prompt_source.finish_step(pools)
-            if self.args.max_staleness:  # the queue knows now which prompts are retried
+            if self.args.max_staleness:  # only now, because the rewards decide which prompts are retried
                 self._prefetch_next_step()
 
         capture = StepCapture(
@@ -354,7 +354,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(plan.rows)
         assert sampled is not None, "GRPOTrainer made a batch without calling `_calculate_rewards`"
         if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.predictions = plan.predictions  # again: the prefetched step has predictions of its own
+            self.pass_rates.predictions = plan.predictions  # the prefetched step has replaced them by its predictions
         groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
         batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
         batch.metrics |= queue_metrics | self._average_seconds(capture.seconds) | self.vllm.collect_metrics()
@@ -418,7 +418,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
         Args:
             states (`torch.Tensor`, *optional*):
-                `(rows of this rank, H)`, the policy's hidden states of the prompts, if TRL's passes have shown them.
+                `(rows of this rank, H)`, the policy's hidden states of the prompts, if they were captured from TRL's forward passes.
         """
         tracker = self.pass_rates
         if tracker is not None and not tracker.predict_before_sampling:
@@ -452,7 +452,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._log_ada(batch)
 
     def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
-        """GRPO itself: its advantages stay, only `zero_variance_groups="mask"` and the `ada/` metrics are added."""
+        """Keep TRL's advantages; add only the `ada/` metrics, and the mask of `zero_variance_groups="mask"`."""
         batch.metrics["tokens/discarded"] = 0.0
         self._count_masked_prompts(batch, output)
         self._log_ada(batch)
@@ -497,7 +497,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list) -> tuple:
         if self._hook is not None:
             return self._hook.generate(super()._generate, prompts)
-        if self.vllm is None:  # made without `__init__`, as in tests of TRL
+        if self.vllm is None:  # constructed without `__init__`, as in tests of TRL
             return super()._generate(prompts)
         with self.vllm.generation():  # evaluation
             return super()._generate(prompts)
@@ -535,10 +535,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         totals, success_rewards = self.split_rewards(rewards)
         groups = []
         for start in range(0, len(totals), n):
-            scored = [
-                s for t, s in zip(totals[start : start + n], success_rewards[start : start + n], strict=True) if t == t
-            ]
-            groups.append((sum(s > self.args.positive_threshold for s in scored), len(scored)))
+            scored = [success_rewards[i] for i in range(start, start + n) if not math.isnan(totals[i])]
+            groups.append((sum(reward > self.args.positive_threshold for reward in scored), len(scored)))
         name = self._evaluation_name
         metrics = {f"{name}{key}": value for key, value in pass_at_k_metrics(groups).items()}
         trl_hooks.append_metrics(self, metrics, mode="eval")
@@ -550,7 +548,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         check_overrides(self, AdaGRPOTrainer, self.args)
         if self.environment_factories is None:
             check_size(self.args, self.train_dataset)
-        if not self.args.is_vanilla_grpo:  # else what an earlier call has left of a batch is trained on, as in TRL
+        if not self.args.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
         steps_before = self.state.global_step
         try:
@@ -584,7 +582,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
-        if self.train_dataset is not self._queued_dataset:  # set since then, for the next stage of a curriculum, say
+        if (
+            self.train_dataset is not self._queued_dataset
+        ):  # it was replaced, for example for the next stage of a curriculum
             self.prompt_source = self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
@@ -601,7 +601,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model, trial):
         self._warn_of_unfinished_generation()
-        # Before TRL's part, whose last act pushes the checkpoint to the hub.
+        # Before TRL's part, which ends by pushing the checkpoint to the hub.
         directory = os.path.join(
             self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         )
@@ -619,7 +619,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         return self.prompt_source.state_dict(steps_back) | self.baseline.state_dict()
 
     def _warn_of_unfinished_generation(self) -> None:
-        """Its rollouts are in no checkpoint, TRL's neither, so a resumed run draws them again."""
+        """Warn that a resumed run generates this batch again: its rollouts are not part of a checkpoint, as in TRL."""
         args, micro_steps = self.args, trl_hooks.micro_steps_per_generation(self)
         unfinished = trl_hooks.micro_step(self) % micro_steps and self.state.global_step < self.state.max_steps
         if unfinished and not self._warned_mid_generation_checkpoint:
@@ -636,8 +636,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         if checkpoint is None:
             return
         if self._train_sampler is not None:
-            # The sampler draws a new order per epoch from one generator; without these, a resumed run would repeat the first
-            # epoch's order, as GRPOTrainer does.
+            # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
+            # repeat the order of the first epoch, as GRPOTrainer does.
             for _ in range(int(self.state.epoch)):
                 next(iter(self._train_sampler), None)
         if self.pass_rates is not None:

@@ -103,7 +103,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
     """
     try:
         prompt_ids, *others = tokenize(prompts)
-    except Exception as error:  # whatever the tokenizer raises for a value that it does not know
+    except Exception as error:  # tokenizers raise different errors for a value of an unknown type
         for prompt in prompts:
             is_conversation = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
             if not isinstance(prompt, str) and not is_conversation:
@@ -156,9 +156,9 @@ def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any,
         `ValueError`: If an argument is not supported in the chosen mode.
     """
     if rollout_func is not None and not args.is_vanilla_grpo:
-        remedy = "adaptive_sampling='uniform' and baseline='pool'"
-        _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", remedy)
-    beyond_text = {}  # what belongs to the prompt beside its text, by argument
+        fix = "adaptive_sampling='uniform' and baseline='pool'"
+        _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", fix)
+    beyond_text = {}  # by argument: why the text alone does not identify the prompt
     if environment_factory is not None:
         beyond_text["environment_factory"] = "the environment adds to the prompt"
     if isinstance(processing_class, ProcessorMixin):
@@ -199,10 +199,10 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
     return names
 
 
-def _reject_argument(args: GRPOConfig, name: str, reason: str, remedy: str) -> None:
+def _reject_argument(args: GRPOConfig, name: str, reason: str, fix: str) -> None:
     raise ValueError(
         f"{name} is not supported with adaptive_sampling={args.adaptive_sampling!r}, baseline={args.baseline!r} and "
-        f"pass_rate_estimator={args.pass_rate_estimator!r}: {reason}. Use {remedy}, or trl.GRPOTrainer."
+        f"pass_rate_estimator={args.pass_rate_estimator!r}: {reason}. Use {fix}, or trl.GRPOTrainer."
     )
 
 
@@ -221,19 +221,17 @@ def check_overrides(trainer: GRPOTrainer, base: type, args: GRPOConfig) -> None:
     """
     if args.uses_prompt_queue:
         reason = "prompts come from the prompt queue instead of the data loader"
-        remedy = (
-            "zero_variance_groups='keep', prompt_oversampling=1, max_staleness=0 and, in Seq modes, baseline='pool'"
-        )
+        fix = "zero_variance_groups='keep', prompt_oversampling=1, max_staleness=0 and, in Seq modes, baseline='pool'"
         for name in DATA_LOADING:
             if is_overridden(trainer, base, name):
-                _reject_override(trainer, args, name, reason, remedy)
+                _reject_override(trainer, args, name, reason, fix)
         if getattr(trainer, "data_collator", identity) is not identity:
-            _reject_override(trainer, args, "data_collator", reason, remedy)
+            _reject_override(trainer, args, "data_collator", reason, fix)
     if args.use_vllm and args.vllm_mode == "server" and (args.is_multi_round or args.max_staleness):
         if is_overridden(trainer, base, "_generate_single_turn"):
             reason = "completions are requested from the server one by one"
-            remedy = "max_staleness=0 and a mode with one round per step, such as baseline='batch'"
-            _reject_override(trainer, args, "_generate_single_turn", reason, remedy)
+            fix = "max_staleness=0 and a mode with one round per step, such as baseline='batch'"
+            _reject_override(trainer, args, "_generate_single_turn", reason, fix)
 
 
 def is_overridden(trainer: GRPOTrainer, base: type, name: str) -> bool:
@@ -241,11 +239,11 @@ def is_overridden(trainer: GRPOTrainer, base: type, name: str) -> bool:
     return name in trainer.__dict__ or getattr(type(trainer), name) is not getattr(base, name)
 
 
-def _reject_override(trainer: GRPOTrainer, args: GRPOConfig, name: str, reason: str, remedy: str) -> None:
+def _reject_override(trainer: GRPOTrainer, args: GRPOConfig, name: str, reason: str, fix: str) -> None:
     raise ValueError(
         f"{type(trainer).__name__}.{name} would have no effect with adaptive_sampling={args.adaptive_sampling!r}, "
         f"baseline={args.baseline!r}, zero_variance_groups={args.zero_variance_groups!r}, prompt_oversampling="
-        f"{args.prompt_oversampling} and max_staleness={args.max_staleness}: {reason}. Remove the override, or set {remedy}."
+        f"{args.prompt_oversampling} and max_staleness={args.max_staleness}: {reason}. Remove the override, or set {fix}."
     )
 
 

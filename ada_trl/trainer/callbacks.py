@@ -145,7 +145,7 @@ class CompactPrinterCallback(PrinterCallback):
 
 class RunSummaryCallback(TrainerCallback):
     """
-    Print what differs from GRPO when training starts, and warn of options that have another effect.
+    Print what differs from GRPO when training starts, and warn of options with another effect than in GRPO.
 
     Args:
         trainer ([`AdaGRPOTrainer`]):

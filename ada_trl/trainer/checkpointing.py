@@ -1,4 +1,4 @@
-"""State in a checkpoint beside the table of pass rates: the prompt queue and the baseline."""
+"""State of the prompt queue and of the baseline in a checkpoint, in addition to the table of pass rates."""
 
 import json
 import os
@@ -30,4 +30,6 @@ def load_state(checkpoint: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Restore it, or delete it to start anew.") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}). Restore it, or delete it to start without this state."
+        ) from error

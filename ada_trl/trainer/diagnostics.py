@@ -31,7 +31,7 @@ class TrainingDiagnostics:
 
     - several reward functions without `success_reward` (at construction), or a `positive_threshold` outside the range of the
       rewards (after two generations), if sampling, prompt weights or a record of pass rates depend on them;
-    - for `steps` steps, more than `share` of the prompts with successes only, with failures only or without rewards;
+    - for `steps` steps, more than `max_fraction` of the prompts with successes only, with failures only or without rewards;
     - for `steps` steps, equal rewards in the whole batch, with a baseline that does not need a group;
     - for `steps` steps, a baseline that predicts the rewards worse than their own mean;
     - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
@@ -41,14 +41,14 @@ class TrainingDiagnostics:
             Configuration of the run.
         reward_names (`Sequence[str]`):
             Names of the reward functions.
-        share (`float`, *optional*, defaults to `0.5`):
-            Share of the prompts, between 0 and 1.
+        max_fraction (`float`, *optional*, defaults to `0.5`):
+            Fraction of the prompts, between 0 and 1.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, reward_names: Sequence[str], share: float = 0.5, steps: int = 20):
-        self.threshold, self.share, self.steps = args.positive_threshold, share, steps
+    def __init__(self, args: AdaGRPOConfig, reward_names: Sequence[str], max_fraction: float = 0.5, steps: int = 20):
+        self.threshold, self.max_fraction, self.steps = args.positive_threshold, max_fraction, steps
         self._candidates = list(dict.fromkeys(reward_names))  # for `success_reward`
         if args.success_reward is not None or len(reward_names) == 1:
             self._candidates = []
@@ -110,16 +110,16 @@ class TrainingDiagnostics:
         low, high = metrics["success_reward/min"], metrics["success_reward/max"]
         no_gradient = metrics["frac_zero_advantage_groups"]
         for problem, observation in OBSERVATIONS.items():
-            share = metrics[f"frac_{problem}"]
-            is_present = share > self.share
+            fraction = metrics[f"frac_{problem}"]
+            is_present = fraction > self.max_fraction
             if problem != "unscored":
                 # With other baselines a prompt has a gradient even if its own rewards are equal, and where nothing depends
                 # on the threshold, rewards on one side of it may still differ.
-                is_present &= self._needs_groups and (self._is_trained_on or no_gradient > self.share)
+                is_present &= self._needs_groups and (self._is_trained_on or no_gradient > self.max_fraction)
             if steps := self._steps_to_report(problem, is_present, step):
                 logger.warning(
-                    f"For {steps} steps, more than {self.share:.0%} of the prompts have had {observation} "
-                    f"(ada/frac_{problem} is {share:.0%} now); {no_gradient:.0%} of the prompts have no gradient. "
+                    f"For {steps} steps, more than {self.max_fraction:.0%} of the prompts have had {observation} "
+                    f"(ada/frac_{problem} is {fraction:.0%} now); {no_gradient:.0%} of the prompts have no gradient. "
                     f"{self._fix(problem, low, high, metrics['success_reward/mean'])}"
                 )
 

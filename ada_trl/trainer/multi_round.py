@@ -45,7 +45,7 @@ class MultiRoundSampling:
         self.trainer, self.generator = trainer, generator
 
     def sample(self, plan: StepPlan) -> RolloutBatch:
-        """Sample all ranks' prompts, select their groups and bring this rank's share of the completions here. Collective."""
+        """Sample all ranks' prompts, select their groups and receive the completions that this rank trains on. Collective."""
         with (
             trl_hooks.rank_local_collectives(self.trainer),
             self.generator.hold_environments(),
@@ -124,7 +124,7 @@ class MultiRoundSampling:
         )
 
     def _log(self, batch: RolloutBatch, selected: SelectedRollouts) -> None:
-        """Log what TRL has not seen: the tokens of all rounds, the completions of the first one, extra columns of the table."""
+        """Log the tokens of all rounds, the completions of the first one, and extra columns of the table, which TRL does not know."""
         trainer, stats = self.trainer, selected.stats
         trainer.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
         trl_hooks.set_token_count(trainer, trainer.state.num_input_tokens_seen)

@@ -173,7 +173,7 @@ class RolloutBatch:
 
 def baseline_metrics(pools: Sequence[Pool], values: BaselineValues) -> dict[str, float]:
     """
-    Compute the prompt weights, and for estimated baselines the share of the rewards' variance that they explain, the same for the
+    Compute the prompt weights, and for estimated baselines the fraction of the rewards' variance that they explain, the same for the
     leave-one-out mean of each prompt (of prompts with several rollouts), and the pseudo-counts.
     """
     metrics = {"prompt_weight/mean": math.fsum(values.weights) / len(values.weights)}

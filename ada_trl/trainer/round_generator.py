@@ -151,7 +151,7 @@ class RoundGenerator:
         trainer = self.trainer
         extras: list[dict] = [{} for _ in range(rows)]
         for name, values in trainer._pending_extra_logs.items():
-            if len(values) < rows and trainer.log_completions:  # without the table nobody sees the values
+            if len(values) < rows and trainer.log_completions:  # the values are only used for the table
                 raise ValueError(
                     f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
                     "value per completion, or set log_completions=False."

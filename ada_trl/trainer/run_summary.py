@@ -74,7 +74,7 @@ def _describe_step(args: AdaGRPOConfig) -> str:
 
 
 def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
-    """List what [`~trl.GRPOTrainer`] would do differently in a script with these options."""
+    """List the differences from [`~trl.GRPOTrainer`] with the same batch size."""
     n, own, strategy = grpo_group_size(args), args.num_generations, args.sampling_strategy
     if n is None:
         return ""

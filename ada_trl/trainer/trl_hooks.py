@@ -1,20 +1,20 @@
 """
 Everything private of TRL that this package relies on, in one module: hooks, attributes and patches.
 
-[`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`. On the way
-it calls methods of its own that a subclass can override. [`AdaGRPOTrainer`] overrides six of them and passes each call on to its
-current *hook*, if it has one. There is a hook for each purpose for which the method is called:
+[`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`. It
+calls further methods, which a subclass can override. [`AdaGRPOTrainer`] overrides six of them and passes each call on to its
+current *hook*, if it has one. There is a hook for each purpose for which `_generate_and_score_completions` is called:
 
-- [`StepCapture`]: one round per step. TRL does everything; the hook keeps the rewards, hidden states and seconds.
-- [`PromptPreparation`]: several rounds per step. TRL turns data set rows into prompts and is left before it generates.
+- [`StepCapture`]: one round per step. TRL does everything; the hook records rewards, hidden states and seconds.
+- [`PromptPreparation`]: several rounds per step. TRL turns data set rows into prompts; an exception leaves its method before it generates.
 - [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
 - [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
 
 Without a hook (evaluation, everything outside of a step) TRL's methods run as they are.
 
 Two patches of TRL's module act only while one of our trainers is constructed or samples in rounds, and only in its thread
-([`vllm_generation_class`], [`rank_local_collectives`]). A hook of TRL's for each would make them unnecessary (docs/upstream.md).
-`tests/trainer/test_trl_contract.py` pins every name used here.
+([`vllm_generation_class`], [`rank_local_collectives`]). docs/upstream.md proposes changes to TRL that would make them unnecessary.
+`tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
 """
 
 import threading
@@ -46,15 +46,15 @@ logger = get_logger(__name__)
 _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 
 
-# Hooks: how the trainer's overrides of TRL's methods behave at the moment
+# Hooks: the current behavior of the trainer's overrides of TRL's methods
 
 
 class Hook:
     """
     Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`].
 
-    TRL resets environments before it calls `_generate`, and runs tools between the turns. What they have changed is restored at
-    the next call that arrives here.
+    TRL resets environments before it calls `_generate`, and runs tools between the turns. Training state that they have changed is
+    restored at the next call of one of these methods.
     """
 
     def __init__(self, trainer: "AdaGRPOTrainer"):
@@ -137,7 +137,7 @@ class HiddenStateHook(Hook):
 
 class StepCapture(HiddenStateHook):
     """
-    One round per step: TRL runs once, on the chosen rows. What the advantages need of it is kept.
+    One round per step: TRL runs once, on the chosen rows. Rewards, hidden states and seconds are recorded.
 
     With `score_early`, rewards are computed right after the generation instead of after TRL's forward pass, so that
     `on_rewards` can request the next step's rollouts before that pass.
@@ -261,10 +261,8 @@ class LocalSampling(HiddenStateHook):
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
         # Completions stay in their pools until they are trained on, and reward functions may modify what they are given.
         prompts, completions, ids = copy_containers([prompts, completions, ids])
-        with (
-            self.training_state.preserved(),
-            checked_rewards(self.trainer),
-        ):  # errors are shared between ranks by the sampler
+        # The sampler shares errors between ranks.
+        with self.training_state.preserved(), checked_rewards(self.trainer):
             return call(inputs, prompts, completions, ids)
 
 
@@ -340,14 +338,14 @@ def score_on_all_ranks(
     """
     TRL's `_calculate_rewards`, whose errors on one rank are raised on all ranks. Collective.
 
-    The other ranks wait in TRL's gather of the rewards. A rank whose reward function failed takes part in it with NaN, so that no
-    rank hangs, before all of them exchange what happened.
+    The other ranks wait in TRL's gather of the rewards. A rank whose reward function has failed takes part in it with NaN, so that no
+    rank hangs, before all ranks exchange their errors.
     """
     error = None
     try:
         with TrainingState(trainer.model).preserved(), checked_rewards(trainer):
             rewards = call(inputs, prompts, completions, completion_ids)
-    except Exception as caught:  # whatever it is, the other ranks have to learn of it
+    except Exception as caught:  # of any class: it is raised on the other ranks too
         if trainer.accelerator.num_processes == 1:
             raise
         error = caught
@@ -400,7 +398,7 @@ def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], mode: str = 
 
 
 def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]) -> None:
-    """Overwrite what TRL has logged of this batch: one value, or one for each reward function of the same name."""
+    """Overwrite the values that TRL has logged for this batch: one, or one for each reward function of the same name."""
     for name, values in metrics.items():
         trainer._metrics["train"][name][-len(values) :] = values
 
@@ -454,7 +452,7 @@ def micro_step(trainer: GRPOTrainer) -> int:
 
 
 def forget_buffered_batch(trainer: GRPOTrainer) -> None:
-    """Let the next step generate, instead of training on what an earlier call of `train` has left of a batch."""
+    """Discard the rest of a batch of an earlier call of `train`, so that the next step generates."""
     trainer._step, trainer._buffered_inputs = 0, None
 
 
@@ -475,8 +473,8 @@ class _ModulePatch:
     """
     Replaces a global of TRL's module while at least one block uses it.
 
-    Entries are counted, because two trainers in two threads may leave in any order and the first one must not restore what the
-    second one still needs. The replacement itself looks at a context variable, so other threads do not notice it.
+    Entries are counted, because trainers in several threads may leave the block in any order, and the original is restored by the
+    last one. The replacement itself depends on a context variable, so that other threads are not affected.
     """
 
     def __init__(self, name: str, replacement: Callable[[Any], Any]):
@@ -535,7 +533,7 @@ def vllm_generation_class(**options: Any) -> Iterator[None]:
 @contextmanager
 def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
     """
-    While the block runs, TRL's gathers obey [`~utils.distributed.no_collectives`]: ranks sample and score different numbers of rows, at
+    While the block runs, TRL's gathers respect [`~utils.distributed.no_collectives`]: ranks sample and score different numbers of rows, at
     different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
     """
     with (

@@ -15,7 +15,7 @@ class TrainingState:
     The state that a training step relies on and that reward functions, tools, environments and transforms may change: the training
     mode of the modules, PyTorch's default device and dtype, and whether gradients are recorded.
 
-    A policy that judges its own completions, for example, calls `model.eval()`, after which TRL would take the step for an evaluation.
+    A reward function that uses the policy as a judge, for example, calls `model.eval()`; TRL would then treat the step as an evaluation.
     Random state is not restored, as in TRL: with a reward function that sets the seed, generations repeat their random numbers.
 
     Args:
@@ -45,10 +45,9 @@ class TrainingState:
     def preserved(self) -> Iterator[None]:
         """Run a block of the user's code, and restore the state after it."""
         try:
-            with torch.inference_mode(
-                self._inference
-            ):  # its end restores the mode that a block entered and never left
-                torch.set_grad_enabled(self._gradients)  # which the line above has switched
+            # The end of this block also restores the mode if the user's code has entered another one and not left it.
+            with torch.inference_mode(self._inference):
+                torch.set_grad_enabled(self._gradients)  # `inference_mode` has changed it
                 yield
         finally:
             self.restore()

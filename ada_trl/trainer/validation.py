@@ -59,11 +59,13 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
 
 def resolve_sampling(args: GRPOConfig) -> None:
     """Set `adaptive_sampling` and `num_generations`, if they are `None`, to the defaults for the baseline."""
-    alone = args.baseline != "pool"  # then the advantage of a rollout needs no other rollout of its prompt
+    needs_no_group = (
+        args.baseline != "pool"
+    )  # the advantage of a rollout does not depend on other rollouts of its prompt
     if args.adaptive_sampling is None:
-        args.adaptive_sampling = "uniform" if alone else "seq-balance"
+        args.adaptive_sampling = "uniform" if needs_no_group else "seq-balance"
     if args.num_generations is None:
-        args.num_generations = 1 if alone and args.adaptive_sampling == "uniform" else 4
+        args.num_generations = 1 if needs_no_group and args.adaptive_sampling == "uniform" else 4
 
 
 def placeholder_group_size(args: GRPOConfig) -> int:
@@ -195,7 +197,7 @@ def _check_prompt_selection(args: GRPOConfig) -> None:
 
 
 def _check_skipping(args: GRPOConfig) -> None:
-    """Rows with advantage 0 may be left out only if nothing else of the loss acts on them."""
+    """Check that no other term of the loss acts on rows with advantage 0, which are left out."""
     needed = {
         "beta": (args.beta, 0.0),
         "entropy_coef": (args.entropy_coef, 0.0),

@@ -30,8 +30,8 @@ class VLLMSession:
     """
     Manages the vLLM engine of a trainer; does nothing without one.
 
-    A server gets this step's weights before a generation, and returns log-probabilities of a fixed prompt before and after it:
-    nothing else would show that rollouts come from other weights. A colocated engine stays awake over the rounds of a step; its
+    A server receives this step's weights before a generation, and its log-probabilities of a fixed prompt are compared with the
+    trainer's before and after it: otherwise rollouts from other weights would not be detected. A colocated engine stays awake over the rounds of a step; its
     weights are verified by the log-probabilities of the rollouts.
     """
 
@@ -228,7 +228,7 @@ def sampling_restrictions(options: Any) -> list[str]:
     Options because of which vLLM does not sample from the model's distribution, as `name=value`.
 
     vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
-    of the tokens that are kept are renormalised. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
+    of the tokens that are kept are renormalized. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
     ratio of the two is the probability mass that is kept, for every token. `options` is a config or an engine.
     """
     values = {name: getattr(options, name) for name in UNRESTRICTED}

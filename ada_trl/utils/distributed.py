@@ -73,7 +73,7 @@ def raise_first(
         return
     if error is not None and (error_factory is None or not isinstance(error, DistributedError)):
         raise error
-    process, first = next((i, told) for i, told in enumerate(reports) if told)
+    process, first = next((i, report) for i, report in enumerate(reports) if report)
     if first.common is not None and error_factory is not None:
         raise error_factory(process, *first.common) from error or RuntimeError(
             f"Process {process} failed: {first.text}"
@@ -92,7 +92,7 @@ def gather_results(work: Callable[[], T], error_factory: ErrorFactory | None = N
     except Exception as caught:  # of any class: the other processes must be notified before it is raised
         error = caught
     received = gather_object([(describe_error(error), result)])
-    raise_first([told for told, _ in received], error, error_factory)
+    raise_first([report for report, _ in received], error, error_factory)
     return [result for _, result in received]
 
 

@@ -31,7 +31,7 @@ CHECKS = {"/v1/models": served_model, "/server_info": check_server_info}  # vali
 
 
 class VLLMServerNotFound(VLLMServerUnavailable, ConnectionError):
-    """No vLLM server has answered at the start."""
+    """No vLLM server has responded at the start."""
 
 
 class _Response(NamedTuple):
@@ -123,12 +123,10 @@ class TimeoutVLLMClient(VLLMClient):
                 return
             except VLLMServerError as error:
                 # Whatever responds is up. If it is not a healthy vLLM server, waiting does not help.
-                answered = not isinstance(error, VLLMServerUnavailable)
-                if answered or time.monotonic() + retry_interval > deadline:
-                    waited = "" if answered else f" within vllm_server_timeout ({total_timeout:g} s)"
-                    raise VLLMServerNotFound(
-                        f"no vLLM server has answered{waited}: {error.cause}", NOT_VLLM
-                    ) from error
+                has_response = not isinstance(error, VLLMServerUnavailable)
+                if has_response or time.monotonic() + retry_interval > deadline:
+                    waited = "" if has_response else f" within vllm_server_timeout ({total_timeout:g} s)"
+                    raise VLLMServerNotFound(f"no vLLM server responded{waited}: {error.cause}", NOT_VLLM) from error
             time.sleep(retry_interval)
 
     def _get(self, url: str, **kwargs: Any) -> dict:

@@ -9,7 +9,7 @@ RESUME = "Check its log, restart it, and resume from the last checkpoint, if the
 
 class VLLMServerError(DistributedError):
     """
-    The vLLM server did not do what was requested, and a retry would not help.
+    A request to the vLLM server failed in a way that a retry would not help.
 
     Args:
         cause (`str`), fix (`str`, *optional*):
@@ -27,15 +27,15 @@ class VLLMServerUnavailable(VLLMServerError):
     """A request missed its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
 
 
-def make_error_factory(engine: str, what: str, fix: str = RESUME, url: str = "") -> ErrorFactory:
+def make_error_factory(engine: str, consequence: str, fix: str = RESUME, url: str = "") -> ErrorFactory:
     """
-    Build a function that creates the same [`VLLMServerError`] on every rank. `what` is the consequence of the failure, `fix` is
-    suggested if the failure itself suggests nothing, and `url`, which `engine` contains already, is removed from the cause.
+    Build a function that creates the same [`VLLMServerError`] on every rank. `fix` is
+    suggested if the failure itself has no fix, and `url`, which `engine` contains already, is removed from the cause.
     """
 
     def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
         where = f" (process {process})" if process else ""
-        start, end = f"{engine}{where}: {what}: ", its_fix or fix
+        start, end = f"{engine}{where}: {consequence}: ", its_fix or fix
         cause = cause.replace(url, "") if url else cause
         room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
         return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)

@@ -127,11 +127,11 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     # Failures
 
-    def error_factory(self, what: str, fix: str = RESUME) -> ErrorFactory:
+    def error_factory(self, consequence: str, fix: str = RESUME) -> ErrorFactory:
         """Function that creates the same error on every rank, see [`~vllm.errors.make_error_factory`]."""
         if self.mode != "server":
-            return make_error_factory("colocated vLLM engine", what, fix)
-        return make_error_factory(f"vLLM server at {self.base_url}", what, fix, url=self.base_url)
+            return make_error_factory("colocated vLLM engine", consequence, fix)
+        return make_error_factory(f"vLLM server at {self.base_url}", consequence, fix, url=self.base_url)
 
     # Weight check
 
@@ -161,7 +161,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         instance, with the same weights. Collective.
 
         Returns:
-            `bool`: `False` if this is unknown, because the server does not respond any more: see [`verify_logprobs`].
+            `bool`: `False` if this is unknown, because the server no longer responds: see [`verify_logprobs`].
 
         Raises:
             [`VLLMServerError`]: if the server was restarted, or has received other weights.
@@ -189,7 +189,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def verify_logprobs(self, differences: Sequence[float] | None, restrictions: Sequence[str]) -> None:
         """
-        Check by the rollouts' own log-probabilities what [`verify_weights_after`] could not. Collective.
+        Verify the weights by the rollouts' log-probabilities, where [`verify_weights_after`] could not. Collective.
 
         Args:
             differences (`Sequence[float]`, *optional*):
@@ -204,7 +204,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
             if restrictions:
                 raise VLLMServerError(
-                    f"it does not respond any more, and with {', '.join(restrictions)} the rollouts' log-probabilities "
+                    f"it no longer responds, and with {', '.join(restrictions)} the rollouts' log-probabilities "
                     "cannot be compared with the trainer's"
                 )
             if differences is None:
@@ -214,7 +214,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             largest = max(differences, default=0.0)
             if not largest <= self._tolerance:  # NaN is not, either
                 raise VLLMServerError(
-                    f"it does not respond any more, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
+                    f"it no longer responds, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
                     "per token"
                 )
         logger.warning(
@@ -237,7 +237,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
             if not difference <= tolerance:  # NaN is not, either
                 raise VLLMServerError(
-                    f"log-probabilities differ from the trainer's by {difference:.2f} per token, rounding explains {tolerance:g}"
+                    f"log-probabilities differ from the trainer's by {difference:.2f} nats per token, more than rounding explains ({tolerance:g})"
                 )
 
     def _read_instance(self) -> str | None:
@@ -282,7 +282,9 @@ class AdaVLLMGeneration(VLLMGeneration):
                 features = self._place_features(await client.render(images), prompts[0])
             return await client.sample_completions(prompts, features, **self.sampling_params(num_generations))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise VLLMServerError(f"its answer was not understood ({type(error).__name__}: {error})") from error
+            raise VLLMServerError(
+                f"its response has an unexpected format ({type(error).__name__}: {error})"
+            ) from error
 
     def generate(
         self, prompts: list[list[int]], images: list | None, num_generations: int, profiler: Any = None
@@ -290,7 +292,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         Generate one completion per row of this rank, as TRL's method of the same name. Collective in server mode.
 
-        With a server every rank sends its own rows; equal neighbouring rows are completions of one prompt, whatever
+        With a server every rank sends its own rows; equal neighboring rows are completions of one prompt, whatever
         `num_generations` is. Inside of [`returning_prefetched`] nothing is sent: the completions of [`prefetch`] are
         awaited and returned. Outside of it, a prefetched batch is not touched.
 

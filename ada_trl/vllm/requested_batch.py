@@ -52,7 +52,7 @@ def _requests(rows: list[_Row]) -> Iterator[tuple[list[list[int]], int, list | N
     """
     Prompts, completions per prompt and images of each request for `rows`.
 
-    Equal neighbours are completions of one prompt. Prompts with equal numbers of completions share a request, up to
+    Equal neighbors are completions of one prompt. Prompts with equal numbers of completions share a request, up to
     `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its response.
     """
     prompts: list[list[int]] = []

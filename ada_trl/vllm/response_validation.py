@@ -11,7 +11,7 @@ QUOTED_CHARACTERS = 300
 
 
 class InvalidResponseError(Exception):
-    """A response with status 200 that is not what vLLM returns to the request."""
+    """A response with status 200 that is not a valid response of vLLM to the request."""
 
 
 def quote(content: Any) -> str:
@@ -31,11 +31,11 @@ def parse(content_type: str, body: bytes) -> dict:
     if content_type == "application/json":
         content = _loads(body) if body else {}
         if not isinstance(content, dict):
-            raise InvalidResponseError(f"its answer is not a JSON object: {quote(content)}")
+            raise InvalidResponseError(f"its response is not a JSON object: {quote(content)}")
         return content
     text = body.decode()
     if content_type == "text/html" or text.lstrip().startswith("<"):
-        raise InvalidResponseError(f"its answer is a web page, which vLLM does not send: {quote(text)}")
+        raise InvalidResponseError(f"its response is a web page, which vLLM does not send: {quote(text)}")
     return {"text": text} if text else {}
 
 
@@ -63,10 +63,10 @@ def check_completions(request: dict, response: dict, vocab_size: int | None) -> 
             tokens.
     """
     if response.get("error"):
-        raise InvalidResponseError(f"the server answered with an error: {quote(response['error'])}")
+        raise InvalidResponseError(f"the server returned an error: {quote(response['error'])}")
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise InvalidResponseError(f"its answer was not understood, it has no choices: {quote(response)}")
+        raise InvalidResponseError(f"its response has no choices: {quote(response)}")
     sampling = request.get("sampling_params", request)
     prompts = request.get("prompt", [None])
     copies = sampling.get("n") or 1
@@ -75,7 +75,7 @@ def check_completions(request: dict, response: dict, vocab_size: int | None) -> 
             f"{copies * len(prompts)} completions were requested, the server returned {len(choices)}"
         )
     if "prompt" in request and not request.get("return_token_ids"):
-        return  # a request of the user's own, of text
+        return  # a request for text, which a user's code has sent
     for i, choice in enumerate(choices):
         _check_prompt(prompts[i // copies], choice)
         ids = _check_tokens(choice, sampling.get("max_tokens"), vocab_size)
@@ -95,7 +95,7 @@ def _check_tokens(choice: dict, max_tokens: int | None, vocab_size: int | None) 
     ids, end = choice.get("token_ids"), choice.get("finish_reason")
     # Millions of tokens per step pass here and below: built-in functions loop over them, not generators.
     if not isinstance(ids, list) or set(map(type, ids)) - {int} or min(ids, default=0) < 0:
-        raise InvalidResponseError(f"its answer was not understood, the tokens of a completion are {quote(ids)}")
+        raise InvalidResponseError(f"its response is invalid, the tokens of a completion are {quote(ids)}")
     if end not in FINISH_REASONS:
         raise InvalidResponseError(f"a completion of {len(ids)} tokens is not finished (finish_reason {end!r})")
     if not ids:

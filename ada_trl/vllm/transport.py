@@ -154,7 +154,9 @@ class HTTPTransport:
             self.stalled = True
             limit = f"{limit_name} ({timeout:g} s)" if limit_name else f"{timeout:g} s"
             before = f"; the last attempt {failures[-1]}" if failures else ""
-            raise VLLMServerUnavailable(f"{method} {url} was not answered within {limit}{before}", TOO_SLOW) from error
+            raise VLLMServerUnavailable(
+                f"{method} {url} received no response within {limit}{before}", TOO_SLOW
+            ) from error
         finally:
             self._queued.pop(deadline, None)
         if queued:
@@ -273,13 +275,13 @@ async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], 
             body = await response.read()
             if response.status != 200:
                 text = body.decode(errors="replace").strip()[:500]
-                raise _AttemptFailed(f"was answered with {response.status}: {text}", response.status)
+                raise _AttemptFailed(f"returned status {response.status}: {text}", response.status)
             content = parse(response.content_type, body)
             if check is not None:
                 check(content)
             return content
     except InvalidResponseError as broken:
-        raise _AttemptFailed(f"was answered wrongly: {broken}", is_broken=True) from broken
+        raise _AttemptFailed(f"returned an invalid response: {broken}", is_broken=True) from broken
     except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _AttemptFailed(f"failed: {type(error).__name__}: {error}") from error
 
@@ -325,7 +327,7 @@ async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
     def run() -> None:
         try:
             future.set_result(work(*args))
-        except Exception as error:  # whatever it is, it is raised where the result is awaited
+        except Exception as error:  # of any class: it is raised where the result is awaited
             future.set_exception(error)
 
     threading.Thread(target=run, name="name lookup", daemon=True).start()

@@ -24,7 +24,7 @@ MAX_PROMPT_TOKENS = 32
 MIN_PROMPT_TOKENS = 8
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
-# Allowed difference of two implementations, in nats per token on average; well above what we and others have measured.
+# Allowed difference of two implementations, in nats per token on average; well above measured values.
 ROUNDING = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 QUANTIZED = 0.5
 
@@ -48,8 +48,8 @@ def verify_weights(
     difference = sum(abs(a - b) for a, b in zip(served, expected, strict=True)) / len(expected)
     if not difference <= tolerance:  # NaN is not, either
         raise VLLMServerError(
-            f"its log-probabilities differ from the trainer's by {difference:.3f} per token, rounding explains "
-            f"{tolerance:g}",
+            f"its log-probabilities differ from the trainer's by {difference:.3f} nats per token, more than "
+            f"rounding explains ({tolerance:g})",
             "Use a dedicated server for this run, started from the model that is trained.",
         )
     return difference
@@ -103,7 +103,7 @@ def served_logprobs(client: TimeoutVLLMClient, prompt_ids: Sequence[int]) -> lis
         ]
     except (LookupError, TypeError, ValueError) as error:
         raise VLLMServerError(
-            f"its answer has no log-probabilities of the prompt, by which its weights are checked: {quote(response)}",
+            f"its response has no log-probabilities of the prompt, which verify its weights: {quote(response)}",
             NOT_VLLM,
         ) from error
 
@@ -179,5 +179,7 @@ def _server_tokenize(client: TimeoutVLLMClient) -> list[int] | None:
         return None
     tokens = response.get("tokens")
     if not isinstance(tokens, list):
-        raise VLLMServerError(f"POST {client.base_url}/tokenize was answered wrongly: {quote(response)}", NOT_VLLM)
+        raise VLLMServerError(
+            f"POST {client.base_url}/tokenize returned an invalid response: {quote(response)}", NOT_VLLM
+        )
     return tokens

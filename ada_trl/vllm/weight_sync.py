@@ -130,7 +130,7 @@ class WeightSync:
             reload = {"method": "reload_weights", "kwargs": {"weights_path": directory}}
             response = client._post(f"{client.base_url}/collective_rpc", json=reload)
             if not isinstance(response.get("results"), list) or not response["results"]:
-                raise VLLMServerError(f"no worker has confirmed the reload, its answer is {quote(response)}")
+                raise VLLMServerError(f"no worker has confirmed the reload, the response is {quote(response)}")
         client.reset_prefix_cache()
 
     def sync_lora(self) -> None:
@@ -217,7 +217,7 @@ class WeightSync:
             os.rmdir(self.directory)
 
     def remove_leftovers(self) -> None:
-        """Remove what killed runs have left in the directory, and their adapters from the server."""
+        """Remove leftovers of killed runs from the directory, and their adapters from the server."""
         if self.method == "nccl" or not os.path.isdir(self.directory):
             return
         client = self.vllm.vllm_client

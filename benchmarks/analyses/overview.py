@@ -55,10 +55,10 @@ def caption(zero_variance_share: float) -> str:
     return (
         f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
         f"gradient in {grpo.zero_gradient:.0%} of the steps. Seq-balance reduces this to {ada.zero_gradient:.0%}, with "
-        f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient, unless all rewards of "
-        "the batch are equal. Right (measured): SmolLM2-135M-Instruct on eight families of reasoning tasks, where "
-        f"{zero_variance_share:.0%} of GRPO's groups have zero reward variance before training. Lines: means over seeds. Bars: "
-        "95% intervals after the last step.*"
+        f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient, unless all rewards in "
+        "the batch are equal. Right (measured): SmolLM2-135M-Instruct on eight [families](recipes/reasoning/README.md) of "
+        f"reasoning tasks, where {zero_variance_share:.0%} of GRPO's groups have zero reward variance before training. Lines are "
+        "means over seeds; error bars are 95% intervals after the last step.*"
     )
 
 
@@ -69,11 +69,11 @@ def figure(language: pd.DataFrame) -> Figure:
     draw_outcomes(axes[0][0], axes[1][0])
     above, below = axes[:, 1]
     draw_curves(above, of_all_families(equal_tokens_runs(language)), MAIN_SET, LANGUAGE, scale=100, beside=True)
-    above.set_title("Accuracy of a language model", **TITLE)
-    above.set(ylabel="%", xlabel="Generated tokens")
+    above.set_title("Accuracy of a language model (135M)", **TITLE)
+    above.set(ylabel="Accuracy (%)", xlabel="Generated tokens")
     draw_zero_variance(below, language, MAIN_SET, scale=100)
     below.set_title("Zero-variance groups by task family (GRPO, n=4)", **(TITLE | {"loc": "right"}))
-    below.set_xlabel("% of the groups before training")
+    below.set_xlabel("Groups before training (%)")
     lines = {}
     for axis in (axes[0][0], above):
         lines |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -92,7 +92,7 @@ def draw_outcomes(zero_gradient, rollouts) -> None:
         zero_gradient.plot(PASS_RATES, 100 * found.zero_gradient, **style, label=names.short(method))
         rollouts.plot(PASS_RATES, found.rollouts, **style)
     zero_gradient.set_title("P(zero gradient) by pass rate", **TITLE)
-    zero_gradient.set(ylabel="%", ylim=(-3, 100))  # so that the line at 0 is not covered by the axis
+    zero_gradient.set(ylabel="Probability (%)", ylim=(-3, 100))  # so that the line at 0 is not covered by the axis
     rollouts.set_title("Expected rollouts per prompt", **TITLE)
     rollouts.set(ylabel="Rollouts", ylim=(0, 34), xlabel="Pass rate of the prompt")
     for axis in (zero_gradient, rollouts):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 
-from ada_trl.commands.plots import add_options, find_in, labelled, read_log, save
+from ada_trl.commands.plots import add_options, find_in, read_log, runs_by_label, save
 from ada_trl.commands.plotting import STEPS, Log, by_round, curve, draw, legend_above, make_panels, smoothed
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 
@@ -254,7 +254,7 @@ def main(args: list[str] | None = None) -> None:
     options = parser.parse_args(args)
     if not options.runs and not options.samples:
         parser.error("nothing to plot: pass RUN, an output directory of a training run, or --samples")
-    paths = labelled(parser, options)
+    paths = runs_by_label(parser, options)
     runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
     fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}

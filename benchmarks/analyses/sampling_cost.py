@@ -1,5 +1,5 @@
 """
-Expected rollouts per prompt of Seq-pos and Seq-balance, for quotas K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
+Expected rollouts per prompt of Seq-pos and Seq-balance, for exit conditions with K in {1, 2, 4, 8} and N_max in {32, 64, 128}.
 
 Figure 10 of the paper (v3, appendix D) simulates them in rounds of M = N_max / 8; here they are closed forms.
 `python -m benchmarks.analyses.sampling_cost` writes `docs/figures/sampling_cost.png` and its table into
@@ -62,12 +62,15 @@ def plot() -> None:
         for panel, largest in zip(row, LARGEST, strict=True):
             for i, quota in enumerate(QUOTAS):
                 panel.plot(GRID, cost(method, quota, largest, GRID).rollouts, color=f"C{i}", label=f"K = {quota}")
-            panel.axhline(largest / 2, color="grey", linestyle=":", label="N_max / 2")
+            panel.axhline(largest / 2, color="grey", linestyle=":", label="half of the maximum")
             panel.set(ylim=(0, 1.05 * largest))
-            panel.set_title(f"{method}, N_max = {largest}, M = {largest // ROUNDS}", fontsize="medium")
+            panel.set_title(f"{method}: rounds of {largest // ROUNDS}, at most {largest} rollouts", fontsize="medium")
             panel.grid(alpha=0.3)
         row[0].set_ylabel("Rollouts per prompt")
-        row[-1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+        required = {"Seq-pos": "required positives", "Seq-balance": "required positives,\nand required negatives"}[
+            method
+        ]
+        row[-1].legend(title=required, frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     for panel in row:
         panel.set_xlabel("Pass rate")
     save_figure(figure, "sampling_cost")

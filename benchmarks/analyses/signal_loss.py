@@ -116,8 +116,8 @@ def plot(rows: list[dict]) -> None:
         axis.plot(GRID, np.full(len(GRID), value), color=COLORS[names.BATCH], linewidth=2.2, label=label)
     for axis, title, label in zip(
         axes,
-        ("P(zero gradient) by pass rate", "Expected rollouts per prompt", "Rollouts per prompt with a gradient"),
-        ("P(zero gradient)", "Rollouts", "Rollouts"),
+        ("P(zero gradient) by pass rate", "Expected rollouts per prompt", "Expected rollouts / P(non-zero gradient)"),
+        ("P(zero gradient)", "Rollouts", "Rollouts per non-zero gradient"),
         strict=False,
     ):
         axis.set(title=title, xlabel="Pass rate", ylabel=label, xscale="logit")
@@ -132,17 +132,22 @@ def plot(rows: list[dict]) -> None:
 
 
 def plot_quota(axis, rows: list[dict]) -> None:
-    """Rollouts of Seq-balance by quota: a colour for each pass rate, a line style for each M."""
+    """Rollouts of Seq-balance by exit condition: a color for each pass rate p, a line style for each round size."""
     for p, color in zip((0.02, 0.1, 0.5), ("#a63603", "#e6550d", "#fdae6b"), strict=True):
         for m, line in ((4, "-"), (16, ":")):
             points = [r for r in rows if r["part"] == "quota" and (r["pass_rate"], r["m"]) == (p, m)]
             style = {"color": color, "linestyle": line, "marker": "o", "markersize": 3}
-            label = f"p = {p}, M = {m}"
+            label = f"p={p}, rounds of {m}"
             axis.plot([r["quota"] for r in points], [r["rollouts"] for r in points], label=label, **style)
-    axis.set(title="Seq-balance: rollouts by quota, M · N = 32", xlabel="Quota K of each side", ylabel="Rollouts")
+    axis.set(
+        title="Seq-balance: rollouts (at most 32) by exit condition",
+        xlabel="Required positives, and required negatives (K)",
+        ylabel="Rollouts",
+    )
     axis.set_xticks([1, 2, 3, 4])
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False, fontsize="small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.02))
+    narrow = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 0.8}
+    axis.legend(frameon=False, fontsize="small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.02), **narrow)
 
 
 def table(rows: list[dict]) -> str:
@@ -161,7 +166,7 @@ def table(rows: list[dict]) -> str:
     ]
     return (
         markdown([{"method": m} for m in METHODS], columns)
-        + f"\n\nSimulated with {PROMPTS} prompts at {len(dots)} points, the shares differ from the closed forms by at most "
+        + f"\n\nSimulated with {PROMPTS} prompts at {len(dots)} points, the fractions differ from the closed forms by at most "
         f"{max(z):.1f} standard errors."
     )
 

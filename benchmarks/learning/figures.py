@@ -116,9 +116,12 @@ def draw_curves(
         axis.plot([], [], label=names.short(paper_name(method)), **style)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlim(left=0)
-    if beside:  # the markers on the right are not at an x of their own
+    if beside:  # the x of the markers on the right has no meaning
         axis.axvline(1.02 * end, color="0.8", linewidth=0.8)
         axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= end])
+        middle, below = end * (1.04 + 0.0175 * (len(found) - 1)), {"xytext": (0, -5), "textcoords": "offset points"}
+        place = {"xy": (middle, 0), "xycoords": axis.get_xaxis_transform(), "ha": "center", "va": "top"}
+        axis.annotate("final", **place, **below, fontsize="small")
 
 
 def accuracy(evaluations: pd.DataFrame) -> Figure:

@@ -99,10 +99,9 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     )
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
-        text += f" Smallest significant differences from {paper_name(reference)}: " + ", ".join(
-            f"{column} {_range(values)}" for column, values in widths.items()
-        )
-        text += " (half of the 95% interval, by method)."
+        smallest = ", ".join(f"{_range(values)} in {column}" for column, values in widths.items())
+        condition = ", depending on the method" if any(len(values) > 1 for values in widths.values()) else ""
+        text += f" Smallest significant difference from {paper_name(reference)}{condition}: {smallest}."
     if any(len(own) < MIN_SEEDS for own in found.values()):
         text += f" Differences over fewer than {MIN_SEEDS} common seeds have no interval."
     return f"*{text}*"
@@ -375,8 +374,8 @@ def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         return ""
     steps = int(mean_of(final(reference, "step"))[0])
     return (
-        f"**Equal steps** (the paper's comparison: {PAPER_PROMPTS} prompts per step, {steps} steps, another base model). "
-        f"{'; '.join(parts)}."
+        f"**Equal steps** (the paper's comparison: {PAPER_PROMPTS} prompts per step, {steps} steps; another run of the supervised "
+        f"training). {'; '.join(parts)}."
     )
 
 

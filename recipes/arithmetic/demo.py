@@ -58,13 +58,13 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
     trainer.train()
     return {
         "method": LABELS[method],
-        **summarise(trainer.state.log_history),
+        **summarize(trainer.state.log_history),
         "wall_seconds": time.perf_counter() - started,
         "log_history": trainer.state.log_history,
     }
 
 
-def summarise(log_history: list[dict]) -> dict:
+def summarize(log_history: list[dict]) -> dict:
     """Read curves and means of a run from its logs."""
     evaluations = plotting.curve(log_history, "eval_reward")
     return {

@@ -44,7 +44,7 @@ def build_model(
     seed: int = 0,
     max_position_embeddings: int = 64,
 ) -> Qwen2ForCausalLM:
-    """Build a randomly initialised Qwen2 (858 thousand parameters with the default sizes)."""
+    """Build a randomly initialized Qwen2 (858 thousand parameters with the default sizes)."""
     set_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(

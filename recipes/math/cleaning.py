@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from .problems import Problem, normalise
+from .problems import Problem, normalize
 from .verification import boxed, verify_answers
 
 
@@ -22,18 +22,18 @@ def clean(
 
     A problem is unusable if its text or answer is missing or a placeholder, if it has more than `max_tokens` tokens, if
     neither its references nor its annotated solution can be verified ([Reinforce-Ada](https://huggingface.co/papers/2510.04996),
-    v1), or if an earlier problem has the same normalised text.
+    v1), or if an earlier problem has the same normalized text.
 
-    - The references are verified if math-verify recognises the answer, unless the data set marks all recorded solutions as
+    - The references are verified if math-verify recognizes the answer, unless the data set marks all recorded solutions as
       incorrect (`correctness_math_verify`).
-    - The annotated solution is verified if math-verify recognises its last `\\boxed{}` and finds it equal to the answer.
-      If the answer itself is not recognised, the boxed one replaces it.
+    - The annotated solution is verified if math-verify recognizes its last `\\boxed{}` and finds it equal to the answer.
+      If the answer itself is not recognized, the boxed one replaces it.
 
     With a custom reward function there are no answers to verify (`verify=False`). Returns the remaining problems, and the
     number removed by each filter, in order.
     """
     if verify:
-        problems = _replace_unrecognised_answers(problems)
+        problems = _replace_unrecognized_answers(problems)
     filters = {
         "no text or no answer": lambda rows: [row.text.strip() and (not verify or _has_answer(row)) for row in rows],
         f"more than {max_tokens} tokens": lambda rows: [
@@ -55,7 +55,7 @@ def _has_answer(problem: Problem) -> bool:
     return bool({answer.strip().lower() for answer in problem.answers} - PLACEHOLDERS - {""})
 
 
-def _are_recognised(problems: list[Problem]) -> list[bool]:
+def _are_recognized(problems: list[Problem]) -> list[bool]:
     """Check whether math-verify finds an answer, or one of several, equal to itself."""
     references = [reference for problem in problems for reference in problem.answers]
     in_boxes = [text if boxed(text) else f"\\boxed{{{text}}}" for text in references]
@@ -63,13 +63,13 @@ def _are_recognised(problems: list[Problem]) -> list[bool]:
     return [1.0 in list(islice(matches, len(problem.answers))) for problem in problems]
 
 
-def _replace_unrecognised_answers(problems: list[Problem]) -> list[Problem]:
-    """Replace answers that math-verify does not recognise by the last boxed answer of the solution."""
+def _replace_unrecognized_answers(problems: list[Problem]) -> list[Problem]:
+    """Replace answers that math-verify does not recognize by the last boxed answer of the solution."""
     boxes = [boxed(problem.columns.get("solution") or "") for problem in problems]
     candidates = [i for i, problem in enumerate(problems) if boxes[i] and _has_answer(problem)]
-    recognised = _are_recognised([problems[i] for i in candidates])
+    recognized = _are_recognized([problems[i] for i in candidates])
     problems = list(problems)
-    for i, good in zip(candidates, recognised, strict=True):
+    for i, good in zip(candidates, recognized, strict=True):
         content = boxes[i][-1][2]
         if not good and content:
             problems[i] = replace(problems[i], columns=problems[i].columns | {"answer": content})
@@ -78,7 +78,7 @@ def _replace_unrecognised_answers(problems: list[Problem]) -> list[Problem]:
 
 def _are_verified(problems: list[Problem]) -> list[bool]:
     """Check whether the references or the annotated solution of each problem can be verified."""
-    verified = _are_recognised(problems)
+    verified = _are_recognized(problems)
     # Comparing solutions is slow, so it is done only for problems without a correct recorded completion.
     records = [problem.columns.get("correctness_math_verify") for problem in problems]
     doubtful = [i for i, correct in enumerate(records) if correct and not any(correct)]
@@ -91,4 +91,4 @@ def _are_verified(problems: list[Problem]) -> list[bool]:
 
 def _are_first_occurrences(problems: list[Problem]) -> list[bool]:
     first: dict[str, int] = {}
-    return [first.setdefault(normalise(problem.text), i) == i for i, problem in enumerate(problems)]
+    return [first.setdefault(normalize(problem.text), i) == i for i, problem in enumerate(problems)]

@@ -43,8 +43,8 @@ class Problem:
 
     @property
     def id(self) -> str:
-        """Hash of the normalised text, which identifies the problem across files and versions."""
-        return prompt_key(normalise(self.text))
+        """Hash of the normalized text, which identifies the problem across files and versions."""
+        return prompt_key(normalize(self.text))
 
     @property
     def answers(self) -> list[str]:
@@ -58,7 +58,7 @@ class Problem:
         return to_prompt(self.text) if prompt_format == "chat" else self.text
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Remove differences between spellings of the same problem: Unicode compatibility forms and white space."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
 

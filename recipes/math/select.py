@@ -26,7 +26,7 @@ from .samplers import make_sampler
 from .sampling import Model, SamplingArguments, parse_arguments
 
 
-DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # a name that `load_dataset` recognises among other files
+DATA_FILE = Path("data", "train-00000-of-00001.parquet")  # a name that `load_dataset` recognizes among other files
 
 
 @dataclass(kw_only=True)

@@ -87,7 +87,7 @@ def comparisons(alternatives: Sequence[Sequence[str]], answers: Sequence[str]) -
 
 
 def extract_answer(completion: str) -> str:
-    r"""Return the last `\boxed{}` with its neighbours, as `\boxed{a, b}`; without one, the end of the completion."""
+    r"""Return the last `\boxed{}` with its neighbors, as `\boxed{a, b}`; without one, the end of the completion."""
     boxes = boxed(completion)
     if not boxes:
         return completion[-TAIL:].strip()

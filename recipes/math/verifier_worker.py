@@ -29,7 +29,7 @@ SPELLINGS = [
 INTEGER = re.compile(r"\\boxed\{(-?[0-9]{1,99})\}")
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Remove differences in spelling that never change the meaning."""
     for pattern, spelling in SPELLINGS:
         text = pattern.sub(spelling, text)
@@ -44,10 +44,10 @@ def as_math(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_answer(text: str) -> list:
-    """Parse an answer by math-verify; an empty list if it is not recognised."""
+    """Parse an answer by math-verify; an empty list if it is not recognized."""
     from math_verify import parse
 
-    return parse(normalise(text), parsing_timeout=None)
+    return parse(normalize(text), parsing_timeout=None)
 
 
 def can_parse(reference: str) -> bool:
@@ -59,7 +59,7 @@ def can_parse(reference: str) -> bool:
 def compare(reference: str, answer: str) -> bool:
     """Check whether `answer` equals `reference`."""
     reference = as_math(reference)
-    if normalise(answer) == normalise(reference):
+    if normalize(answer) == normalize(reference):
         return True
     whole, other = INTEGER.fullmatch(reference), INTEGER.fullmatch(answer)
     if whole and other:  # most comparisons, a thousand times faster

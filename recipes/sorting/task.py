@@ -5,8 +5,8 @@ Sorting digits with intermediate steps: a task that needs no download, with comp
 Qwen2 model of 109 thousand parameters), which the configurations in this folder start from. `ada-trl train` creates them
 automatically if they are missing.
 
-The completion of `3142:` repeats the list after each swap of neighbours, `1342,1324,1234`, until it is sorted. A prompt has many
-correct completions of different lengths. In the demonstrations for the base model, some swaps are of random neighbours.
+The completion of `3142:` repeats the list after each swap of neighbors, `1342,1324,1234`, until it is sorted. A prompt has many
+correct completions of different lengths. In the demonstrations for the base model, some swaps are of random neighbors.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MAX_COMPLETION_TOKENS = 48
 LONGEST_DEMONSTRATION = (
     64  # longer than the limit of sampling, so that some completions of the base model are truncated
 )
-RANDOM_SWAPS = 0.1  # fraction of the demonstrations' swaps that are of random neighbours
+RANDOM_SWAPS = 0.1  # fraction of the demonstrations' swaps that are of random neighbors
 LEARNING_RATE = 3e-3  # of the pretraining
 
 
@@ -53,7 +53,7 @@ def _unsorted(rng: random.Random, lengths: tuple[int, ...] = LENGTHS) -> str:
 
 def demonstration(digits: str, rng: random.Random, random_swaps: float = RANDOM_SWAPS) -> str:
     """
-    Sort a list by swaps of random neighbours that are out of order or, with probability `random_swaps`, of any neighbours.
+    Sort a list by swaps of random neighbors that are out of order or, with probability `random_swaps`, of any neighbors.
 
     The number of swaps has a long tail, because random swaps may have to be undone.
     """
@@ -67,14 +67,14 @@ def demonstration(digits: str, rng: random.Random, random_swaps: float = RANDOM_
 
 
 def swaps_right(prompt: str, completion: str) -> float:
-    """Return the fraction of lists that are one swap of neighbours away from the previous list (the prompt's for the first)."""
+    """Return the fraction of lists that are one swap of neighbors away from the previous list (the prompt's for the first)."""
     lists = [prompt.removesuffix(":"), *completion.split(",")]
     return sum(map(_is_swap, lists, lists[1:])) / (len(lists) - 1)
 
 
 def _is_swap(before: str, after: str) -> bool:
-    neighbours = range(len(before) - 1)
-    return after in [before[:i] + before[i + 1] + before[i] + before[i + 2 :] for i in neighbours]
+    neighbors = range(len(before) - 1)
+    return after in [before[:i] + before[i + 1] + before[i] + before[i + 2 :] for i in neighbors]
 
 
 def sorted_by_swaps(prompts: list[str], completions: list[str], answer: list[str], **kwargs) -> list[float]:

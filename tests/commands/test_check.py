@@ -171,7 +171,7 @@ def test_advice_on_pass_rates(rewards, threshold, advice):
 def test_several_reward_functions_need_a_success_reward():
     sample = Sample(np.eye(2)[None], np.ones((1, 2)), 4.0, 7.0, 0.0, 1.0, 0.0)
     *_, found = findings.rewards(AdaGRPOConfig("unused", use_cpu=True, bf16=False), sample, ["accuracy", "format"])
-    assert found.checked == "success reward" and found.found == "the weighted total of accuracy and format"
+    assert found.checked == "success reward" and found.found == "the weighted sum of accuracy and format"
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):

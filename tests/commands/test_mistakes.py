@@ -34,7 +34,7 @@ MISTAKES = [
     ("--max_stepz 5", "--max_stepz", "did you mean '--max_steps'?"),
     ("--learning_rat=1", "--learning_rat ", "did you mean '--learning_rate'?"),
     ("--max_step 5", "--max_step ", "did you mean '--max_steps'?"),
-    ("--seed 1 2", "unexpected word 2"),
+    ("--seed 1 2", "unexpected argument 2"),
     ("--max_steps many", "--max_steps", "'many'", "int"),
     ("--adaptive_sampling seq", "'seq'", "choose from 'seq-balance'"),
     ("--samples_per_round 2", "samples_per_round (2)", "at least num_generations (4)"),
@@ -84,7 +84,7 @@ MISTAKES = [
     # vLLM
     ("--use_vllm --vllm_mode=server --vllm_server_timeout=0 --vllm_weight_sync=disk", "vLLM"),
     # plots
-    ("plots", "nothing to plot", "give RUN"),
+    ("plots", "RUN is missing", "output directories of training runs"),
     ("plots runn", "'runn'", "output directory"),
     ("plots data", "'data' has no trainer_state.json", "trainer.save_state()"),
     ("plots torn", "torn/trainer_state.json is not the state", "another run"),

@@ -48,6 +48,8 @@ def test_imports_point_down():
 
 def test_the_trainer_loads_the_code_for_vllm_and_pass_rates_only_when_a_run_uses_it():
     optional = ("ada_trl.vllm", "ada_trl.pass_rates", "ada_trl.commands", "ada_trl.recipes")
-    code = f"import sys; from ada_trl import AdaGRPOTrainer; print([n for n in sys.modules if n.startswith({optional})])"
+    code = (
+        f"import sys; from ada_trl import AdaGRPOTrainer; print([n for n in sys.modules if n.startswith({optional})])"
+    )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -9,7 +9,7 @@ import pytest
 from ada_trl.commands.reward_funcs import load_reward_funcs
 from ada_trl.commands.run_setup import build_trainer
 from ada_trl.commands.train import main, parse_args
-from recipes.arithmetic.demo import LABELS, summarise, table
+from recipes.arithmetic.demo import LABELS, summarize, table
 from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
 from recipes.arithmetic.vllm_server import ENVIRONMENT
@@ -96,7 +96,7 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert (tmp_path / "model.safetensors").exists()
-    summary = summarise(history)
+    summary = summarize(history)
     assert summary["steps"] == [0, 2]
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
     rollouts = summary["rollouts_per_prompt"]
@@ -117,8 +117,8 @@ def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
 
 
 def test_reward_functions_by_name():
-    (function, model) = load_reward_funcs(["tests.helpers.even_reward", "organisation/reward-model"])
-    assert function is even_reward and model == "organisation/reward-model"
+    (function, model) = load_reward_funcs(["tests.helpers.even_reward", "organization/reward-model"])
+    assert function is even_reward and model == "organization/reward-model"
     with pytest.raises(ValueError, match="No reward function was given"):
         load_reward_funcs(None)
 
@@ -170,7 +170,7 @@ def test_demo_report():
         {"step": 10} | dict(zip(names, (300.0, 0.25, 12.0, 4.0), strict=True)),
         {"step": 10, "eval_reward": 0.5},
     ]
-    summary = summarise(log_history)
+    summary = summarize(log_history)
     assert summary["accuracy"] == [0.25, 0.5]
     assert summary["tokens"] == [0, 2000]
     assert summary["step_seconds"] == 30

@@ -84,7 +84,7 @@ def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
             LORA,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         ),
-        ({"behave": fail}, ["--vllm_weight_sync=disk"], "answered with 500"),
+        ({"behave": fail}, ["--vllm_weight_sync=disk"], "returned status 500"),
     ],
     ids=["missing flag", "failing server"],
 )

@@ -63,15 +63,15 @@ async def abort(call):
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        (stall, "not answered within vllm_request_timeout"),
-        (drip, "not answered within vllm_request_timeout"),
+        (stall, "no response within vllm_request_timeout"),
+        (drip, "no response within vllm_request_timeout"),
         (busy, "within vllm_request_timeout.*come back"),
-        (fail, "500.*engine dead|not answered within"),
+        (fail, "500.*engine dead|no response within"),
         (reject, "400.*too long"),
-        (reset, "failed|not answered within"),
-        (truncate, "failed|not answered within"),
+        (reset, "failed|no response within"),
+        (truncate, "failed|no response within"),
         (engine_error, "the engine is asleep"),
-        (abort, "answered wrongly: .*'abort'"),
+        (abort, "returned an invalid response: .*'abort'"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -172,7 +172,7 @@ def test_all_prompts_together_wait_for_one_deadline(tmp_path, caplog):
         trainer = build(tmp_path, server, dataset=dataset, max_steps=2, **options)
         trainer.add_callback(Clock())
         started = time.monotonic()
-        with fails("not answered within"):
+        with fails("no response within"):
             trainer.train()
     assert len(ends) == 1 and ends[0] - started < 2 * 2.0 + 10
     (logs,) = logs_of(trainer)
@@ -247,7 +247,7 @@ IDS = TOKENIZER("1+2=")["input_ids"]
         (alter("token_ids", value=[]), "is empty"),
         (alter("token_ids", 0, value=14), "token 14.*vocabulary has 14"),
         (alter("token_ids", 0, value=10**30), "vocabulary has 14"),
-        (alter("token_ids", 0, value=-1), "not understood"),
+        (alter("token_ids", 0, value=-1), "response is invalid"),
         (alter("finish_reason", value="abort"), "not finished .*'abort'"),
         (alter("prompt_token_ids", value=[3, 4]), r"a completion of the tokens .* completed \[3, 4\]"),
         (alter("logprobs", value=None), "log-probabilities of a completion are null"),
@@ -270,7 +270,7 @@ def test_invalid_completions_are_described(change, message):
 def test_the_start_without_a_server(tmp_path):
     with FakeServer() as server:
         pass
-    with fails("no vLLM server has answered within .* vllm_server_base_url") as error:
+    with fails("no vLLM server responded within .* vllm_server_base_url") as error:
         build(tmp_path, server)
     assert "checkpoint" not in str(error.value)
 
@@ -290,8 +290,8 @@ async def misshapen():
 @pytest.mark.parametrize(
     ("path", "response", "message"),
     [
-        ("/health", page, "no vLLM server has answered.*web page"),
-        ("/health", absent, "no vLLM server has answered.*404"),
+        ("/health", page, "no vLLM server responded.*web page"),
+        ("/health", absent, "no vLLM server responded.*404"),
         ("/v1/models", empty_object, "lists no model"),
         ("/v1/models", page, "web page"),
         ("/server_info", misshapen, "does not describe a vLLM server"),

@@ -80,7 +80,7 @@ def test_requests_that_wait_for_a_stalled_server_fail_together(server, generatio
         return await (half_right if call.number < 32 else stall)(call)
 
     server.behave, started = behave, time.monotonic()
-    with fails(r"not answered within vllm_request_timeout \(1.5 s\)"):
+    with fails(r"no response within vllm_request_timeout \(1.5 s\)"):
         generation.generate([ids for ids in ROWS for _ in range(2)], None, 2)
     assert 1.5 < time.monotonic() - started < 1.5 + 6
     assert generation.vllm_client.transport.timeouts == 1
@@ -108,7 +108,7 @@ def test_a_server_that_processes_requests_of_other_ranks_is_not_stalled(server, 
     generation.generate([ROWS[0]] * 2 + [ROWS[1]] * 2, None, 2)
     assert generation.vllm_client.transport.timeouts == 0
     server.read = counting(server, iter(lambda: 7, None))
-    with fails("not answered within vllm_request_timeout"):
+    with fails("no response within vllm_request_timeout"):
         generation.generate([ROWS[0]] * 2 + [ROWS[1]] * 2, None, 2)
 
 

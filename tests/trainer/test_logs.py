@@ -43,7 +43,7 @@ def test_resolved_defaults_can_be_set_explicitly():
 STEPS = {
     "posterior": "32 prompts × 1 rollout; baseline: predicted mean reward of the prompt; prompt weight: none.",
     "batch": "32 prompts × 1 rollout; baseline: mean reward of the other rollouts in the batch; prompt weight: none.",
-    "seq-balance": "8 prompts, rounds of 8 rollouts until 2 right and 2 wrong, at most 32, of which 4 are trained on; "
+    "seq-balance": "8 prompts, rounds of 8 rollouts until 2 correct and 2 incorrect, at most 32, of which 4 are trained on; "
     "baseline: mean reward of the prompt's rollouts; prompt weight: 1/√(pass rate).",
     "uniform": "8 prompts × 4 rollouts; baseline: mean reward of the prompt's rollouts; prompt weight: none.",
 }

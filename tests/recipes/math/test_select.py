@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 
 from ada_trl.recipes.math import sampling
 from ada_trl.recipes.math.cleaning import clean
-from ada_trl.recipes.math.problems import Problem, load_problems, normalise
+from ada_trl.recipes.math.problems import Problem, load_problems, normalize
 from ada_trl.recipes.math.prompts import to_prompt
 from ada_trl.recipes.math.sampling import SamplingArguments
 from ada_trl.recipes.math.select import SelectArguments, in_range, main, run
@@ -159,9 +159,9 @@ def test_the_range_is_open_below_and_closed_above(low, high, selected):
         assert in_range(rates, low, high).tolist() == selected
 
 
-def test_normalisation():
-    assert normalise(" a\n\tb\u00a0c ") == normalise("a b c") == normalise("\uff41 b c")
-    assert len({normalise(text) for text in ("x", "X", "x'", "x 1", "x1")}) == 5
+def test_normalization():
+    assert normalize(" a\n\tb\u00a0c ") == normalize("a b c") == normalize("\uff41 b c")
+    assert len({normalize(text) for text in ("x", "X", "x'", "x 1", "x1")}) == 5
 
 
 def test_the_chat_format_is_the_papers(files, tmp_path):
