@@ -115,7 +115,9 @@ class AdaGRPOTrainer(GRPOTrainer):
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
-    _queued_dataset: Any = None  # `train_dataset` when the prompt queue was made from it
+    _queue_inputs: tuple | None = (
+        None  # data set, order and seed that the prompt queue was made from for the data loader
+    )
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
@@ -247,7 +249,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        dataset = self._queued_dataset = self.train_dataset
+        dataset = self.train_dataset
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="Training")
         return QueuedPrompts(
@@ -579,8 +581,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
-        if self.train_dataset is not self._queued_dataset:  # set since then, for the next stage of a curriculum, say
-            self.prompt_source = self._build_prompt_source()
+        # In the first call again, because attributes that TRL reads here may have been set since the construction; later if the
+        # data have changed, for the next stage of a curriculum, say.
+        queue_inputs = (self.train_dataset, self.shuffle_dataset, args.seed)
+        if self._queue_inputs != queue_inputs:
+            self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps
