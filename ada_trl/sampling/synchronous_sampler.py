@@ -71,7 +71,8 @@ class SynchronousSampler(RolloutSampler):
         self._exchange_rows(indices, share)
         received = gather_results(generate_share)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
-        rewards = torch.tensor([row for of_rank in received for row in of_rank][: len(requests)])
+        gathered = [row for of_rank in received for row in of_rank][: len(requests)]
+        rewards = torch.tensor(gathered, dtype=torch.float32)
         locations = [(i // share, offset + i % share) for i in range(len(requests))]
         return self.rollouts([draw for _, draw in requests], rewards, locations)
 
