@@ -38,7 +38,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     """
     [`~trl.generation.vllm_generation.VLLMGeneration`] for adaptive sampling.
 
-    Server mode: every rank has a client and requests the completions of its own rows, all of them at once; the server
+    Server mode: every rank has a client and requests the completions of its rows, all of them at once; the server
     queues. A failure on one rank is raised on all of them. Colocate mode: the engine stays awake over the rounds
     of a step ([`keep_awake`]).
 

@@ -21,7 +21,7 @@ from .task import prepare
 
 
 RECIPES = Path(__file__).parent
-STEPS = 60  # fewer than in the recipes, so that the demo takes four minutes
+STEPS = 60  # fewer than in the recipes, so that the demo takes three minutes
 LABELS = {
     "grpo-n4": "GRPO n=4",
     "grpo-n8": "GRPO n=8",

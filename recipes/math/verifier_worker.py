@@ -72,7 +72,7 @@ def compare(reference: str, answer: str) -> bool:
 
 def main() -> None:
     """Answer tasks `[seconds, verb, *texts]` until the input ends."""
-    logging.disable()  # math-verify warns that it has no time limit of its own
+    logging.disable()  # math-verify warns that it has no time limit in this process
     compare("1/2", r"\boxed{0.5}")  # loads the parser before the first task; fails here if the package is missing
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -44,16 +44,20 @@ def abandoned_terms(text: str) -> list[str]:
 
 
 def prose(path: Path) -> str:
-    """The text of a page, the Markdown cells of a notebook, or the comments and docstrings of a script or recipe."""
+    """The text of a page or a module, the Markdown cells of a notebook, or the comments of a configuration."""
     text = path.read_text()
     if path.suffix == ".ipynb":
         return "\n".join(c.source for c in nbformat.reads(text, as_version=4).cells if c.cell_type == "markdown")
     if path.suffix == ".md":
         return re.sub(r"```bibtex.*?```", "", text, flags=re.DOTALL)
-    return "\n".join(re.findall(r"#.*|\"\"\".*?\"\"\"", text, flags=re.DOTALL if path.suffix == ".py" else 0))
+    return text if path.suffix == ".py" else "\n".join(re.findall(r"#.*", text))
 
 
-OTHERS = [("notebooks", "*.ipynb"), ("recipes", "*.yaml"), ("examples", "*.py")]
+OTHERS = [
+    ("notebooks", "*.ipynb"),
+    ("recipes", "*.yaml"),
+    *((folder, "*.py") for folder in ("ada_trl", "recipes", "examples")),
+]
 FILES = [*PAGES, *sorted(path for folder, pattern in OTHERS for path in (ROOT / folder).rglob(pattern))]
 
 
