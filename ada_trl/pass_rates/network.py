@@ -45,7 +45,7 @@ class ValueNetwork(ABC):
         # AdamW would create these in its first step; a network can be saved before that.
         for parameter in self._trained.values():
             self.optimizer.state[parameter] = {
-                "step": torch.tensor(0.0),
+                "step": torch.tensor(0.0, dtype=torch.float32),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }

@@ -53,14 +53,14 @@ class LinearHead(ValueNetwork):
     def __init__(self, hidden_size: int, *, bias: float = 0.0) -> None:
         self.hidden_size = hidden_size
         # w and b in one tensor: a step's cost is the number of tensors and operations, not their size.
-        self.weight = nn.Parameter(torch.zeros(hidden_size + 1))
+        self.weight = nn.Parameter(torch.zeros(hidden_size + 1, dtype=torch.float32))
         self.weight.data[-1] = bias
         super().__init__({"weight": self.weight}, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
         self._observations = torch.tensor(0)
         self._mean = torch.zeros(hidden_size, dtype=torch.float64)
         self._mean_square = torch.zeros(hidden_size, dtype=torch.float64)
         self._features = torch.zeros(0, hidden_size, dtype=torch.float16)  # (R, H)
-        self._outcomes = torch.zeros(0, 2)  # (R, 2), sums and numbers of rollouts
+        self._outcomes = torch.zeros(0, 2, dtype=torch.float32)  # (R, 2), sums and numbers of rollouts
 
     @staticmethod
     def link(values: torch.Tensor) -> torch.Tensor:
@@ -68,11 +68,13 @@ class LinearHead(ValueNetwork):
         raise NotImplementedError
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)  # training may run within autocast, but the head is in float32
     def predict(self, inputs: torch.Tensor) -> list[float]:
         """Predict each row of the features `inputs` `(P, H)`."""
         return self.link(self._standardize(self._check_features(inputs)) @ self.weight).tolist()
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
     def observe(self, inputs: torch.Tensor, sums: Sequence[float], num_rollouts: Sequence[int]) -> None:
         features = self._check_features(inputs)
         outcomes, is_scored = outcome_tensor(sums, num_rollouts)

@@ -80,7 +80,7 @@ class ValueModel(ValueNetwork):
         self.model, is_new = _load(name, accelerator)
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         bias = math.log(prior_mean / (1 - prior_mean)) if is_new and not of_rewards else 0.0
-        self.bias = nn.Parameter(torch.tensor(bias, device=accelerator.device))
+        self.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float32, device=accelerator.device))
         parameters = {f"model.{name}": parameter for name, parameter in self.model.named_parameters()}
         parameters["bias"] = self.bias
         super().__init__(parameters, lr=self.learning_rate, weight_decay=0.0)

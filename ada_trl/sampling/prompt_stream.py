@@ -106,8 +106,11 @@ class PromptStream:
 
     def row(self, position: int) -> dict[str, Any]:
         """Return the data set row at a position that was taken."""
+        if self.indexed:
+            # As a data loader reads it: in pandas format, `[position]` would be a table.
+            return self._dataset.__getitems__([position])[0]
         # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given.
-        return self._dataset[position] if self.indexed else copy_containers(self._cache[position])
+        return copy_containers(self._cache[position])
 
     def forget(self, keep: Collection[int]) -> None:
         """Drop the cached rows, except those at the positions `keep` and those that were put back."""

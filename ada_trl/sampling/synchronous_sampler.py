@@ -71,7 +71,8 @@ class SynchronousSampler(RolloutSampler):
         self._exchange_rows(indices, per_rank)
         received = gather_results(generate_local)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
-        rewards = torch.tensor([row for of_rank in received for row in of_rank][: len(requests)])
+        gathered = [row for of_rank in received for row in of_rank][: len(requests)]
+        rewards = torch.tensor(gathered, dtype=torch.float32)
         locations = [(i // per_rank, offset + i % per_rank) for i in range(len(requests))]
         return self.rollouts([rollout_index for _, rollout_index in requests], rewards, locations)
 

@@ -117,7 +117,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
-    _queued_dataset: Any = None  # `train_dataset` when the prompt queue was made from it
+    _queue_inputs: tuple | None = None  # data set, order and seed that the prompt queue was made from
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
@@ -252,7 +252,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        dataset = self._queued_dataset = self.train_dataset
+        dataset = self.train_dataset
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="Training")
         return QueuedPrompts(
@@ -582,10 +582,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
-        if (
-            self.train_dataset is not self._queued_dataset
-        ):  # it was replaced, for example for the next stage of a curriculum
-            self.prompt_source = self._build_prompt_source()
+        # Attributes that TRL reads here may have been set since the construction, and the data set may have been replaced since the
+        # last call, for example for the next stage of a curriculum.
+        queue_inputs = (self.train_dataset, self.shuffle_dataset, args.seed)
+        if self._queue_inputs != queue_inputs:
+            self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps

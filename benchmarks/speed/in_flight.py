@@ -6,7 +6,11 @@ Generation time with a simulated GPU server, compared with TRL's client, which s
 - batch: one rollout per row, all rows different (`baseline="batch"`, `num_generations=1`);
 - GRPO: four rollouts per prompt;
 - Seq-balance: rounds of four rollouts until two are correct and two incorrect, at most four rounds. Rounds are asynchronous;
-  with TRL's client each round is one request.
+  with TRL's client each round is one request;
+- dynamic sampling: four rollouts per prompt; a prompt with a zero-variance group is replaced by another one, at most three times.
+  Requests as for Seq-balance;
+- one step ahead: three steps of one rollout per row (`max_staleness=1`), each followed by 5 s of training. TRL's client generates
+  and trains in turn.
 
 It prints seconds, CPU seconds of the client per 1,000 rollouts, and their ratios. CPU time includes the conversion of
 log-probabilities that `GRPOTrainer` makes afterwards.
@@ -32,7 +36,7 @@ from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
-from ada_trl.core import ExitCondition, Rollout, eliminate, eliminate_async
+from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, eliminate_async
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 
@@ -42,6 +46,7 @@ from .simulated_gpu import ROOT, VOCABULARY, running
 MAX_TOKENS = 400
 ROUND, MAX_ROUNDS = 4, 4
 BALANCE = ExitCondition(2, 2)
+STEPS, TRAINING_SECONDS = 3, 5
 FLOOD_ROWS, FLOOD_TOKENS = 8192, 500
 
 
@@ -69,32 +74,42 @@ class Ours:
         _, ids, logprobs, _ = self.vllm.generate([row for row in rows for _ in range(copies)], None, copies)
         return ids, [[top[0] for top in sequence] for sequence in logprobs]
 
-    def seq_balance(self, rows: list[list[int]]) -> int:
+    def rounds(self, rows: list[list[int]], slots: int, exit_condition: Callable[[Pool], bool]) -> int:
         arrived: queue.SimpleQueue = queue.SimpleQueue()
         with self.vllm.vllm_client.transport.group() as group:
 
-            def submit(prompt: int, first_draw: int) -> None:
-                future = self.vllm.start_request(group, [rows[prompt]], ROUND)
-                future.add_done_callback(lambda done: arrived.put((prompt, first_draw, done)))
+            def submit(slot: int, first_draw: int) -> None:
+                future = self.vllm.start_request(group, [rows[row_index(rows, slots, slot, first_draw)]], ROUND)
+                future.add_done_callback(lambda done: arrived.put((slot, first_draw, done)))
 
             def collect() -> list[tuple[int, int, list[Rollout]]]:
                 answers = [arrived.get()]
                 while not arrived.empty():
                     answers.append(arrived.get())
-                return [(prompt, first, rollouts(first, *done.result())) for prompt, first, done in answers]
+                return [(slot, first, rollouts(first, *done.result())) for slot, first, done in answers]
 
             pools = eliminate_async(
-                len(rows),
+                slots,
                 submit,
                 collect,
-                BALANCE,
+                exit_condition,
                 samples_per_round=ROUND,
                 max_rounds=MAX_ROUNDS,
                 positive_threshold=0.5,
                 max_in_flight=sys.maxsize,
-                speculate_below=len(rows) // 4,
+                speculate_below=slots // 4 if slots == len(rows) else 0,  # as in `AsyncVLLMSampler`
             )
         return sum(map(len, pools))
+
+    def steps(self, rows: list[list[int]]) -> int:
+        self.vllm.prefetch(rows)
+        for step in range(STEPS):
+            with self.vllm.returning_prefetched():
+                self.rows(rows, 1)
+            if step < STEPS - 1:
+                self.vllm.prefetch(rows)
+            time.sleep(TRAINING_SECONDS)
+        return STEPS * len(rows)
 
 
 class TRL:
@@ -105,20 +120,46 @@ class TRL:
         output = self.client.generate(rows, n=copies, max_tokens=self.max_tokens, logprobs=0)
         return output["completion_ids"], [[top[0] for top in sequence] for sequence in output["logprobs"]]
 
-    def seq_balance(self, rows: list[list[int]]) -> int:
+    def rounds(self, rows: list[list[int]], slots: int, exit_condition: Callable[[Pool], bool]) -> int:
         def draw(wanted: list[tuple[int, int]]) -> list[Rollout]:
-            active, first_draw = [prompt for prompt, _ in wanted[::ROUND]], wanted[0][1]
-            ids, logprobs = self.rows([rows[prompt] for prompt in active], ROUND)
+            active, first_draw = [slot for slot, _ in wanted[::ROUND]], wanted[0][1]
+            ids, logprobs = self.rows([rows[row_index(rows, slots, slot, first_draw)] for slot in active], ROUND)
             return [r for i in range(0, len(ids), ROUND) for r in rollouts(first_draw, ids[i : i + ROUND], logprobs)]
 
         pools = eliminate(
-            len(rows), draw, BALANCE, samples_per_round=ROUND, max_rounds=MAX_ROUNDS, positive_threshold=0.5
+            slots, draw, exit_condition, samples_per_round=ROUND, max_rounds=MAX_ROUNDS, positive_threshold=0.5
         )
         return sum(map(len, pools))
+
+    def steps(self, rows: list[list[int]]) -> int:
+        for _ in range(STEPS):
+            self.rows(rows, 1)
+            time.sleep(TRAINING_SECONDS)
+        return STEPS * len(rows)
+
+
+def row_index(rows: list, slots: int, slot: int, draw: int) -> int:
+    """Prompt of a round: with a row per slot always the same one, with more rows another one in each round."""
+    return (slot + slots * (draw // ROUND)) % len(rows)
+
+
+def last_round_differs(pool: Pool) -> bool:
+    return len({rollout.reward for rollout in pool.rollouts[-ROUND:]}) > 1
 
 
 def rollouts(first_draw: int, ids: list[list[int]], logprobs: list) -> list[Rollout]:
     return [Rollout(first_draw + i, float(tokens[0] == 1), float(tokens[0] == 1)) for i, tokens in enumerate(ids)]
+
+
+MODES = {  # client and number of rows (of the first round): number of rollouts
+    "batch": lambda client, rows: len(client.rows(prompts(rows), 1)[0]),
+    "GRPO": lambda client, rows: len(client.rows(prompts(rows // 4), 4)[0]),
+    "Seq-balance": lambda client, rows: client.rounds(prompts(rows // ROUND), rows // ROUND, BALANCE),
+    "dynamic sampling": lambda client, rows: client.rounds(
+        prompts(rows // ROUND * MAX_ROUNDS), rows // ROUND, last_round_differs
+    ),
+    "one step ahead": lambda client, rows: client.steps(prompts(rows)),
+}
 
 
 def measured(url: str, work: Callable[[], int]) -> tuple[float, float, int]:
@@ -129,17 +170,13 @@ def measured(url: str, work: Callable[[], int]) -> tuple[float, float, int]:
     return time.perf_counter() - started, time.process_time() - cpu, result
 
 
-def compare(sizes: list[int], repeats: int, url: str) -> None:
+def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
     clients = {"TRL": TRL(url, MAX_TOKENS), "ours": Ours(url, MAX_TOKENS)}
-    work = {
-        "batch": lambda client, rows: len(client.rows(prompts(rows), 1)[0]),
-        "GRPO": lambda client, rows: len(client.rows(prompts(rows // 4), 4)[0]),
-        "Seq-balance": lambda client, rows: client.seq_balance(prompts(rows // 4)),
-    }
     print("| | Rows (first round) | Rollouts | Seconds: TRL | ours | ours / TRL (single repeats) "
           "| CPU s per 1,000 rollouts: TRL | ours | ours / TRL |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|")
-    for mode, run in work.items():
+    for mode in modes:
+        run = MODES[mode]
         for rows in sizes:
             results: dict[str, list[tuple[float, float, int]]] = {name: [] for name in clients}
             for _ in range(repeats):
@@ -183,6 +220,7 @@ def flood(kind: str, url: str, limit: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 512, 4096])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flood", action="store_true")
@@ -204,7 +242,7 @@ def main() -> None:
                     subprocess.run(words, check=True, cwd=ROOT)
     else:
         with running() as url:
-            compare(args.rows, args.repeats, url)
+            compare(args.modes, args.rows, args.repeats, url)
 
 
 if __name__ == "__main__":

@@ -217,6 +217,23 @@ def test_inference_mode_makes_no_difference():
     assert_same_state(inside, outside)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_default_dtype_and_autocasting_make_no_difference(dtype):
+    data, expected = list(batches(4)), PassRateHead(8)
+    try:
+        torch.set_default_dtype(dtype)
+        head = PassRateHead(8)
+        for features, *counts in data:
+            expected.observe(features, *counts)
+            with torch.autocast("cpu", torch.bfloat16):
+                head.observe(features, *counts)
+                assert head.predict(features) == expected.predict(features)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert head.weight.dtype is torch.float32
+    assert_same_state(expected, head)
+
+
 def test_unscored_prompts_are_left_out():
     with_unscored, without = PassRateHead(8), PassRateHead(8)
     features, positives, num_rollouts = next(batches(1))

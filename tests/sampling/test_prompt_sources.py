@@ -65,6 +65,13 @@ def test_an_epoch_has_every_row_once_and_the_next_one_another_order(streaming):
     assert [unshuffled.row(position)["prompt"] for position in unshuffled.take(10)] == [str(i) for i in range(10)]
 
 
+@pytest.mark.parametrize("kind", ["pandas", "numpy", "torch"])
+def test_rows_are_those_of_a_data_loader(kind):
+    dataset = rows(10).add_column("x", [[i, i] for i in range(10)]).with_format(kind)
+    (expected,) = dataset.__getitems__([3])
+    assert str(PromptStream(dataset, shuffle=False, seed=3).row(3)) == str(expected)
+
+
 def test_put_back_rows_come_first_and_excluded_ones_later():
     prompts = stream(shuffle=False)
     prompts.put_back(prompts.take(4)[1:])

@@ -224,6 +224,7 @@ CONTAINERS = {
     "live objects": lambda dataset: dataset.with_transform(live_objects),
     "another column": lambda dataset: dataset.rename_column("prompt", "question"),
     "torch format": lambda dataset: dataset.add_column("x", list(range(NUMBER))).with_format("torch"),
+    "pandas format": lambda dataset: dataset.with_format("pandas"),
     "stream": lambda dataset: dataset.to_iterable_dataset(num_shards=2),
     "taken": lambda dataset: dataset.to_iterable_dataset().take(10),
     "shuffled stream": lambda dataset: dataset.to_iterable_dataset().shuffle(seed=1, buffer_size=3),

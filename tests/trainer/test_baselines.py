@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ada_trl.core import Pool, RewardEstimator, Rollout
+from ada_trl.core import Pool, RewardEstimator, Rollout, baseline_advantages
 from ada_trl.trainer.baselines import (
     BatchLeaveOneOutBaseline,
     EmpiricalBayesBaseline,
@@ -86,3 +86,20 @@ def test_the_batch_baseline_is_the_mean_of_the_other_rollouts_and_continues_from
     resumed.load_state_dict(whole.state_dict())
     assert resumed.compute(pools_of(rewards)) == values
     assert not build("batch", "none")[0].state_dict()
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1.0, 5.0), (100.0, 0.0), (0.01, -3.0)])
+@pytest.mark.parametrize("name", ["batch", "posterior"])
+def test_shifted_and_scaled_rewards_give_the_same_advantages(name, factor, shift):
+    found = []
+    for a, c in ((1.0, 0.0), (factor, shift)):
+        rng, (baseline, tracker) = np.random.default_rng(0), build(name)
+        for _ in range(5):
+            pools = pools_of(a * rng.random((3, 2)) + c)
+            values = baseline.compute(pools)
+            if name == "posterior":
+                tracker.reward_estimator.observe(tracker.features(), pools)
+            baseline.update(pools)
+            of_generation = zip(pools, values.baselines, values.weights, values.stds, strict=True)
+            found += [baseline_advantages(pool, b, weight=w, std=std) for pool, b, w, std in of_generation]
+    np.testing.assert_allclose(found[:15], found[15:], rtol=1e-6, atol=1e-8)

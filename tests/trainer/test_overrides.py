@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
@@ -156,6 +157,33 @@ def test_unused_columns_are_removed(mode, tmp_path):
         options = {"remove_unused_columns": True, **(LOADER_MODES | QUEUE_MODES)[mode]}
         build(tmp_path, reward, rows, **options).train()
         assert "trainer_state" in columns and "answer" not in columns, name
+
+
+ATTRIBUTES = {
+    "shuffle_dataset": lambda trainer: setattr(trainer, "shuffle_dataset", False),
+    "seed": lambda trainer: setattr(trainer.args, "seed", 7),
+    "_signature_columns": lambda trainer: setattr(trainer, "_signature_columns", ["prompt", "answer"]),
+}
+
+
+@pytest.mark.parametrize("mode", ["uniform", *QUEUE_MODES])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_set_after_the_construction_decide_which_rows_are_read(name, mode, tmp_path):
+    dataset = Dataset.from_list([{"prompt": f"{i}+1=", "answer": str(i), "unused": 0} for i in range(32)])
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        seen.append((list(dict.fromkeys(prompts))[:2], columns.keys()))
+        return even_reward(completions)
+
+    options = {"remove_unused_columns": True, "max_steps": 1, "num_generations": 4}
+    args = GRPOConfig(str(tmp_path), **QUICK | options)
+    stock = GRPOTrainer(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
+    own = build(tmp_path, reward, dataset, **options | (LOADER_MODES | QUEUE_MODES)[mode])
+    for trainer in (stock, own):
+        ATTRIBUTES[name](trainer)
+        trainer.train()
+    assert seen[0] == seen[1]
 
 
 # Every method that a training step calls

@@ -1,0 +1,23 @@
+"""The benchmark with a simulated GPU: both clients receive the same rollouts in every mode."""
+
+import pytest
+
+from benchmarks.speed import in_flight
+from benchmarks.speed.simulated_gpu import running
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(a=0, c=0) as url:
+        yield url
+
+
+@pytest.mark.parametrize("mode", in_flight.MODES)
+def test_both_clients_sample_as_many_rollouts(mode, url, monkeypatch):
+    monkeypatch.setattr(in_flight, "TRAINING_SECONDS", 0)
+    clients = [in_flight.TRL(url, 20), in_flight.Ours(url, 20)]
+    trl, ours = (
+        in_flight.measured(url, lambda client=client: in_flight.MODES[mode](client, 12))[2] for client in clients
+    )
+    clients[1].vllm.close()
+    assert trl == ours >= 12
