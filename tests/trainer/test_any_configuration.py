@@ -61,9 +61,9 @@ def random_configurations(number, seed=0):
             name: DEFAULTS[name] if name in DEFAULTS and rng.random() < 0.7 else rng.choice(values)
             for name, values in FIELDS.items()
         }
-        for name in ("pass_rate_estimator", "prompt_weighting"):
+        for name in ("pass_rate_estimator", "prompt_weighting", "selection_correction"):
             if rng.random() < 0.5:
-                options[name] = None
+                options[name] = DEFAULTS.get(name)
         if rng.random() < 0.6:
             options |= {"prompt_oversampling": 1, "multi_objective_aggregation": "sum_then_normalize"}
         yield options, rng.choice(list(SCALES))
