@@ -36,7 +36,7 @@ RESTART_RATIO = (
 RESTART_AFTER = 8  # consecutive generations of such a small variance
 RECENT_MEMORY = 0.25  # weight of earlier generations in the comparison with the batch mean
 MISLED_RATIO = 2.0  # squared error, relative to that of the batch mean, from which the batch mean is used instead
-MIN_PROMPTS_TO_SWITCH = 8  # of a generation, for this comparison
+MIN_PROMPTS_TO_SWITCH = 4  # of a generation, for this comparison
 
 
 class RunningRewardStd:

@@ -194,6 +194,7 @@ CONFIGURATIONS = {
     "n=1, many prompts": {"n": 1, "prompts": 640, "rows": 64},
     "n=4": {"n": 4, "prompts": 64, "rows": 64},
 }
+FEW_PROMPTS = {"n=1, few prompts": {"n": 1, "prompts": 48, "rows": 6}}
 
 
 @cache
@@ -210,7 +211,7 @@ def simulate_change(change, configuration, seed, has_predictions):
         steps=CHANGE_AT + AFTER,
         seed=seed,
         predict=(lambda rng, means: (means - 0.5) / 0.5) if has_predictions else None,
-        **CONFIGURATIONS[configuration],
+        **(CONFIGURATIONS | FEW_PROMPTS)[configuration],
     )
 
 
@@ -229,6 +230,12 @@ def noise_after_change(change, configuration, start, stop, has_predictions=False
 def test_noise_is_small_again_within_three_generations(change, configuration):
     assert noise_after_change(change, configuration, 3, 5) < 3
     assert noise_after_change(change, configuration, 3, 12) < 2
+
+
+@pytest.mark.parametrize("change", ["/10", "/100"])
+def test_noise_is_small_again_with_few_prompts(change):
+    """It was 11 and 1,050 where the comparison with the batch mean began with 8 prompts."""
+    assert noise_after_change(change, "n=1, few prompts", 3, 12) < 3
 
 
 @pytest.mark.parametrize("change", ["/10", "/100", "shift up"])
