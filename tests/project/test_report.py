@@ -269,7 +269,10 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.025), GRPO n=16" in text
     assert SUFFIX not in text and "half of the steps" not in text
     sentence = language_tables.paper_sentence(runs)
-    assert f"{names.ALGORITHM_2}: accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no sig" in sentence
+    assert (
+        f"{names.ALGORITHM_2}: accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no sig"
+        in sentence
+    )
     assert "with 1.0 times the tokens and 1.0 times the CPU time" in sentence and names.HYBRID not in sentence
     assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
     drawn = figures.language_paper(runs, "mixture")

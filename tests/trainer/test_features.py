@@ -189,9 +189,7 @@ def test_normalize_then_sum_uses_the_whole_pool_and_survives_missing_rewards(tmp
     rows = [(0.0, 1.0), (1.0, nan), (1.0, 3.0), (0.0, 2.0), (nan, nan)]
     totals = [1.0, 1.0, 4.0, 2.0, nan]
     pool = Pool(0.5, [Rollout(i, t, a, (a, b)) for i, (t, (a, b)) in enumerate(zip(totals, rows, strict=True))])
-    args = AdaGRPOConfig(
-        str(tmp_path), **QUICK | {"multi_objective_aggregation": "normalize_then_sum"}
-    )
+    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"multi_objective_aggregation": "normalize_then_sum"})
     group = [pool.rollouts[i] for i in (2, 1, 4)]
     a_std, b_std = (1 / 3) ** 0.5 + 1e-4, 1.0 + 1e-4  # of 0, 1, 1, 0 and of 1, 3, 2
     sums = [-0.5 / a_std - 1 / b_std, 0.5 / a_std, 0.5 / a_std + 1 / b_std, -0.5 / a_std]
