@@ -21,11 +21,6 @@ Progress = Callable[[int, int], None]
 """Takes the number of prompts still active and of rollouts sampled so far."""
 
 
-def round_sizes(samples_per_round: int | Sequence[int], num_prompts: int) -> Sequence[int]:
-    """Return the rollouts per round of each prompt, from one number for all or one per prompt."""
-    return [samples_per_round] * num_prompts if isinstance(samples_per_round, int) else samples_per_round
-
-
 def eliminate(
     num_prompts: int,
     sample_round: SampleFn,
@@ -54,7 +49,7 @@ def eliminate(
         `list[Pool]`: one pool per prompt, in order.
     """
     pools = list(pools or (Pool(positive_threshold) for _ in range(num_prompts)))
-    sizes = round_sizes(samples_per_round, num_prompts)
+    sizes = [samples_per_round] * num_prompts if isinstance(samples_per_round, int) else samples_per_round
     active = list(range(num_prompts))
     for round_index in range(max_rounds):
         requests = [(prompt, round_index * sizes[prompt] + i) for prompt in active for i in range(sizes[prompt])]
@@ -74,10 +69,9 @@ def eliminate_async(
     collect: Collect,
     exit_condition: ExitCondition,
     *,
-    samples_per_round: int | Sequence[int],
+    samples_per_round: int,
     max_rounds: int,
     positive_threshold: float,
-    max_in_flight: int,
     pools: Sequence[Pool] | None = None,
     speculate_below: int = 0,
     barrier: bool = False,
@@ -93,8 +87,6 @@ def eliminate_async(
         submit (`Submit`), collect (`Collect`):
             Start a request; wait for results. A prompt whose next round is `None` is retired with the pool it has. The
             results of requests still in flight at the end are not needed.
-        max_in_flight (`int`):
-            Requests in flight at once. Waiting prompts are requested in the order in which they began to wait.
         pools (`Sequence[Pool]`, *optional*):
             As in [`eliminate`].
         speculate_below (`int`, *optional*, defaults to `0`):
@@ -106,15 +98,12 @@ def eliminate_async(
     Returns:
         `list[Pool]`: one pool per prompt, in order.
     """
-    sizes = round_sizes(samples_per_round, num_prompts)
-    pools = pools or [Pool(positive_threshold) for _ in sizes]
-    prompts = [_PromptState(*prompt) for prompt in zip(range(num_prompts), sizes, pools, strict=True)]
+    pools = pools or [Pool(positive_threshold) for _ in range(num_prompts)]
+    prompts = [_PromptState(number, samples_per_round, pool) for number, pool in enumerate(pools)]
     waiting = deque(prompts)
     in_flight = 0
 
     def next_prompt() -> _PromptState | None:
-        if in_flight >= max_in_flight:
-            return None
         if waiting:
             return waiting.popleft()
         if barrier or in_flight >= speculate_below:

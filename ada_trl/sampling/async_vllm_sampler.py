@@ -1,7 +1,6 @@
 """Sampling from a vLLM server: one request per prompt and round, and no prompt waits for another."""
 
 import queue
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -98,7 +97,6 @@ class AsyncVLLMSampler(RolloutSampler):
                 lambda prompt, first_index: self._submit(group, prompt, first_index, samples_per_round),
                 lambda: self._collect(group, progress.tick),
                 samples_per_round=samples_per_round,
-                max_in_flight=sys.maxsize,  # the server queues
                 pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
                 # A slot may continue with another candidate, which is unknown before its round is complete.
                 speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,

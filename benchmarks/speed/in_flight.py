@@ -96,7 +96,6 @@ class Ours:
                 samples_per_round=ROUND,
                 max_rounds=MAX_ROUNDS,
                 positive_threshold=0.5,
-                max_in_flight=sys.maxsize,
                 speculate_below=slots // 4 if slots == len(rows) else 0,  # as in `AsyncVLLMSampler`
             )
         return sum(map(len, pools))
