@@ -117,7 +117,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
-    _queue_inputs: tuple | None = None  # data set, order and seed that the prompt queue was made from
+    _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a data set that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
@@ -252,7 +252,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        dataset = self.train_dataset
+        dataset, self._queue_inputs = self.train_dataset, self._read_queue_inputs()
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="Training")
         return QueuedPrompts(
@@ -265,6 +265,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             shuffle=self.shuffle_dataset,
             seed=args.seed,
         )
+
+    def _read_queue_inputs(self) -> tuple:
+        self._set_signature_columns_if_needed()
+        return self.train_dataset, self.shuffle_dataset, self.args.seed, list(self._signature_columns)
 
     def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
         """Read data set rows for the prompt queue as TRL's data loader does, where the columns of a stream become known."""
@@ -584,9 +588,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             return super().get_train_dataloader()
         # Attributes that TRL reads here may have been set since the construction, and the data set may have been replaced since the
         # last call, for example for the next stage of a curriculum.
-        queue_inputs = (self.train_dataset, self.shuffle_dataset, args.seed)
-        if self._queue_inputs != queue_inputs:
-            self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_source()
+        if self._queue_inputs != self._read_queue_inputs():
+            self.prompt_source = self._build_prompt_source()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps
