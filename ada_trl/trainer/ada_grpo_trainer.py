@@ -267,8 +267,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         )
 
     def _read_queue_inputs(self) -> tuple:
-        self._set_signature_columns_if_needed()
-        return self.train_dataset, self.shuffle_dataset, self.args.seed, list(self._signature_columns)
+        return self.train_dataset, self.shuffle_dataset, self.args.seed, trl_hooks.signature_columns(self)
 
     def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
         """Read data set rows for the prompt queue as TRL's data loader does, where the columns of a stream become known."""

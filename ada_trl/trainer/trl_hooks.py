@@ -439,7 +439,13 @@ def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) ->
     trainer._pending_extra_logs.update(columns)
 
 
-# TRL's position in the run
+# TRL's position in the run, and the columns that it reads
+
+
+def signature_columns(trainer: GRPOTrainer) -> list[str]:
+    """Return the columns of the data set that are kept with `remove_unused_columns=True`."""
+    trainer._set_signature_columns_if_needed()
+    return list(trainer._signature_columns)
 
 
 def micro_steps_per_generation(trainer: GRPOTrainer) -> int:

@@ -178,7 +178,9 @@ def test_all_prompts_together_wait_for_one_deadline(tmp_path, caplog):
     (logs,) = logs_of(trainer)
     assert logs["ada/vllm/truncated_prompts"] == 64 and logs["ada/samples_per_prompt/max"] == 4
     assert logs["ada/vllm/timeouts"] <= 4, "Those that were requested at the same time are counted once."
-    assert sum("3 requests to the vLLM server have failed in a row" in record.message for record in caplog.records) == 1
+    assert (
+        sum("3 requests to the vLLM server have failed in a row" in record.message for record in caplog.records) == 1
+    )
 
 
 def test_a_stalled_server_is_waited_for_once_at_the_end_of_a_step(tmp_path):

@@ -58,6 +58,7 @@ METHODS = {  # overridden or called, with their parameters
         "_get_output_dir": ["trial"],
         "_load_optimizer_and_scheduler": ["checkpoint"],
         "_load_best_model": [],
+        "_set_signature_columns_if_needed": [],
         "create_accelerator_and_postprocess": [],
     },
     VLLMGeneration: {
@@ -76,7 +77,7 @@ METHODS = {  # overridden or called, with their parameters
     },
 }
 TRAINER_STATE = ["_buffered_inputs", "_is_vlm", "_logs", "_metrics", "_multi_environment", "_pending_extra_logs"]
-TRAINER_STATE += ["_pending_metrics", "_step", "_tokenizer"]
+TRAINER_STATE += ["_pending_metrics", "_signature_columns", "_step", "_tokenizer"]
 CARD = ["_name", "_paper", "_tag_names"]
 # Each has a test below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
