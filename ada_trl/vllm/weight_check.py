@@ -48,8 +48,7 @@ def verify_weights(
     difference = sum(abs(a - b) for a, b in zip(served, expected, strict=True)) / len(expected)
     if not difference <= tolerance:  # NaN is not, either
         raise VLLMServerError(
-            f"its log-probabilities differ from the trainer's by {difference:.3f} nats per token, more than "
-            f"rounding explains ({tolerance:g})",
+            f"its log-probabilities differ from the trainer's by {difference:.3f} nats per token (by rounding at most {tolerance:g})",
             "Use a dedicated server for this run, started from the model that is trained.",
         )
     return difference

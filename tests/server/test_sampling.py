@@ -50,8 +50,7 @@ def test_a_step_line_by_line(tmp_path):
     for prompt, advantage in zip(prompts, batch["advantages"].tolist(), strict=True):
         advantages[prompt].append(round(advantage, 4))
     assert sorted(advantages["1+2="]) == pytest.approx([-(0.5**0.5)] * 2 + [0.5**0.5] * 2, abs=1e-3)
-    # Mean 1/4, pass rate 1/4: ×2; the correction is ×1/2 for the 2 positives of 4, ×3/2 for the negatives.
-    assert sorted(advantages["31+4="]) == [-0.75, -0.75, 0.75, 0.75]
+    assert sorted(advantages["31+4="]) == [-0.5, -0.5, 1.5, 1.5], "Mean 1/4, pass rate 1/4: ×2."
     assert advantages["5+55="] == advantages["7+8="] == [0, 0, 0, 0]
     assert (batch["sampling_per_token_logps"][batch["completion_mask"].bool()] == -1.0).all()
 

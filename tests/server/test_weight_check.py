@@ -147,8 +147,8 @@ OTHER_WEIGHTS = "does not have this step's weights.*"
         (no_file, {}, "weights could not be sent.*500.*no such file"),
         (no_reset, UNIFORM, "prefix cache"),
         (no_confirmation, {}, "weights could not be sent.*no worker has confirmed"),
-        (confirmation_only, UNIFORM, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ per token"),
-        (confirmation_only, {}, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ per token"),
+        (confirmation_only, UNIFORM, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ nats per token"),
+        (confirmation_only, {}, OTHER_WEIGHTS + "differ from the trainer's by [0-9.]+ nats per token"),
         (confirmation_only, LORA | UNIFORM, OTHER_WEIGHTS + "no model ada-"),
     ],
 )
