@@ -173,7 +173,10 @@ def plot(rows: list[dict]) -> None:
         weight.annotate(f"f = {objective}", (GRID[0], GRID[0] ** power), xytext=(-3, 0), textcoords="offset points",
                         ha="right", va="center", color="0.4", fontsize="small")  # fmt: skip
     weight.set(
-        title="Effective weight: E[estimate] / ∇p", ylabel="Effective weight", yscale="log", xlim=(0.0022, 0.995)
+        title="Effective weight (expected gradient / ∇p)",
+        ylabel="Effective weight",
+        yscale="log",
+        xlim=(0.0022, 0.995),
     )
     noise.set(title=f"Noise at equal cost ({REFERENCE}: 1)", ylabel="Relative noise", ylim=(0, 1.4))
     for axis in (weight, noise):
