@@ -30,9 +30,8 @@ MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation's errors, relative to th
 MIN_AVERAGE_WEIGHT = 0.1  # weight of a new generation in the running variance, after the first ten
 MIN_STD_RATIO = 0.1  # smallest divisor of rewards, relative to the largest standard deviation
 MAX_VARIANCE_DECAY = 0.98  # of the largest variance, in each generation whose rewards differ
-RESTART_RATIO = (
-    1 / 16
-)  # largest variance of a generation, relative to the running mean, that counts as a change of scale
+# Largest variance of a generation, relative to the running mean, that counts as a change of scale.
+RESTART_RATIO = 1 / 16
 RESTART_AFTER = 8  # consecutive generations of such a small variance
 RECENT_MEMORY = 0.25  # weight of earlier generations in the comparison with the batch mean
 MISLED_RATIO = 2.0  # squared error, relative to that of the batch mean, from which the batch mean is used instead

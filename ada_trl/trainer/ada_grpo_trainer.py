@@ -267,6 +267,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         )
 
     def _read_queue_inputs(self) -> tuple:
+        """Return the attributes that decide which rows the prompt queue yields, and in which order."""
         return self.train_dataset, self.shuffle_dataset, self.args.seed, trl_hooks.signature_columns(self)
 
     def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
