@@ -98,6 +98,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
+def ratio_of_repeats(measured: Sequence[float], relative_to: Sequence[float]) -> str:
+    """Ratio of the sums over repeats, followed by the ratios of the single repeats in brackets."""
+    single = (a / b for a, b in zip(measured, relative_to, strict=True))
+    return f"{sum(measured) / sum(relative_to):.2f} ({', '.join(f'{ratio:.2f}' for ratio in single)})"
+
+
 def fill(name: str, text: str, path: Path | None = None) -> None:
     """Replace the text between the document's markers `<!-- name -->` and `<!-- end -->`."""
     path = DOCUMENT if path is None else path

@@ -21,6 +21,7 @@ from recipes.arithmetic.task import problems
 from recipes.arithmetic.vllm_server import running_server
 
 from .. import names
+from ..common import ratio_of_repeats
 from .server import heavy_tailed_model, reward
 
 
@@ -90,15 +91,11 @@ def compare(url: str, model: str, steps: int, repeats: int, **common) -> None:
         for seed in range(repeats):
             for staleness, own in runs.items():
                 own.append(train(url, model, steps, seed, max_staleness=staleness, **common | options))
-        seconds = {s: mean(step["seconds"] for run in own for step in run) for s, own in runs.items()}
+        seconds = {s: [mean(step["seconds"] for step in run) for run in own] for s, own in runs.items()}
         waits = {s: mean(step["waits"] / step["seconds"] for run in own for step in run) for s, own in runs.items()}
-        single = [
-            mean(step["seconds"] for step in ahead) / mean(step["seconds"] for step in on_policy)
-            for on_policy, ahead in zip(runs[0], runs[1], strict=True)
-        ]
         print(
-            f"  {name:24s} step {seconds[0]:.2f} s, ahead {seconds[1]:.2f} s: {seconds[1] / seconds[0]:.2f} "
-            f"({', '.join(f'{r:.2f}' for r in single)})   waiting for rollouts {waits[0]:.0%}, ahead {waits[1]:.0%}"
+            f"  {name:24s} step {mean(seconds[0]):.2f} s, ahead {mean(seconds[1]):.2f} s: "
+            f"{ratio_of_repeats(seconds[1], seconds[0])}   waiting for rollouts {waits[0]:.0%}, ahead {waits[1]:.0%}"
         )
 
 

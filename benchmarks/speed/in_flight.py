@@ -43,6 +43,7 @@ from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, eliminate_asyn
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 
+from ..common import ratio_of_repeats
 from .simulated_gpu import ROOT, VOCABULARY, running
 
 
@@ -186,12 +187,11 @@ def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
                 for name, client in clients.items():
                     results[name].append(measured(url, lambda: run(client, rows)))  # noqa: B023
             theirs, ours = results["TRL"], results["ours"]
-            single = [a[0] / b[0] for a, b in zip(ours, theirs, strict=True)]
-            seconds = [mean(r[0] for r in result) for result in (theirs, ours)]
+            seconds = [[r[0] for r in result] for result in (theirs, ours)]
             cpu = [1000 * sum(r[1] for r in result) / sum(r[2] for r in result) for result in (theirs, ours)]
             print(
-                f"| {mode} | {rows} | {mean(r[2] for r in ours):.0f} | {seconds[0]:.2f} | {seconds[1]:.2f} "
-                f"| {seconds[1] / seconds[0]:.2f} ({', '.join(f'{ratio:.2f}' for ratio in single)}) "
+                f"| {mode} | {rows} | {mean(r[2] for r in ours):.0f} | {mean(seconds[0]):.2f} | {mean(seconds[1]):.2f} "
+                f"| {ratio_of_repeats(seconds[1], seconds[0])} "
                 f"| {cpu[0]:.2f} | {cpu[1]:.2f} | {cpu[1] / cpu[0]:.2f} |",
                 flush=True,
             )

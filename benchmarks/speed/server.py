@@ -39,6 +39,7 @@ from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
 from .. import names
+from ..common import ratio_of_repeats
 
 
 MAX_TOKENS = 300
@@ -191,9 +192,8 @@ def print_ratios(runs: dict[str, list[list[dict]]], pairs) -> None:
         return mean(step["step_time"] for step in run)
 
     for one, other in pairs:
-        ratio = mean(map(seconds, runs[one])) / mean(map(seconds, runs[other]))
-        single = [seconds(a) / seconds(b) for a, b in zip(runs[one], runs[other], strict=True)]
-        print(f"  {one} / {other}: step time {ratio:.2f} ({', '.join(f'{r:.2f}' for r in single)})")
+        ratio = ratio_of_repeats([*map(seconds, runs[one])], [*map(seconds, runs[other])])
+        print(f"  {one} / {other}: step time {ratio}")
 
 
 def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:

@@ -15,6 +15,7 @@ from recipes.arithmetic.task import prepare, problems
 from recipes.reasoning.task import prepare as prepare_language_model
 
 from .. import names
+from ..common import ratio_of_repeats
 from ..learning.language_model import PAPER_PROMPTS
 from ..learning.language_model import task as language_model_task
 from ..learning.run import ADDITION, PROMPTS_PER_STEP, Run, Task, train_once
@@ -46,10 +47,9 @@ def compare(task: Task, task_dir: Path, prompt_set: str, prompts_per_step: int, 
                 means.append(mean(step["cpu_seconds"] for step in counted))
                 fractions.append(mean(step["frac_zero_advantage_groups"] for step in counted))
         keep, skip = mean(seconds["keep"]), mean(seconds["skip"])
-        single = [b / a for a, b in zip(seconds["keep"], seconds["skip"], strict=True)]
         print(
             f"| {method} | {mean(fractions):.0%} | {keep:.2f} | {skip:.2f} "
-            f"| {skip / keep:.2f} ({', '.join(f'{ratio:.2f}' for ratio in single)}) |",
+            f"| {ratio_of_repeats(seconds['skip'], seconds['keep'])} |",
             flush=True,
         )
 
