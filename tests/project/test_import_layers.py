@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ada_trl.commands import COMMANDS
 
 
@@ -46,6 +48,7 @@ def test_imports_point_down():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_the_trainer_loads_the_code_for_vllm_and_pass_rates_only_when_a_run_uses_it():
     optional = ("ada_trl.vllm", "ada_trl.pass_rates", "ada_trl.commands", "ada_trl.recipes")
     code = (

@@ -1,9 +1,12 @@
 """Benchmarks of speed: they run and print their tables. Their numbers are not tested."""
 
+import pytest
+
 from benchmarks.speed import skip
 from recipes.arithmetic.task import build_model, build_tokenizer, save
 
 
+@pytest.mark.slow
 def test_skipping_is_compared_with_keeping_for_every_method(tmp_path, capsys):
     tokenizer = build_tokenizer()
     save(build_model(tokenizer), tokenizer, tmp_path / "base")

@@ -127,7 +127,13 @@ def test_conversation(tmp_path):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("options", [[], ["--baseline=pool", "--num_generations=4"]], ids=["batch", "paper's mode"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="batch"),
+        pytest.param(["--baseline=pool", "--num_generations=4"], id="paper's mode", marks=pytest.mark.slow),
+    ],
+)
 def test_agent(options, tmp_path):
     """Every other game is won by binary search; in the others no number is guessed."""
     game = example("agent")["HigherOrLower"]()

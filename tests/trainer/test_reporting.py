@@ -70,6 +70,7 @@ def success_in_step(step):
 
 # Warnings during training
 
+WINDOW = 8  # steps that a problem must last, instead of 20
 UNIFORM = {"adaptive_sampling": "uniform"}
 ONE_ROUND = {"max_rounds": 1}
 NO_GROUP = {
@@ -86,9 +87,10 @@ NO_GROUP = {
 def train(tmp_path, caplog):
     """Train and return the trainer and the warnings of its diagnostics."""
 
-    def run(reward, steps=2, prepare=None, **options):
+    def run(reward, steps=2, prepare=None, window=WINDOW, **options):
         with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
             trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **options)
+            trainer._diagnostics.steps = window
             if prepare is not None:
                 prepare(trainer)
             trainer.train()
@@ -113,17 +115,17 @@ def train(tmp_path, caplog):
         (constant(0.0), NO_GROUP["posterior"], ("the same reward (0 now)",)),
     ],
 )  # fmt: skip
-def test_a_problem_that_lasts_for_20_steps_is_reported_once(reward, options, fragments, train):
-    trainer, (warning,) = train(reward, steps=23, **options)
-    assert "For 20 steps" in warning and all(fragment in warning for fragment in fragments)
+def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train):
+    trainer, (warning,) = train(reward, steps=WINDOW + 3, **options)
+    assert f"For {WINDOW} steps" in warning and all(fragment in warning for fragment in fragments)
     assert "max_rounds or" not in warning or trainer.strategy.is_sequential, "Other modes have one round."
 
 
 @pytest.mark.parametrize(
     ("reward", "steps", "options"),
     [
-        *((success_in_step(step), 20, ONE_ROUND) for step in (3, 15)),
-        *((one_success, 23, options) for options in NO_GROUP.values()),
+        *((success_in_step(step), WINDOW, ONE_ROUND) for step in (2, WINDOW - 2)),
+        *((one_success, WINDOW + 3, options) for options in NO_GROUP.values()),
     ],
 )
 def test_no_warning_where_rewards_differ_now_and_then(reward, steps, options, train):
@@ -185,14 +187,14 @@ def test_no_warning_where_the_threshold_separates_rewards(reward, options, train
 @pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
 @pytest.mark.parametrize("reward", [graded, half_reward, [format_reward, half_reward]])
 def test_no_warning_of_a_threshold_without_effect(baseline, reward, train):
-    """Within 22 steps, although all prompts have only successes or only failures for as long."""
-    trainer, warnings = train(reward, steps=22, baseline=baseline, **UNIFORM)
+    """Although all prompts have only successes or only failures for long enough."""
+    trainer, warnings = train(reward, steps=WINDOW + 2, baseline=baseline, **UNIFORM)
     assert not warnings
     assert {logs["ada/pass_rate/mean"] for logs in logs_of(trainer)} <= {0.0, 1.0}
 
 
 def test_a_threshold_outside_the_range_of_rewards_is_the_reported_cause_after_20_steps(train):
-    trainer, warnings = train(half_reward, steps=20, max_rounds=2)
+    trainer, warnings = train(half_reward, steps=20, window=20, max_rounds=2)
     assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only failed rollouts" in warnings[1]
     assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
     share = logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"]
@@ -206,14 +208,14 @@ def test_a_baseline_that_predicts_worse_than_the_mean_is_reported(train):
         ]
 
     options = {"baseline": "posterior", "num_generations": 1, "positive_threshold": 0.2}
-    _, (warning,) = train(half_reward, steps=25, prepare=misestimate, **UNIFORM, **options)
-    assert "For 20 steps, the baseline has been further from the rewards than their own mean" in warning
+    _, (warning,) = train(half_reward, steps=WINDOW + 5, prepare=misestimate, **UNIFORM, **options)
+    assert f"For {WINDOW} steps, the baseline has been further from the rewards than their own mean" in warning
     assert "baseline='batch'" in warning
 
 
 def test_the_leave_one_out_mean_of_a_small_batch_is_not_reported_as_a_bad_baseline(train):
     """For 8 rollouts it explains 1 - (8/7)², whatever the rewards are."""
-    trainer, warnings = train(half_reward, steps=25, baseline="batch")
+    trainer, warnings = train(half_reward, steps=WINDOW + 5, baseline="batch")
     assert trainer.args.generation_batch_size == 8
     assert not any("the baseline has been" in warning for warning in warnings)
     assert not any(name.startswith("ada/baseline/") for logs in logs_of(trainer) for name in logs)
