@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from ..utils.tables import markdown_table
 from . import start
 from .findings import CheckResult
+from .options import parse_args
 from .run_setup import build_trainer
-from .train import parse_args, silence_library_warnings
+from .train import silence_library_warnings
 
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds

@@ -1,17 +1,30 @@
 """
-Help of `ada-trl train` and `ada-trl check`.
+Options of `ada-trl train` and `ada-trl check`, and their help.
 
 The configuration classes import torch, which takes seconds. Therefore `--help` prints a stored page, which
 `python -m tests.documentation` writes from the parser and a test compares with it; `--help-all` uses the parser.
 """
 
 import argparse
+import sys
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
+
+from .errors import UserError
 from .parser import CommandParser, HelpFormatter, program
 
 
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from trl import ModelConfig
+
+    from ..trainer.ada_grpo_config import AdaGRPOConfig
+
+REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
 HELP_PAGE = Path(__file__).with_name("train_help.txt")
 EXAMPLE = "--config arithmetic/seq-balance.yaml --max_steps 20"
 DESCRIPTIONS = {
@@ -26,7 +39,6 @@ USAGE = (
     "-m {package}.{command} …"
 )
 GENERAL = ("help", "config", "help_all", "debug")
-REQUIRED = ("model_name_or_path", "dataset_name", "reward_funcs", "output_dir")
 # The inherited fields that a first run is likely to set.
 MOST_USED = {
     "Data": ("dataset_config", "dataset_train_split", "dataset_test_split", "datasets", "prepare"),
@@ -36,6 +48,64 @@ MOST_USED = {
         "save_steps logging_steps log_completions report_to resume_from_checkpoint seed".split()
     ),
 }
+
+
+@dataclass
+class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
+    """Script arguments of `ada-trl train`: TRL's, a mixture of data sets, reward functions and a preparation of the task."""
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, looked up in the current "
+            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, or reward models "
+            "by name or local path."
+        },
+    )
+    prepare: str | None = field(
+        default=None,
+        metadata={
+            "help": "Call of a function that creates the model or the data set, if one of them is missing in its output_dir: "
+            "`my_package.prepare(output_dir='outputs/task')`."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for source in self.datasets:
+            path = source.get("path") if isinstance(source, dict) else getattr(source, "path", None)
+            if not isinstance(path, str):
+                raise UserError(
+                    f"datasets: {source} is not a mapping with a `path` that is text. Write `- path: outputs/easy`."
+                )
+        super().__post_init__()
+
+
+def parse_args(
+    args: list[str] | None = None, command: str = "train", required: Sequence[Sequence[str]] = REQUIRED
+) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
+    """
+    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
+
+    Args:
+        args (`list[str]`, *optional*):
+            Words of the command line.
+        command (`str`, *optional*, defaults to `"train"`):
+            Command in help and messages.
+        required (`Sequence[Sequence[str]]`, *optional*):
+            Groups of fields; one field of each group must be set.
+
+    Raises:
+        `UserError`: for a file that is missing or not a mapping, and for a field that is unknown, missing, or has an
+            invalid value.
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    if {"--help", "-h"} & set(args):
+        print_help(command)
+        raise SystemExit(0)
+    return build_parser(command).parse_args_and_config(args, required)
 
 
 def print_help(command: str) -> None:
@@ -51,7 +121,6 @@ def build_parser(command: str) -> CommandParser:
     from trl import ModelConfig
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
-    from .train import AdaScriptArguments
 
     classes = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)
     return CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
@@ -67,8 +136,9 @@ def help_page() -> str:
     actions["debug"] = argparse.ArgumentParser().add_argument(
         "--debug", action="store_true", help="Show the traceback of an error."
     )
+    required = (*(names[0] for names in REQUIRED), "output_dir")
     own = tuple(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
-    groups = {"Options": GENERAL, "Required (a recipe sets them)": REQUIRED, "Reinforce-Ada": own, **MOST_USED}
+    groups = {"Options": GENERAL, "Required (a recipe sets them)": required, "Reinforce-Ada": own, **MOST_USED}
     formatter = HelpFormatter("")
     for title, names in groups.items():
         formatter.start_section(title)

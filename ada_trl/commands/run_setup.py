@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..utils.files import last_checkpoint
 from .errors import SETUP_ERRORS, UserError, one_line, user_errors
+from .options import AdaScriptArguments
 from .reward_funcs import load_reward_funcs, read_call
 
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
-    from .train import AdaScriptArguments
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 def build_trainer(
-    script_args: "AdaScriptArguments", training_args: "AdaGRPOConfig", model_args: "ModelConfig"
+    script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig"
 ) -> "AdaGRPOTrainer":
     """
     Load the data set and the model, and build the trainer.
@@ -114,7 +114,7 @@ def _check_reward_model(name: str) -> None:
         raise UserError(f"{error} A function needs its module: trl.rewards.accuracy_reward.") from error
 
 
-def prepare(script_args: "AdaScriptArguments", training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
+def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
     """Call the recipe's function that creates the model and the data, once per machine, if one of them is missing."""
     if not script_args.prepare:
         return
@@ -129,7 +129,7 @@ def prepare(script_args: "AdaScriptArguments", training_args: "AdaGRPOConfig", m
                 function(**arguments)
 
 
-def load_data(script_args: "AdaScriptArguments", evaluate: bool) -> tuple["Dataset", "Dataset | None"]:
+def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset", "Dataset | None"]:
     """
     Load the training set and, if `evaluate`, the evaluation set: from a file, a directory, the hub, or a mixture.
 

@@ -6,85 +6,13 @@ Train with Reinforce-Ada from a configuration file.
 """
 
 import logging
-import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
 
 from ..utils.files import last_checkpoint
 from . import start
-from .errors import UserError, user_errors
-from .options import build_parser, print_help
+from .errors import user_errors
+from .options import parse_args
 from .run_setup import build_trainer, checkpoint_to_resume
-
-
-if TYPE_CHECKING:  # they import torch, which takes seconds
-    from trl import ModelConfig
-
-    from ..trainer.ada_grpo_config import AdaGRPOConfig
-
-REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
-
-
-@dataclass
-class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
-    """Script arguments of `ada-trl train`: TRL's, a mixture of data sets, reward functions and a preparation of the task."""
-
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, looked up in the current "
-            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, or reward models "
-            "by name or local path."
-        },
-    )
-    prepare: str | None = field(
-        default=None,
-        metadata={
-            "help": "Call of a function that creates the model or the data set, if one of them is missing in its output_dir: "
-            "`my_package.prepare(output_dir='outputs/task')`."
-        },
-    )
-
-    def __post_init__(self) -> None:
-        for source in self.datasets:
-            path = source.get("path") if isinstance(source, dict) else getattr(source, "path", None)
-            if not isinstance(path, str):
-                raise UserError(
-                    f"datasets: {source} is not a mapping with a `path` that is text. Write `- path: outputs/easy`."
-                )
-        super().__post_init__()
-
-
-def parse_args(
-    args: list[str] | None = None, command: str = "train", required: Sequence[Sequence[str]] = REQUIRED
-) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
-    """
-    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
-
-    Args:
-        args (`list[str]`, *optional*):
-            Words of the command line.
-        command (`str`, *optional*, defaults to `"train"`):
-            Command in help and messages.
-        required (`Sequence[Sequence[str]]`, *optional*):
-            Groups of fields; one field of each group must be set.
-
-    Raises:
-        `UserError`: for a file that is missing or not a mapping, and for a field that is unknown, missing, or has an
-            invalid value.
-    """
-    args = sys.argv[1:] if args is None else list(args)
-    if {"--help", "-h"} & set(args):
-        print_help(command)
-        raise SystemExit(0)
-    return build_parser(command).parse_args_and_config(args, required)
 
 
 def silence_library_warnings() -> None:

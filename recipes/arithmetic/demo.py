@@ -13,8 +13,8 @@ from pathlib import Path
 from transformers import ProgressCallback
 
 from ada_trl.commands import plotting
+from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
-from ada_trl.commands.train import parse_args
 from ada_trl.utils.tables import markdown_table
 
 from .task import prepare

@@ -10,9 +10,8 @@ from trl import ModelConfig
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.errors import UserError
-from ada_trl.commands.options import build_parser
+from ada_trl.commands.options import AdaScriptArguments, build_parser, parse_args
 from ada_trl.commands.parser import MAPPING_OR_PATH
-from ada_trl.commands.train import AdaScriptArguments, parse_args
 
 
 CLASSES = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)

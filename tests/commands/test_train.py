@@ -12,10 +12,10 @@ from trl import ModelConfig
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands import start
 from ada_trl.commands.errors import UserError
+from ada_trl.commands.options import AdaScriptArguments, parse_args
 from ada_trl.commands.parser import find_config, recipes_folder
 from ada_trl.commands.run_setup import checkpoint_to_resume, load_data
 from ada_trl.commands.run_setup import prepare as prepare_task
-from ada_trl.commands.train import AdaScriptArguments, parse_args
 from ada_trl.commands.train import main as train
 
 from ..helpers import QUICK, tiny_model, tiny_tokenizer

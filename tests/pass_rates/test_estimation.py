@@ -9,7 +9,7 @@ import torch
 from datasets import load_dataset
 from transformers import Trainer
 
-from ada_trl.commands.train import parse_args
+from ada_trl.commands.options import parse_args
 from ada_trl.core import prompt_key
 from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates

@@ -117,7 +117,7 @@ def test_recipes_have_an_address(environment):
     for path in (ROOT / "recipes").rglob("*.yaml"):
         assert (folder / path.relative_to(ROOT / "recipes")).read_text() == path.read_text()
     four = [f"math/{name}.yaml" for name in ("paper", "qwen2.5-math-1.5b", "seq-balance", "8-gpus")]
-    parsed = "from ada_trl.commands.train import parse_args; print(parse_args()[1].adaptive_sampling)"
+    parsed = "from ada_trl.commands.options import parse_args; print(parse_args()[1].adaptive_sampling)"
     assert (
         environment.run("python", "-c", parsed, "--config", *four, "--use_cpu", "--use_vllm=false") == "seq-balance\n"
     )

@@ -8,8 +8,8 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 
+from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
-from ada_trl.commands.train import parse_args
 
 from ..documentation import ROOT
 from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
