@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from .. import names
 from ..common import COLORS, interval
@@ -241,7 +241,7 @@ def draw_zero_variance(axis, runs: pd.DataFrame, prompt_set: str, scale: float =
 
 
 def language_paper(runs: pd.DataFrame, prompt_set: str) -> Figure:
-    """The paper's protocol: accuracy by steps and tokens; pass@16, zero-variance groups and entropy by steps."""
+    """The paper's protocol: accuracy by steps and tokens; the others by steps; pass@16 against accuracy over training."""
     figure, axes = panels(3, rows=2)
     methods, whole = paper_methods(runs), of_all_families(paper_runs(runs))
     steps = "Optimizer steps"
@@ -255,7 +255,12 @@ def language_paper(runs: pd.DataFrame, prompt_set: str) -> Figure:
         rows = per_interval(whole, y) if y in ("frac_zero_advantage_groups", "entropy") else whole
         draw_curves(axis, rows, prompt_set, methods, x=x, y=y, beside=x == "step")
         axis.set(xlabel=label, title=title)
-    legend(figure, axes[0], axes[1][2])
+    frontier = axes[1][2]
+    draw_curves(frontier, whole, prompt_set, methods, x="accuracy", y="pass@16")
+    frontier.autoscale(axis="x")
+    frontier.xaxis.set_major_formatter(ScalarFormatter())
+    frontier.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
+    legend(figure, axes[0])
     return figure
 
 
