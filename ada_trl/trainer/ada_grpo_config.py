@@ -360,6 +360,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         check_types(self, AdaGRPOConfig.__annotations__)
+        self.group_size_is_explicit = self.num_generations is not None
         resolve_sampling(self)
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. Other baselines do not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
@@ -372,7 +373,8 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_defaults(self)
         check_config(self)
 
-    estimator_is_explicit = True  # False where `pass_rate_estimator` was left unset
+    # False where `pass_rate_estimator` and `num_generations` were left unset
+    estimator_is_explicit = group_size_is_explicit = True
 
     @property
     def _strategy_class(self) -> type[SamplingStrategy]:
