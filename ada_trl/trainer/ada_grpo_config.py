@@ -44,9 +44,9 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-pos"`: rounds until the prompt has `min_positives` positive rollouts.
                 - `"est"`: one round in which prompts with a lower estimated pass rate get more rollouts. The total is
                   the same as in GRPO. `pass_rate_estimator` selects the estimator.
-                - `"uniform"`: exactly `num_generations` rollouts per prompt. With `baseline="pool"` it trains the same
-                  weights as [`~trl.GRPOTrainer`], bit for bit; `positive_threshold` and `success_reward` are then used
-                  for the `ada/` metrics only.
+                - `"uniform"`: exactly `num_generations` rollouts per prompt. With `baseline="pool"` and no
+                  `prompt_weighting` it trains the same weights as [`~trl.GRPOTrainer`], bit for bit;
+                  `positive_threshold` and `success_reward` are then used for the `ada/` metrics only.
 
         samples_per_round (`int`, *optional*):
             Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`,
@@ -398,7 +398,8 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def is_vanilla_grpo(self) -> bool:
         """Whether training equals [`~trl.GRPOTrainer`], and only the logged metrics differ."""
-        return self.adaptive_sampling == "uniform" and self.baseline == "pool" and not self.uses_prompt_queue
+        is_uniform = self.adaptive_sampling == "uniform" and self.prompt_weighting in ("none", 1.0)
+        return is_uniform and self.baseline == "pool" and not self.uses_prompt_queue
 
     @property
     def is_multi_round(self) -> bool:
