@@ -211,7 +211,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.prompt_source = self._build_prompt_source()
         self._rounds = RoundGenerator(self)
         self._multi_round = MultiRoundSampling(self, self._rounds)
-        self._diagnostics = TrainingDiagnostics(args, self.reward_func_names)
+        weights = self.reward_weights.tolist()
+        summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
+        self._diagnostics = TrainingDiagnostics(args, summed)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
 

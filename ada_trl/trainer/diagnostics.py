@@ -41,7 +41,7 @@ class TrainingDiagnostics:
         args ([`AdaGRPOConfig`]):
             Configuration of the run.
         reward_names (`Sequence[str]`):
-            Names of the reward functions.
+            Names of the reward functions with a weight.
         max_fraction (`float`, *optional*, defaults to `0.5`):
             Fraction of the prompts, between 0 and 1.
         steps (`int`, *optional*, defaults to `20`):

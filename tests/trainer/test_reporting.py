@@ -190,6 +190,7 @@ def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generati
     [
         (half_reward, {"positive_threshold": 0.2, "max_rounds": 2}),
         *(([format_reward, even_reward], {"success_reward": "even_reward"} | mode) for mode in ({}, UNIFORM)),
+        ([format_reward, even_reward], {"reward_weights": [0.0, 1.0]}),
     ],
 )
 def test_no_warning_where_the_threshold_separates_rewards(reward, options, train):
