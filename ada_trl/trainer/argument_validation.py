@@ -294,13 +294,17 @@ def check_prompt_format(trainer: GRPOTrainer) -> None:
     tokenizer = trainer.processing_class
     has_template = getattr(tokenizer, "chat_template", None) or trainer.chat_template
     has_template = has_template or trainer.rollout_func is not None or "chat_template" in trainer.chat_template_kwargs
+    has_tools = bool(trainer.tools) and trainer.environment_factories is None  # an environment may change the prompt
+    if has_template and not has_tools:
+        return
     datasets = {"training": trainer.train_dataset}
     if trainer.args.eval_strategy != "no":
         sets = trainer.eval_dataset
         sets = sets if isinstance(sets, dict) else {"": sets}
         datasets |= {f"evaluation {name!r}" if name else "evaluation": dataset for name, dataset in sets.items()}
     for name, dataset in datasets.items():
-        if not isinstance(dataset, Dataset) or not len(dataset):
+        # A transform is not called, because it may draw random numbers.
+        if not isinstance(dataset, Dataset) or not len(dataset) or dataset.format["type"] == "custom":
             continue
         row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
         prompt = row.get("prompt") if isinstance(row, dict) else None
@@ -309,7 +313,7 @@ def check_prompt_format(trainer: GRPOTrainer) -> None:
                 f"The prompts of the {name} dataset are conversational, but {type(tokenizer).__name__} has no chat template "
                 "(chat_template=None). Set tokenizer.chat_template, use an instruction-tuned checkpoint, or pass prompts as strings."
             )
-        if isinstance(prompt, str) and trainer.tools:
+        if isinstance(prompt, str) and has_tools:
             raise ValueError(
                 f"The prompts of the {name} dataset are strings (the first is {prompt!r}), but tools require conversations. Convert "
                 "them to [{'role': 'user', 'content': prompt}]."

@@ -22,7 +22,7 @@ from ..helpers import (
 TIMINGS = ("runtime", "per_second", "step_time")
 
 
-def train(trainer_class, config_class, tmp_path, peft_config=None, **overrides):
+def train(trainer_class, config_class, tmp_path, peft_config=None, dataset=None, **overrides):
     args = config_class(
         str(tmp_path), **QUICK | {"num_generations": 4, "scale_rewards": "group", "epsilon_high": 0.25} | overrides
     )
@@ -30,12 +30,16 @@ def train(trainer_class, config_class, tmp_path, peft_config=None, **overrides):
         saved_tiny_model(tmp_path / "model"),
         [even_reward, length_reward],
         args,
-        prompt_dataset(),
+        dataset or prompt_dataset(),
         processing_class=tiny_tokenizer(),
         peft_config=peft_config,
     )
     trainer.train()
     return trainer
+
+
+def random_prompts(rows):
+    return {"prompt": [prompt if torch.rand(()) < 0.5 else "9+9=" for prompt in rows["prompt"]]}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +51,9 @@ def train(trainer_class, config_class, tmp_path, peft_config=None, **overrides):
         {"num_iterations": 2, "max_steps": 4},
         {"beta": 0.1},
         {"beta": 0.1, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
+        {"dataset": prompt_dataset().with_transform(random_prompts)},
     ],
-    ids=["plain", "accumulation", "steps_per_generation", "num_iterations", "beta", "lora"],
+    ids=["plain", "accumulation", "steps_per_generation", "num_iterations", "beta", "lora", "random transform"],
 )
 def test_uniform_is_grpo_bit_for_bit(overrides, tmp_path):
     grpo = train(GRPOTrainer, GRPOConfig, tmp_path / "grpo", **overrides)
