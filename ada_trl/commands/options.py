@@ -75,10 +75,15 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
 
     def __post_init__(self) -> None:
         for source in self.datasets:
-            path = source.get("path") if isinstance(source, dict) else getattr(source, "path", None)
-            if not isinstance(path, str):
+            values = source if isinstance(source, dict) else getattr(source, "__dict__", {})
+            if not isinstance(values.get("path"), str):
                 raise UserError(
                     f"datasets: {source} is not a mapping with a `path` that is text. Write `- path: outputs/easy`."
+                )
+            fraction = values.get("fraction")
+            if fraction is not None and not (isinstance(fraction, int | float) and fraction >= 0):
+                raise UserError(
+                    f"datasets: {source} has a fraction that is not a number of at least 0. Write `fraction: 0.5`."
                 )
         super().__post_init__()
 

@@ -1,6 +1,7 @@
 """TRL's parser with several configuration files, checked values, suggestions for misspelt options and a short help."""
 
 import argparse
+import json
 import os
 import sys
 import textwrap
@@ -114,10 +115,9 @@ class CommandParser(TrlParser):
         for names in required:
             if not any(getattr(given, name) for name in names):
                 raise UserError(f"{names[0]} is not set. Give it in the configuration file or as --{names[0]}.")
+        self._check_mappings(given)
         with user_errors(ValueError, TypeError, OSError, ImportError):
             *configs, _ = self.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
-        for config in configs:
-            self._check_mappings(config)
         return tuple(configs)
 
     def _apply_file(self, path: Path) -> None:
@@ -127,7 +127,10 @@ class CommandParser(TrlParser):
         if not isinstance(environment, dict):
             raise UserError(f"{path} has env: {environment}, but it takes a mapping of variables to values.")
         for variable, value in environment.items():
-            os.environ[str(variable)] = str(value)
+            try:
+                os.environ[str(variable)] = str(value)
+            except (ValueError, OSError) as error:
+                raise UserError(f"{path} has env: {environment}, but {variable!r} cannot be set: {error}.") from error
         # A field that is true by default has a second action, --no_<field>, after its own.
         actions = {action.dest: action for action in reversed(self._actions)}
         for name, value in config.items():
@@ -151,6 +154,8 @@ class CommandParser(TrlParser):
             raise UserError("it takes a value, not null; leave the field out for its default.")
         if isinstance(value, dict) and dict in kinds:
             return value
+        if isinstance(value, bool) and (action.dest == "fsdp" or {bool, typing.Literal} & kinds):
+            return value  # these fields take text too, in which "true" and "false" mean something else
         items = value if isinstance(value, list) else [value]
         if hasattr(action.type, "__dataclass_fields__"):  # `datasets`, which AdaScriptArguments checks
             return items
@@ -162,10 +167,18 @@ class CommandParser(TrlParser):
         as_list = isinstance(value, list) or (list in kinds and str not in kinds)
         return converted if as_list else converted[0]
 
-    def _check_mappings(self, config: Any) -> None:
-        """Reject text where a field takes a mapping, which would fail much later."""
-        for name, value in vars(config).items():
-            if isinstance(value, str) and dict in _kinds(self._hints.get(name, str)) and name not in MAPPING_OR_PATH:
+    def _check_mappings(self, given: argparse.Namespace) -> None:
+        """Reject text that is not JSON where a field takes a mapping. It would fail much later, or without the field's name."""
+        for name, value in vars(given).items():
+            if not isinstance(value, str) or dict not in _kinds(self._hints.get(name, str)):
+                continue
+            if name in MAPPING_OR_PATH and not value.startswith("{"):
+                continue
+            try:
+                is_mapping = isinstance(json.loads(value), dict)
+            except ValueError:
+                is_mapping = False
+            if not is_mapping:
                 raise UserError(f"{name} is {value!r}, but it takes a mapping, on the command line as JSON.")
 
 
@@ -180,6 +193,8 @@ def _kinds(hint: Any) -> set[Any]:
 def _convert(action: argparse.Action, value: Any) -> Any:
     """Convert a number or text as argparse does. YAML's `true` is Python's `True`, which fields of text take as "true"."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if value is False and "no" in (action.choices or ()):
+        text = "no"  # YAML reads `eval_strategy: no` as false
     try:
         converted = action.type(text) if callable(action.type) else text
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
@@ -193,7 +208,8 @@ def _read_yaml(path: Path) -> dict:
     import yaml
 
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        config = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         line = ""
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
@@ -201,6 +217,10 @@ def _read_yaml(path: Path) -> dict:
         raise UserError(f"{path} is not valid YAML{line}. Correct it.") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
+    names = [key.value for key, _ in yaml.compose(text).value]
+    for name in config:
+        if names.count(str(name)) > 1:
+            raise UserError(f"{path} has {name} {names.count(str(name))} times. Remove all but one.")
     return config
 
 

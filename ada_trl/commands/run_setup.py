@@ -44,14 +44,14 @@ def build_trainer(
         if isinstance(name, str):
             _check_reward_model(name)
     evaluate = training_args.eval_strategy != "no"
-    with user_errors():
+    with user_errors(*SETUP_ERRORS, TypeError):  # values of the wrong type in `datasets` and `model_init_kwargs`
         train_dataset, eval_dataset = load_data(script_args, evaluate)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     } | (training_args.model_init_kwargs or {})
-    with user_errors(*SETUP_ERRORS, VLLMServerError):
+    with user_errors(*SETUP_ERRORS, TypeError, VLLMServerError):
         trainer = AdaGRPOTrainer(
             model=model_args.model_name_or_path,
             reward_funcs=reward_funcs,

@@ -69,7 +69,8 @@ class RunningRewardStd:
         variance = float(np.var(rewards)) if len(set(rewards)) > 1 else 0.0  # exactly 0, not a rounding error
         if variance > 0:
             self.largest *= MAX_VARIANCE_DECAY
-            is_small = variance < RESTART_RATIO * self.variance
+            # With the bound, which generations of equal rewards do not lower: an outlier may have entered that one alone.
+            is_small = variance < RESTART_RATIO * self.bounded_variance
             self.small_variances = [*self.small_variances, variance] if is_small else []
         if len(self.small_variances) >= RESTART_AFTER:
             self.variance = self.largest = float(np.mean(self.small_variances))

@@ -42,8 +42,8 @@ from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
 from .argument_validation import (
     check_arguments,
-    check_chat_template,
     check_overrides,
+    check_prompt_format,
     check_size,
     check_success_reward,
     check_support,
@@ -190,8 +190,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         # Again: GRPOTrainer has now loaded the reward models, the environments and the processing class.
         check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
-        check_trainable(self.model)
-        check_chat_template(self)
+        check_trainable(self.model, self.optimizer)
+        check_prompt_format(self)
         self.vllm = VLLMSession(self)
         if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
@@ -211,16 +211,18 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.prompt_source = self._build_prompt_source()
         self._rounds = RoundGenerator(self)
         self._multi_round = MultiRoundSampling(self, self._rounds)
-        self._diagnostics = TrainingDiagnostics(args, self.reward_func_names)
+        weights = self.reward_weights.tolist()
+        summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
+        self._diagnostics = TrainingDiagnostics(args, summed)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
 
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
         """Return name, paper and tags for the model card."""
-        details = f"ada_trl {__version__}"
-        if args.baseline != "pool":
-            details = f"baseline={args.baseline!r}, {details}"
+        options = {name: getattr(args, name) for name in ("baseline", "prompt_oversampling", "zero_variance_groups")}
+        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", 1, "keep")]
+        details = ", ".join([*changed, f"ada_trl {__version__}"])
         if args.adaptive_sampling != "uniform" or cls._name != AdaGRPOTrainer._name:  # a subclass may have other names
             return f"{cls._name} ({details})", cls._paper, cls._tag_names
         tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]

@@ -5,9 +5,9 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 from torch import nn
+from torch.optim import Optimizer
 from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
-from trl.data_utils import is_conversational
 from trl.trainer.utils import get_callable_name, get_config_model_id, identity
 
 from ..utils.logging import get_logger
@@ -105,12 +105,16 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
         prompt_ids, *others = tokenize(prompts)
     except Exception as error:  # tokenizers raise different errors for a value of an unknown type
         for prompt in prompts:
-            is_conversation = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
-            if not isinstance(prompt, str) and not is_conversation:
+            if not isinstance(prompt, str) and not _is_conversation(prompt):
                 raise ValueError(
-                    f"The prompt {prompt!r} cannot be tokenized: it must be a string or a list of messages. Convert or remove the "
-                    "rows of the data set with such prompts."
+                    f"The prompt {prompt!r} cannot be tokenized: it must be a string or a list of messages with 'role' and "
+                    "'content'. Convert or remove the rows of the data set with such prompts."
                 ) from error
+        if len({type(prompt) for prompt in prompts}) > 1:
+            raise ValueError(
+                f"The {len(prompts)} prompts of the batch cannot be tokenized: some are strings and some are lists of messages, but "
+                "all must be of one kind. Convert the strings to [{'role': 'user', 'content': prompt}]."
+            ) from error
         raise
     if not any(len(ids) for ids in prompt_ids):
         raise ValueError(
@@ -118,6 +122,10 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
             "a token. Remove the rows of the data set with empty prompts."
         )
     return prompt_ids, *others
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict) and "role" in prompt[0]
 
 
 def check_arguments(
@@ -156,7 +164,7 @@ def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any,
         `ValueError`: If an argument is not supported in the chosen mode.
     """
     if rollout_func is not None and not args.is_vanilla_grpo:
-        fix = "adaptive_sampling='uniform' and baseline='pool'"
+        fix = "adaptive_sampling='uniform', baseline='pool' and prompt_weighting='none'"
         _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", fix)
     beyond_text = {}  # by argument: why the text alone does not identify the prompt
     if environment_factory is not None:
@@ -191,8 +199,12 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
     """Return the names that TRL gives to the reward functions, or `None` if there are none or a model is not loaded yet."""
     names = []
     for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
-        if function is None or isinstance(function, str):
+        if reward_funcs is None or isinstance(function, str):
             return None
+        if not callable(function):
+            raise ValueError(
+                f"reward_funcs ({reward_funcs!r}) must be a function, a model, the name of a model, or a list of these. Pass a list."
+            )
         is_model = isinstance(function, nn.Module)
         name = get_config_model_id(function.config).split("/")[-1] if is_model else get_callable_name(function)
         names.append(name)
@@ -247,37 +259,58 @@ def _reject_override(trainer: GRPOTrainer, args: GRPOConfig, name: str, reason: 
     )
 
 
-def check_trainable(model: nn.Module) -> None:
+def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:
     """
     Check that the model can be trained at all.
 
+    Args:
+        optimizer (`torch.optim.Optimizer`, *optional*):
+            Optimizer of the user.
+
     Raises:
-        `ValueError`: If none of its parameters requires a gradient.
+        `ValueError`: If none of its parameters requires a gradient, or the optimizer has none of those that do.
     """
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not trainable:
         raise ValueError(
             f"The model ({type(model).__name__}) has 0 trainable parameters, so that nothing would be trained. Load a PEFT "
-            "adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass a peft_config."
+            "adapter with PeftModel.from_pretrained(..., is_trainable=True), pass a peft_config, or set requires_grad."
+        )
+    given = [id(p) for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+    if given and trainable.isdisjoint(given):
+        raise ValueError(
+            f"The optimizer has {len(given)} parameters, but none of the {len(trainable)} trainable ones of the model, so that "
+            "nothing would be trained. Create it from the model that is trained (after get_peft_model, instead of a peft_config)."
         )
 
 
-def check_chat_template(trainer: GRPOTrainer) -> None:
+def check_prompt_format(trainer: GRPOTrainer) -> None:
     """
-    Check that conversational prompts can be rendered, as far as the format of the prompts is known without streaming them.
+    Check that the prompts can be rendered, as far as their format is known without streaming them.
 
     Raises:
-        `ValueError`: If the prompts are conversational and the tokenizer has no chat template.
+        `ValueError`: If prompts are conversational and the tokenizer has no chat template, or strings although there are tools.
     """
-    tokenizer, dataset = trainer.processing_class, trainer.train_dataset
+    tokenizer = trainer.processing_class
     has_template = getattr(tokenizer, "chat_template", None) or trainer.chat_template
-    if has_template or trainer.rollout_func is not None or "chat_template" in trainer.chat_template_kwargs:
-        return
-    if not isinstance(dataset, Dataset) or not len(dataset):
-        return
-    row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
-    prompt = row.get("prompt") if isinstance(row, dict) else None
-    if prompt is not None and is_conversational({"prompt": prompt}):
-        raise ValueError(
-            f"The prompts of the training dataset are conversational, but {type(tokenizer).__name__} has no chat template "
-            "(chat_template=None). Set tokenizer.chat_template, use an instruction-tuned checkpoint, or pass prompts as strings."
-        )
+    has_template = has_template or trainer.rollout_func is not None or "chat_template" in trainer.chat_template_kwargs
+    datasets = {"training": trainer.train_dataset}
+    if trainer.args.eval_strategy != "no":
+        sets = trainer.eval_dataset
+        sets = sets if isinstance(sets, dict) else {"": sets}
+        datasets |= {f"evaluation {name!r}" if name else "evaluation": dataset for name, dataset in sets.items()}
+    for name, dataset in datasets.items():
+        if not isinstance(dataset, Dataset) or not len(dataset):
+            continue
+        row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
+        prompt = row.get("prompt") if isinstance(row, dict) else None
+        if _is_conversation(prompt) and not has_template:
+            raise ValueError(
+                f"The prompts of the {name} dataset are conversational, but {type(tokenizer).__name__} has no chat template "
+                "(chat_template=None). Set tokenizer.chat_template, use an instruction-tuned checkpoint, or pass prompts as strings."
+            )
+        if isinstance(prompt, str) and trainer.tools:
+            raise ValueError(
+                f"The prompts of the {name} dataset are strings (the first is {prompt!r}), but tools require conversations. Convert "
+                "them to [{'role': 'user', 'content': prompt}]."
+            )

@@ -16,6 +16,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
+from ..sampling.strategies import pluralize
 from .ada_grpo_config import AdaGRPOConfig
 from .run_summary import summary, warn_at_start
 
@@ -65,10 +66,15 @@ _MORE_IMPORTANT = ("rollouts", "explained variance", "KL")
 def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     """Format the most important `logs` of a step in at most 120 characters. Metrics that were not logged are left out."""
     if "train_runtime" in logs:
-        return f"{step} steps in {_duration(logs['train_runtime'])}"
+        return f"{pluralize(step, 'step')} in {_duration(logs['train_runtime'])}"
     is_evaluation = any(name.startswith("eval_") for name in logs)
+    place = f"step {step}"
     if is_evaluation:
         logs = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
+        # If there are several evaluation sets, transformers puts the name of the set before its metrics; TRL does not.
+        dataset = next((name.removesuffix("_runtime") for name in logs if name.endswith("_runtime")), "")
+        logs = {name.removeprefix(f"{dataset}_"): value for name, value in logs.items()}
+        place += f", evaluation of {dataset}" if dataset else ", evaluation"
     reward_functions = _reward_functions(logs)
     columns = {"reward": ("reward", ".3f")}
     columns |= {name: (f"rewards/{name}/mean", ".3f") for name in reward_functions}
@@ -87,13 +93,14 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     parts = {}
     for label, (name, form) in columns.items():
         value = logs.get(name)
-        if isinstance(value, int | float) and not math.isnan(value):  # a callback may have replaced it
+        # A callback may have replaced it. NaN is a missing value, except for the loss.
+        if isinstance(value, int | float) and (not math.isnan(value) or label == "loss"):
             parts[label] = f"{label} {_formatted(value, form)}"
-    start = f"step {step}{', evaluation' if is_evaluation else ''}: "
+    start = f"{place}: "
     for label in (*_LEAST_IMPORTANT, *reversed(reward_functions), *_MORE_IMPORTANT):
         if len(start + ", ".join(parts.values())) > LARGEST_LINE:
             parts.pop(label, None)
-    return start + ", ".join(parts.values())
+    return start + (", ".join(parts.values()) or str(logs))  # a log of the user's own
 
 
 def _reward_functions(logs: dict[str, Any]) -> list[str]:

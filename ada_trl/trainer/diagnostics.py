@@ -33,6 +33,7 @@ class TrainingDiagnostics:
       rewards (after two generations), if sampling, prompt weights or a record of pass rates depend on them;
     - for `steps` steps, more than `max_fraction` of the prompts with successes only, with failures only or without rewards;
     - for `steps` steps, equal rewards in the whole batch, with a baseline that does not need a group;
+    - for `steps` steps, no prompt with a gradient, for any other reason;
     - for `steps` steps, a baseline that predicts the rewards worse than their own mean;
     - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
 
@@ -40,7 +41,7 @@ class TrainingDiagnostics:
         args ([`AdaGRPOConfig`]):
             Configuration of the run.
         reward_names (`Sequence[str]`):
-            Names of the reward functions.
+            Names of the reward functions with a weight.
         max_fraction (`float`, *optional*, defaults to `0.5`):
             Fraction of the prompts, between 0 and 1.
         steps (`int`, *optional*, defaults to `20`):
@@ -95,6 +96,7 @@ class TrainingDiagnostics:
         self._check_prompts(metrics, step)
         if not self._needs_groups:
             self._check_constant_batch(rewards, step)
+        self._check_gradient(metrics["frac_zero_advantage_groups"], step)
 
     def _steps_to_report(self, problem: str, is_present: bool, step: int) -> int:
         """Record whether `problem` is present. Return for how many steps it has been, if a warning is due, and 0 otherwise."""
@@ -124,7 +126,7 @@ class TrainingDiagnostics:
                 )
 
     def _check_constant_batch(self, rewards: Sequence[float], step: int) -> None:
-        if not rewards:  # see "unscored"
+        if len(rewards) < 2:  # see "unscored"
             return
         if steps := self._steps_to_report("constant_batch", min(rewards) == max(rewards), step):
             logger.warning(
@@ -132,6 +134,18 @@ class TrainingDiagnostics:
                 f"no rollout is better than another. If {rewards[0]:.3g} is the best reward, {TOO_EASY}: train on harder prompts. "
                 f"Otherwise {TOO_HARD}: train on easier prompts or raise {self._more_rollouts}max_completion_length. Check the "
                 "completions with log_completions=True."
+            )
+
+    def _check_gradient(self, fraction: float, step: int) -> None:
+        # What the warnings above leave out: rewards that depend on the prompt only, one reward per prompt, Seq-pos that stops at
+        # the first of equal rewards, and rollouts that are all masked.
+        is_reported = bool(self._warned & {*OBSERVATIONS, "constant_batch"})
+        if steps := self._steps_to_report("no_gradient", fraction == 1 and not is_reported, step):
+            logger.warning(
+                f"For {steps} steps, no prompt has had a gradient (ada/frac_zero_advantage_groups is 100%): the rollouts of each "
+                "prompt that are trained on have had equal rewards or one reward only, or all are masked as truncated. Check with "
+                "log_completions=True that the reward functions distinguish completions of the same prompt, and "
+                "completions/clipped_ratio."
             )
 
     def _check_baseline(self, explained_variance: float, step: int) -> None:
@@ -178,7 +192,7 @@ class TrainingDiagnostics:
 
     def _fix(self, problem: str, low: float, high: float, mean: float) -> str:
         if problem == "unscored":
-            return "The reward functions return None or NaN: check that they can read the completions and the columns."
+            return "The reward functions return None or NaN, or have weight 0: check that they can read the completions and the columns."
         if self._is_trained_on and self._is_one_sided(low, high):
             return self._threshold_fix(low, high, mean)
         cause, fix = (

@@ -21,10 +21,11 @@ SMALLEST_BATCH = 16
 
 def grpo_group_size(args: AdaGRPOConfig) -> int | None:
     """
-    Return the `num_generations` of the GRPO run that `args` are compared with: the same, or with one rollout per prompt the
-    default of [`~trl.GRPOConfig`], or the largest smaller number that divides the batch. `None` if there is none.
+    Return the `num_generations` of the GRPO run that `args` are compared with: the same, or with one rollout per prompt, or if
+    it was not set, the default of [`~trl.GRPOConfig`], or the largest smaller number that divides the batch. `None` if there is
+    none.
     """
-    if args.num_generations > 1:
+    if args.num_generations > 1 and args.group_size_is_explicit:
         return args.num_generations
     sizes = range(_grpo_default("num_generations"), 1, -1)
     return next((n for n in sizes if args.generation_batch_size % n == 0), None)
@@ -54,7 +55,6 @@ def summary(args: AdaGRPOConfig, num_prompts: int | None = None) -> str:
 
 def _describe_step(args: AdaGRPOConfig) -> str:
     rows, prompts = args.generation_batch_size, args.prompts_per_step
-    step = "step" if args.steps_per_generation == args.gradient_accumulation_steps else "generation"
     sampled = f"{pluralize(prompts, 'prompt')}, {args.sampling_strategy.describe()}"
     if args.adaptive_sampling == "uniform":
         sampled = f"{pluralize(prompts, 'prompt')} × {pluralize(args.num_generations, 'rollout')}"
@@ -69,8 +69,16 @@ def _describe_step(args: AdaGRPOConfig) -> str:
     }[args.baseline]
     weights = {"none": "none", "inverse_sqrt": "1/√(pass rate)", "inverse": "1/(pass rate)"}
     weight = weights.get(args.prompt_weighting, f"(pass rate)^({args.prompt_weighting} - 1)")
-    text = f"Each {step}: {sampled}; baseline: {baseline}; prompt weight: {weight}. {rows} rollouts are trained on"
+    text = (
+        f"Each {_unit(args)}: {sampled}; baseline: {baseline}; prompt weight: {weight}. {rows} rollouts are trained on"
+    )
     return text + (", while the server generates the next." if args.max_staleness else ".")
+
+
+def _unit(args: AdaGRPOConfig) -> str:
+    """Return whose prompts and rollouts are counted: a generation batch may be trained on in several steps, or in part of one."""
+    one_step = args.steps_per_generation * args.num_iterations == args.gradient_accumulation_steps
+    return "step" if one_step else "generation"
 
 
 def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
@@ -80,12 +88,17 @@ def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
         return ""
     differences = []
     if n != own:
-        differences.append(f"{args.prompts_per_step} prompts per step instead of {args.generation_batch_size // n}")
-        differences.append(f"{pluralize(own, 'rollout')} per prompt instead of {n}")
+        differences.append(
+            f"{pluralize(args.prompts_per_step, 'prompt')} per {_unit(args)} instead of {args.generation_batch_size // n}"
+        )
+        if not args.selects_groups and not strategy.uses_estimated_budgets:
+            differences.append(f"{pluralize(own, 'rollout')} per prompt instead of {n}")
         if num_prompts is not None:
             steps, grpo_steps = training_steps(args, num_prompts, own), training_steps(args, num_prompts, n)
             differences.append(f"{pluralize(steps, 'step')} per epoch instead of {grpo_steps}")
         differences[-1] += " (option: num_generations)"
+        if args.eval_strategy != "no" and args.num_generations_eval is None:
+            differences.append(f"{pluralize(own, 'rollout')} per prompt in evaluations (option: num_generations_eval)")
     if strategy.retries_across_steps:
         differences.append("unsolved prompts are sampled again in later steps (option: adaptive_sampling)")
     elif strategy.is_sequential:

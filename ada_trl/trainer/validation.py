@@ -95,6 +95,8 @@ def resolve_defaults(args: GRPOConfig) -> None:
     if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:
         args.pass_rate_estimator = "ema+value"
         args.estimator_is_explicit = False
+    # A command line passes strings. GRPOConfig takes booleans.
+    args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
@@ -108,6 +110,10 @@ def check_config(args: GRPOConfig) -> None:
     """
     if args.scale_rewards not in ("none", "group", "batch"):
         raise ValueError(f"scale_rewards ({args.scale_rewards!r}) must be one of 'none', 'group', 'batch'.")
+    if args.reward_weights is not None and not _are_finite(args.reward_weights):
+        raise ValueError(
+            f"reward_weights ({args.reward_weights!r}) must be a list of finite numbers, such as [1.0, 0.5]."
+        )
     if not math.isfinite(args.positive_threshold):
         raise ValueError(
             f"positive_threshold ({args.positive_threshold}) must be finite: a rollout is positive if its reward "
@@ -131,6 +137,13 @@ def check_config(args: GRPOConfig) -> None:
     if args.baseline != "pool":
         _check_baseline(args)
     args.sampling_strategy  # noqa: B018 (its constructor checks the options together)
+
+
+def _are_finite(values: Any) -> bool:
+    try:
+        return all(map(math.isfinite, values))
+    except TypeError:  # not iterable, or not numbers
+        return False
 
 
 def _check_unused(args: GRPOConfig) -> None:
@@ -266,12 +279,13 @@ def _check_generation(args: GRPOConfig) -> None:
             "generation_kwargs={'return_dict_in_generate': True} is not supported, because GRPOTrainer reads the return value of "
             "`generate` as a tensor. Remove the option."
         )
-    if options.get("stop_strings") and not args.use_vllm:
-        raise ValueError(
-            f"generation_kwargs={{'stop_strings': {options['stop_strings']!r}}} is not supported with use_vllm=False, because "
-            "GRPOTrainer does not pass the tokenizer to `generate`. Use a stop token ('eos_token_id'), or use_vllm=True and "
-            "generation_kwargs={'stop': [...]}."
-        )
+    for name in ("stop_strings", "token_healing"):
+        if options.get(name) not in (None, False) and not args.use_vllm:
+            raise ValueError(
+                f"generation_kwargs={{{name!r}: {options[name]!r}}} is not supported with use_vllm=False, because GRPOTrainer does "
+                "not pass the tokenizer to `generate`. Use a stop token ('eos_token_id'), or use_vllm=True and "
+                "generation_kwargs={'stop': [...]}."
+            )
 
 
 def _check_vllm(args: GRPOConfig) -> None:

@@ -49,6 +49,7 @@ MISTAKES = [
     ("--model_name_or_path=good.yaml", "'good.yaml' is not a model", "config.json"),
     ("--model_name_or_path=run", "'run' is not a model", "give run/checkpoint-10"),
     ("--use_peft --lora_target_modules qq", "qq", "not found"),
+    ("--model_init_kwargs '{\"dtpye\": 1}'", "unexpected keyword argument 'dtpye'"),
     # data sets
     ("train --use_cpu --model_name_or_path=model", "dataset_name is not set", "--dataset_name"),
     ("--dataset_name=outputs/x/y", "'outputs/x/y'", "Correct the name"),
@@ -66,6 +67,7 @@ MISTAKES = [
     ),
     ("--dataset_name=words.csv", "columns 'word'", "'prompt' or 'problem'", "rename"),
     ("train --config good.yaml mixture.yaml", "'pth'", "a mapping with a `path`"),
+    ("train --config good.yaml half.yaml", "'fraction': 'half'", "not a number of at least 0"),
     # reward functions
     ("train --use_cpu --model_name_or_path=model --dataset_name=data", "reward_funcs is not set", "--reward_funcs"),
     ("--reward_funcs rewardz.accuracy", "'rewardz.accuracy'", "No module", "dotted path"),
@@ -107,6 +109,7 @@ def files(tmp_path_factory):
     texts |= {"empty.jsonl": "", "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n', "notes.txt": "1+1=2\n"}
     texts |= {"words.csv": "word\none\n", "good.yaml": yaml.safe_dump(good), "nothing/.keep": ""}
     texts |= {"broken.yaml": "max_steps: 1\n  seed: 2: 3\n", "list.yaml": "[1]", "unknown.yaml": "max_stepz: 5\n"}
+    texts |= {"half.yaml": "datasets:\n- path: data\n  fraction: half\n"}
     texts |= {"mixture.yaml": "datasets:\n- pth: data\n", "torn/trainer_state.json": '{"log_hist'}
     texts |= {"run/checkpoint-2/trainer_state.json": "{}", "run/checkpoint-10/trainer_state.json": "{}"}
     for name, text in texts.items():

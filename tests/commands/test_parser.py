@@ -86,9 +86,14 @@ def test_a_value_of_any_shape_is_accepted_or_rejected_in_one_sentence(shape, fie
         ({"seed": None}, "seed: None, but it takes a value, not null"),
         ({"seed": "many"}, "seed: many, but it takes int, not 'many'"),
         ({"model_init_kwargs": "bfloat16"}, "model_init_kwargs is 'bfloat16', but it takes a mapping"),
+        (
+            {"model_init_kwargs": "{dtype: bfloat16}"},
+            "model_init_kwargs is '{dtype: bfloat16}', but it takes a mapping",
+        ),
         ({"model_init_kwargs": 5}, "model_init_kwargs: 5, but it takes a mapping"),
         ({"reward_weights": [[1]]}, r"reward_weights: \[\[1\]\], but it takes a list of values"),
         ({"env": ["A"]}, "env: .*takes a mapping of variables"),
+        ({"env": {"A=B": 1}}, "env: {'A=B': 1}, but 'A=B' cannot be set"),
         ({"adaptive_sampling": "seq"}, "adaptive_sampling: seq, but it takes one of 'seq-balance'"),
     ],
 )
@@ -114,12 +119,23 @@ def test_the_message_contains_field_value_and_shape(config, message, tmp_path):
         ("prompt_weighting", "none", "none"),
         ("model_init_kwargs", {"a": 1}, {"a": 1}),
         ("report_to", ["none"], []),
+        ("eval_strategy", False, "no"),  # YAML reads `no` as false
+        ("scale_rewards", False, "none"),
+        ("scale_rewards", "True", "group"),
+        ("fsdp", True, True),
     ],
 )
 def test_values_are_read_as_on_the_command_line(name, given, parsed, tmp_path):
     configs = parse(tmp_path / "run.yaml", {name: given})
     (owner,) = [config for config in configs if name in vars(config)]
     assert getattr(owner, name) == parsed
+
+
+def test_a_field_that_is_set_twice_is_rejected(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("learning_rate: 1.0e-5\nseed: 1\nlearning_rate: 2.0e-5\n")
+    with pytest.raises(UserError, match="run.yaml has learning_rate 2 times"):
+        parse_args([f"--config={path}"], required=())
 
 
 def test_the_parser_has_every_field_once():

@@ -312,6 +312,15 @@ def test_one_outlier_is_forgotten(outlier_at):
             assert 0.4 < scale.std < 0.6
 
 
+def test_an_outlier_is_forgotten_although_most_generations_have_equal_rewards():
+    """Their variance of 0 lowers the running mean below that of the others, so that only its bound remembers the outlier."""
+    rng, scale = np.random.default_rng(0), RunningRewardStd()
+    scale.observe([100.0] + [0.0] * 15)
+    for _ in range(250):
+        scale.observe((rng.random(16) < 0.005).astype(float))
+    assert scale.std < 0.2  # of a true 0.07
+
+
 def test_a_smaller_scale_is_followed_and_a_varying_one_is_averaged():
     rng, scale = np.random.default_rng(0), RunningRewardStd()
     for step in range(40):

@@ -37,7 +37,8 @@ def test_resolved_defaults_can_be_set_explicitly():
     for options in MODES.values():
         args = config(**options)
         again = config(**options | {name: getattr(args, name) for name in ("adaptive_sampling", "num_generations")})
-        assert summary(again) == summary(args)
+        step, _, defaults = summary(again).split("\n")
+        assert summary(args).startswith(step) and summary(args).endswith(defaults)
 
 
 STEPS = {
@@ -54,9 +55,11 @@ ONE_ROLLOUT = (
 DIFFERENCES = {
     "posterior": ONE_ROLLOUT,
     "batch": ONE_ROLLOUT,
-    "seq-balance": "GRPOTrainer with num_generations=4: up to 32 rollouts per prompt instead of 4 (option: "
-    "adaptive_sampling); weighted prompts (option: prompt_weighting).",
-    "uniform": "GRPOTrainer with num_generations=4: none.",
+    "seq-balance": "GRPOTrainer with num_generations=8 (its default): 8 prompts per step instead of 4; 125 steps per epoch "
+    "instead of 250 (option: num_generations); up to 32 rollouts per prompt instead of 8 (option: adaptive_sampling); "
+    "weighted prompts (option: prompt_weighting).",
+    "uniform": "GRPOTrainer with num_generations=8 (its default): 8 prompts per step instead of 4; 4 rollouts per prompt instead "
+    "of 8; 125 steps per epoch instead of 250 (option: num_generations).",
 }
 
 
@@ -67,6 +70,24 @@ def test_the_summary_describes_a_step_and_the_differences_from_grpo(mode):
     assert differences == f"Differences from {DIFFERENCES[mode]}"
     group = "" if mode in ("posterior", "batch") else "num_generations=4 (8), "
     assert defaults.endswith(f"in parentheses: {group}scale_rewards='none' ('group'), epsilon_high=0.28 (None).")
+
+
+def test_the_summary_compares_an_explicit_group_with_the_same_in_grpo():
+    assert "GRPOTrainer with num_generations=4: none." in summary(
+        config(adaptive_sampling="uniform", num_generations=4)
+    )
+
+
+@pytest.mark.parametrize("options", [{"steps_per_generation": 4}, {"num_iterations": 2}])
+def test_the_summary_counts_per_generation_if_a_step_is_not_one(options):
+    text = summary(config(baseline="batch", **options), num_prompts=1000)
+    assert text.startswith("Each generation: ") and re.search(r"\d+ prompts per generation instead of \d+;", text)
+
+
+def test_the_summary_names_the_rollouts_of_evaluations():
+    options = {"baseline": "batch", "eval_strategy": "steps", "eval_steps": 1}
+    assert "1 rollout per prompt in evaluations (option: num_generations_eval)" in summary(config(**options))
+    assert "in evaluations" not in summary(config(num_generations_eval=8, **options))
 
 
 def test_the_summary_omits_unused_defaults_and_impossible_comparisons():
@@ -144,6 +165,14 @@ def test_a_line_has_loss_kl_and_the_rewards_of_each_function(baseline):
     assert console_line(replaced, args, 20) == expected.replace("entropy 0.39, ", "")
     evaluation = console_line({f"eval_{name}": value for name, value in LOGS.items()}, args, 20)
     assert evaluation.startswith("step 20, evaluation: reward 0.500, accuracy 0.300, format 0.200, KL 0.0456, loss")
+
+
+def test_a_line_names_the_evaluation_set_a_loss_of_nan_and_the_logs_of_the_user():
+    args = config(baseline="batch")
+    evaluation = {"eval_hard_loss": 0.5, "eval_reward": 0.25, "eval_hard_runtime": 1.0}
+    assert console_line(evaluation, args, 20) == "step 20, evaluation of hard: reward 0.250, loss 0.5"
+    assert console_line({"reward": math.nan, "loss": math.nan}, args, 20) == "step 20: loss nan"
+    assert console_line({"mine": 0.5}, args, 20) == "step 20: {'mine': 0.5}"
 
 
 def test_a_long_line_omits_the_last_rewards_but_not_kl_and_loss():

@@ -167,22 +167,26 @@ def test_what_a_transform_changes_is_restored(streaming, mode, tmp_path):
 
 
 def build_conversation(tmp_path, tokenizer, **options):
-    names = {"tools", "environment_factory"}
+    return build_with(
+        tmp_path,
+        lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        CONVERSATIONS,
+        tiny_chat_model(tokenizer),
+        tokenizer=tokenizer,
+        **options,
+    )
+
+
+def build_with(*args, **options):
+    """As `build`, with arguments of the trainer that `build` does not take."""
+    names = {"tools", "environment_factory", "optimizers"}
     given = {name: options.pop(name) for name in names & options.keys()}
 
     class Trainer(Recorder):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs | given)
 
-    return build(
-        tmp_path,
-        lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
-        Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]}),
-        tiny_chat_model(tokenizer),
-        tokenizer=tokenizer,
-        trainer_class=Trainer,
-        **options,
-    )
+    return build(*args, trainer_class=Trainer, **options)
 
 
 @pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance", "dynamic sampling"])
@@ -320,6 +324,8 @@ def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(
         ({"n": 4}, r"generation_kwargs=\{'n': 4\} is not supported.*Set num_generations"),
         ({"return_dict_in_generate": True}, r"'return_dict_in_generate': True\} is not supported.*Remove the option"),
         ({"stop_strings": ["1"]}, r"'stop_strings': \['1'\]\} is not supported with use_vllm=False.*Use a stop token"),
+        ({"stop_strings": []}, r"'stop_strings': \[\]\} is not supported with use_vllm=False"),
+        ({"token_healing": True}, r"'token_healing': True\} is not supported with use_vllm=False"),
     ],
 )
 def test_generation_options_that_fail_later_are_rejected(options, message, tmp_path):
@@ -334,10 +340,55 @@ def test_an_adapter_that_is_not_trainable_is_rejected(tmp_path):
         build(tmp_path, model=model)
 
 
-def test_conversations_without_a_chat_template_are_rejected(tmp_path):
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]})
-    with pytest.raises(ValueError, match="has no chat template .*Set tokenizer.chat_template"):
-        build(tmp_path, dataset=dataset)
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2, target_modules=["q_proj"])])
+def test_an_optimizer_of_other_parameters_is_rejected(peft_config, tmp_path):
+    model = tiny_model()
+    other = torch.optim.SGD((tiny_model() if peft_config is None else model).parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"optimizer has \d+ parameters, but none of the \d+ trainable ones.*Create it"
+    ):
+        build_with(tmp_path, model=model, peft_config=peft_config, optimizers=(other, None))
+
+
+CONVERSATIONS = Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"dataset": CONVERSATIONS}, "training"),
+        ({"eval_dataset": CONVERSATIONS, "eval_strategy": "steps", "eval_steps": 1}, "evaluation"),
+        ({"eval_dataset": {"hard": CONVERSATIONS}, "eval_strategy": "steps", "eval_steps": 1}, "evaluation 'hard'"),
+    ],
+)
+def test_conversations_without_a_chat_template_are_rejected(options, name, tmp_path):
+    with pytest.raises(ValueError, match=f"the {name} dataset .*has no chat template .*Set tokenizer.chat_template"):
+        build(tmp_path, **options)
+
+
+def add(a: int) -> int:
+    """
+    Add one.
+
+    Args:
+        a: A number.
+
+    Returns:
+        The sum.
+    """
+    return a + 1
+
+
+def test_tools_for_prompts_that_are_strings_are_rejected(tmp_path):
+    tokenizer = chat_tokenizer()
+    with pytest.raises(ValueError, match=r"are strings \(the first is '1\+2='\), but tools require conversations"):
+        build_with(tmp_path, model=tiny_chat_model(tokenizer), tokenizer=tokenizer, tools=[add])
+
+
+@pytest.mark.parametrize("reward", [(even_reward, even_reward), [even_reward, None], {"a": even_reward}, 3])
+def test_what_is_not_a_reward_function_is_rejected(reward, tmp_path):
+    with pytest.raises(ValueError, match=r"reward_funcs \(.*\) must be a function, .*Pass a list"):
+        build(tmp_path, reward)
 
 
 INVALID_REWARDS = [
@@ -487,11 +538,25 @@ def test_prompts_of_an_interrupted_step_are_sampled_when_training_goes_on(place,
         ([[5, 6]] * 16, r"The prompt \[5, 6\] cannot be tokenized"),
         ([None] * 16, "The prompt None cannot be tokenized"),
         ([""] * 16, "prompts of the batch have 0 tokens"),
+        ([[]] * 16, r"The prompt \[\] cannot be tokenized"),
+        (
+            [[{"from": "human", "value": "1+2="}]] * 16,
+            "'human'.* cannot be tokenized: .*messages with 'role' and 'content'",
+        ),
     ],
 )
 def test_prompts_that_cannot_be_tokenized_are_named(prompts, message, mode, tmp_path):
     trainer = build(tmp_path, dataset=Dataset.from_dict({"prompt": prompts}), **MODES[mode])
     with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_strings_and_conversations_in_one_batch_are_rejected(tmp_path):
+    def mix(rows):
+        return {"prompt": [[{"role": "user", "content": p}] if p[0] == "7" else p for p in rows["prompt"]]}
+
+    trainer = build(tmp_path, dataset=prompt_dataset().with_transform(mix), **MODES["batch"])
+    with pytest.raises(ValueError, match="some are strings and some are lists of messages.*Convert the strings"):
         trainer.train()
 
 

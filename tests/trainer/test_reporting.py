@@ -62,6 +62,14 @@ def one_success(completions, **kwargs):
     return [1.0, *[0.0] * (len(completions) - 1)]
 
 
+def one_scored(completions, **kwargs):
+    return [1.0, *[None] * (len(completions) - 1)]
+
+
+def reward_of_prompt(prompts, **kwargs):
+    return [float(prompt[0] in "13") for prompt in prompts]
+
+
 def success_in_step(step):
     return lambda completions, trainer_state, **_: (
         even_reward(completions) if trainer_state.global_step == step else [0.0] * len(completions)
@@ -113,6 +121,10 @@ def train(tmp_path, caplog):
         ),
         (constant(1.0), NO_GROUP["batch"], ("the same reward (1 now)",)),
         (constant(0.0), NO_GROUP["posterior"], ("the same reward (0 now)",)),
+        (reward_of_prompt, ONE_ROUND, ("no prompt has had a gradient", "distinguish completions of the same prompt")),
+        (constant(1.0), ONE_ROUND | {"adaptive_sampling": "seq-pos"}, ("no prompt has had a gradient", "equal rewards")),
+        (one_scored, UNIFORM, ("no prompt has had a gradient", "one reward only")),
+        (one_scored, NO_GROUP["batch"], ("no rollout with a reward",)),
     ],
 )  # fmt: skip
 def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train):
@@ -178,6 +190,7 @@ def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generati
     [
         (half_reward, {"positive_threshold": 0.2, "max_rounds": 2}),
         *(([format_reward, even_reward], {"success_reward": "even_reward"} | mode) for mode in ({}, UNIFORM)),
+        ([format_reward, even_reward], {"reward_weights": [0.0, 1.0]}),
     ],
 )
 def test_no_warning_where_the_threshold_separates_rewards(reward, options, train):
@@ -325,6 +338,11 @@ def test_warnings_are_logged_when_training_starts(tmp_path, caplog):
         (UNIFORM, "GRPO (ada_trl", "shao2024deepseekmath"),
         ({"baseline": "batch"}, "GRPO (baseline='batch', ada_trl", "shao2024deepseekmath"),
         ({"baseline": "posterior"}, "GRPO (baseline='posterior', ada_trl", "shao2024deepseekmath"),
+        (
+            UNIFORM | {"prompt_oversampling": 2, "zero_variance_groups": "resample"},
+            "GRPO (prompt_oversampling=2, zero_variance_groups='resample', ada_trl",
+            "shao2024deepseekmath",
+        ),
         (
             {"baseline": "posterior", "adaptive_sampling": "est", "num_generations": 2},
             "Reinforce-Ada (baseline='posterior', ada_trl",
