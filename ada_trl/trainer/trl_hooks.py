@@ -452,6 +452,11 @@ def micro_steps_per_generation(trainer: GRPOTrainer) -> int:
     return trainer.args.steps_per_generation * trainer.num_iterations
 
 
+def rows_per_generation(trainer: GRPOTrainer) -> int:
+    """Number of rows of all ranks that the data loader yields for one generation."""
+    return trainer._train_batch_size * trainer.args.steps_per_generation * trainer.accelerator.num_processes
+
+
 def micro_step(trainer: GRPOTrainer) -> int:
     """Number of micro-batches trained on so far in this process."""
     return trainer._step

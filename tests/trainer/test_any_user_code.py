@@ -87,7 +87,7 @@ HOOKS = {
                 "get_eval_dataloader",
             ),
             *("_set_signature_columns_if_needed", "_remove_unused_columns", "prediction_step", "evaluate"),
-            *("_save_checkpoint", "evaluation_loop", *DATA_LOADING),
+            *("_save_checkpoint", "evaluation_loop", "_get_collator_with_removed_columns", *DATA_LOADING),
         ),
         same,
     ),
