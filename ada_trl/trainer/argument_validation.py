@@ -69,6 +69,7 @@ def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
     Raises:
         `ValueError`: If it has no column `prompt`, or one with a name that GRPOTrainer uses for an argument of reward functions.
     """
+    _check_format(dataset, name)
     columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
     if not columns:
         return
@@ -83,6 +84,20 @@ def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
                 f"The {name} dataset has a column {reserved!r}, but GRPOTrainer passes an argument of this name to reward functions. "
                 f"Rename the column with `dataset.rename_column({reserved!r}, ...)`."
             )
+
+
+def _check_format(dataset: Any, name: str) -> None:
+    if isinstance(dataset, Dataset):
+        kind = dataset.format["type"]
+        has_tables = kind in ("arrow", "polars")
+    else:
+        kind = getattr(getattr(dataset, "_formatting", None), "format_type", None)  # there is no public name for it
+        has_tables = kind in ("arrow", "polars", "pandas")
+    if has_tables:
+        raise ValueError(
+            f"The {name} dataset has the format {kind!r}, in which a row is a table, but GRPOTrainer needs a dictionary for each "
+            "row. Use `dataset.with_format(None)`."
+        )
 
 
 def _is_added_by_transform(column: str, dataset: Any) -> bool:
