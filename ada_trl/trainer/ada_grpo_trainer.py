@@ -289,7 +289,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _read_queue_inputs(self) -> tuple:
         """Return the attributes that decide which rows the prompt queue yields, in which order and how many in a step."""
         order = self.shuffle_dataset, self.args.seed, trl_hooks.rows_per_generation(self)
-        return self.train_dataset, self.data_collator, trl_hooks.signature_columns(self), *order
+        rows = self.train_dataset, getattr(self.train_dataset, "format", None), self.data_collator
+        return *rows, trl_hooks.signature_columns(self), *order
 
     # A step
 
@@ -310,8 +311,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.args.is_multi_round:
             batch, output = self._run_multiple_rounds(plan)
         else:
-            if isinstance(inputs, list):  # an override that reads them after this call expects the rows of the batch
-                inputs[:] = plan.rows
+            if plan.rows is not inputs and isinstance(inputs, list):
+                # An override that reads its rows after this call expects those of the batch.
+                inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
             batch, output = self._run_single_round(plan)
         if self.args.is_vanilla_grpo:
             self._finish_vanilla_step(batch, output)

@@ -167,6 +167,18 @@ def test_an_override_reads_the_rows_of_the_batch_after_it_was_assembled(mode, tm
     assert len(batches) == 2 and all(read == trained for read, trained in batches)
 
 
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+def test_an_override_may_sample_twice(mode, tmp_path):
+    class Twice(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            super()._generate_and_score_completions(inputs)
+            return super()._generate_and_score_completions(inputs)
+
+    trainer = build(tmp_path, trainer_class=Twice, **QUEUE_MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def test_rows_that_an_override_replaces_are_rejected_where_prompts_come_from_the_queue(tmp_path):
     class Replacing(AdaGRPOTrainer):
         def _generate_and_score_completions(self, inputs):
