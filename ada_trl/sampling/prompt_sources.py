@@ -136,7 +136,7 @@ class DataLoaderPrompts:
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif self.check_groups and i and row.get("prompt") != inputs[i - 1].get("prompt"):
+            elif self.check_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
@@ -169,6 +169,13 @@ class DataLoaderPrompts:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+
+def _are_different(a: Any, b: Any) -> bool:
+    try:
+        return bool(a != b)
+    except ValueError:  # arrays in messages
+        return False
 
 
 class QueuedPrompts(DataLoaderPrompts):
