@@ -115,7 +115,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
             Prompts of data set rows.
 
     Raises:
-        `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or no prompt has a token.
+        `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or the first prompt has no token.
     """
     try:
         prompt_ids, *others = tokenize(prompts)
@@ -128,10 +128,10 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
                     "rows of the data set with such prompts."
                 ) from error
         raise
-    if not any(len(ids) for ids in prompt_ids):
+    if not len(prompt_ids[0]):
         raise ValueError(
-            f"All {len(prompts)} prompts of the batch have 0 tokens (the first is {prompts[0]!r}), but at least one must have "
-            "a token. Remove the rows of the data set with empty prompts."
+            f"The first prompt of the batch ({prompts[0]!r}) has 0 tokens, so that GRPOTrainer cannot pad the others. Remove the rows "
+            "of the data set with empty prompts."
         )
     return prompt_ids, *others
 

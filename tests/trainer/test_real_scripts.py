@@ -524,11 +524,13 @@ def test_prompts_of_an_interrupted_step_are_sampled_when_training_goes_on(place,
         ([3] * 16, "The prompt 3 cannot be tokenized: it must be a string or a list of messages"),
         ([[5, 6]] * 16, r"The prompt \[5, 6\] cannot be tokenized"),
         ([None] * 16, "The prompt None cannot be tokenized"),
-        ([""] * 16, "prompts of the batch have 0 tokens"),
+        ([""] * 16, "The first prompt of the batch \\(''\\) has 0 tokens"),
+        (["", *["1+1="] * 3] * 4, "has 0 tokens"),
     ],
 )
 def test_prompts_that_cannot_be_tokenized_are_named(prompts, message, mode, tmp_path):
-    trainer = build(tmp_path, dataset=Dataset.from_dict({"prompt": prompts}), **MODES[mode])
+    dataset = Dataset.from_dict({"prompt": prompts})
+    trainer = build(tmp_path, dataset=dataset, shuffle_dataset=False, **MODES[mode])
     with pytest.raises(ValueError, match=message):
         trainer.train()
 
