@@ -26,11 +26,10 @@ from .baselines import (
     shift_by_batch_residual,
 )
 from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
-from .exit_conditions import ExitCondition
 from .metrics import completion_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .pass_rate_ema import EMAPassRate, brier_metrics
 from .pool import Pool, Rollout
 from .prompt_id import prompt_key
 from .selection import select_group
-from .sequential_sampling import eliminate, eliminate_async
+from .sequential_sampling import ExitCondition, eliminate, eliminate_async

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .advantages import PromptWeighting, prompt_weight
-from .exit_conditions import ExitCondition
 from .pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 from .pool import Pool, Rollout
+from .sequential_sampling import ExitCondition
 
 
 def zero_gradient_probability(rewards: Sequence[float], num_generations: int) -> float:

@@ -191,7 +191,7 @@ class HiddenStateExtractor:
         Combine the states that each rank has (`None` for prompts of other ranks) to those of all prompts, `(P, H)`; `None` if
         the state of any prompt is missing on every rank. Collective.
         """
-        states = torch.zeros(len(local), self.size + 1, device=self.accelerator.device)
+        states = torch.zeros(len(local), self.size + 1, dtype=torch.float32, device=self.accelerator.device)
         for row, state in zip(states, local, strict=True):
             if state is not None:
                 row[:-1], row[-1] = state, 1  # the last column counts the ranks that have the state

@@ -160,7 +160,7 @@ class PassRateTracker:
 
     def _reward_inputs(self, predictions: PassRatePredictions) -> Any:
         if isinstance(self.network, ValueModel):
-            return torch.tensor(predictions.value)[:, None]  # (P, 1)
+            return torch.tensor(predictions.value, dtype=torch.float32)[:, None]  # (P, 1)
         return predictions.inputs
 
     @property

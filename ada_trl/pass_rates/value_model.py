@@ -100,7 +100,7 @@ class ValueModel(ValueNetwork):
     @torch.no_grad()
     def predict(self, inputs: list[list[int]]) -> list[float]:
         """Return p̂ (or ẑ), one per prompt of [`encode`]. Collective."""
-        predictions = torch.zeros(len(inputs), device=self.accelerator.device)
+        predictions = torch.zeros(len(inputs), dtype=torch.float32, device=self.accelerator.device)
         for rows in self._local_batches(len(inputs)):
             values = self._values(inputs[rows])
             predictions[rows] = values if self.of_rewards else values.sigmoid()

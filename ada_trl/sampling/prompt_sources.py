@@ -23,9 +23,12 @@ logger = get_logger(__name__)
 
 
 class PlaceholderRow(dict):
-    """Row of the data loader where prompts come from the queue. It has no values; reading one raises an error that explains this."""
+    """
+    Row of the data loader where prompts come from the queue. Until the step's prompts are chosen, it has no values, and reading one
+    raises an error that explains this.
+    """
 
-    def __getitem__(self, column: Any) -> Any:
+    def __missing__(self, column: Any) -> Any:
         raise RuntimeError(
             f"This row has no column {column!r}: with zero_variance_groups='resample', prompt_oversampling > 1, max_staleness=1 or "
             "retries, the rows of the data loader are placeholders, and prompts come from the prompt queue. Read the output of "
@@ -33,7 +36,7 @@ class PlaceholderRow(dict):
         )
 
     def get(self, column: Any, default: Any = None) -> Any:
-        return self[column]
+        return super().get(column, default) if self else self[column]
 
 
 def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
@@ -133,7 +136,7 @@ class DataLoaderPrompts:
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif self.check_groups and i and row.get("prompt") != inputs[i - 1].get("prompt"):
+            elif self.check_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
@@ -166,6 +169,13 @@ class DataLoaderPrompts:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+
+
+def _are_different(a: Any, b: Any) -> bool:
+    try:
+        return bool(a != b)
+    except ValueError:  # arrays in messages
+        return False
 
 
 class QueuedPrompts(DataLoaderPrompts):

@@ -29,6 +29,7 @@ from ..core import Pool, Rollout, pass_at_k_metrics, prompt_weight
 from ..sampling.prompt_queue import SlotConfig
 from ..sampling.prompt_sources import (
     DataLoaderPrompts,
+    PlaceholderRow,
     PromptBatch,
     QueuedPrompts,
     SampledPrompts,
@@ -44,10 +45,12 @@ from .argument_validation import (
     check_arguments,
     check_overrides,
     check_prompt_format,
+    check_settings,
     check_size,
     check_success_reward,
     check_support,
     check_trainable,
+    read_settings,
     report_too_few_prompts,
     tokenize_prompts,
 )
@@ -208,7 +211,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.captures_hidden_states = self.pass_rates.captures_hidden_states
         self.strategy = args.sampling_strategy
         self.baseline = build_baseline(args, self.pass_rates)
-        self.prompt_source = self._build_prompt_source()
+        # Where prompts come from the queue, `get_train_dataloader` replaces it.
+        self.prompt_source = DataLoaderPrompts(
+            self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo
+        )
         self._rounds = RoundGenerator(self)
         self._multi_round = MultiRoundSampling(self, self._rounds)
         weights = self.reward_weights.tolist()
@@ -216,6 +222,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._diagnostics = TrainingDiagnostics(args, summed)
         self._constant_metrics = constant_metrics(args)
         show_one_line(self)
+        self._settings = read_settings(self)
 
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
@@ -241,12 +248,10 @@ class AdaGRPOTrainer(GRPOTrainer):
         )
         return PassRateTracker(self.args, reader, hash_entire_row=self.environment_factories is not None)
 
-    def _build_prompt_source(self) -> DataLoaderPrompts:
+    def _build_prompt_queue(self) -> QueuedPrompts:
         args = self.args
-        if not args.uses_prompt_queue:
-            return DataLoaderPrompts(self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo)
         config = SlotConfig(
-            slots=args.prompts_per_step,
+            slots=trl_hooks.rows_per_generation(self) // args.num_generations,
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
             exit_condition=self.strategy.exit_condition,
             max_rounds=self.strategy.max_rounds,
@@ -254,29 +259,40 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        dataset, self._queue_inputs = self.train_dataset, self._read_queue_inputs()
+        # As TRL's data loader removes unused columns: those of a stream are known when its rows are read.
+        dataset, collate = self.train_dataset, self.data_collator
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="Training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description="Training")
+
+        def load_rows(rows: Iterable[dict]) -> list[dict]:
+            with TrainingState(self.model).preserved():  # a transform or a collator may be user code
+                read = list(rows)
+                loaded = collate(read) if read else []
+            if len(loaded) != len(read):
+                raise ValueError(
+                    f"The data collator returned {len(loaded)} rows for {len(read)} rows of the dataset, but the prompt queue needs "
+                    "one for each. Add or remove rows in the dataset itself."
+                )
+            return loaded
+
         return QueuedPrompts(
             dataset,
             config,
             self.accelerator,
             self.pass_rates,
             lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
-            self._load_rows,
+            load_rows,
             shuffle=self.shuffle_dataset,
             seed=args.seed,
         )
 
     def _read_queue_inputs(self) -> tuple:
-        """Return the attributes that decide which rows the prompt queue yields, and in which order."""
-        return self.train_dataset, self.shuffle_dataset, self.args.seed, trl_hooks.signature_columns(self)
-
-    def _load_rows(self, rows: Iterable[dict]) -> list[dict]:
-        """Read data set rows for the prompt queue as TRL's data loader does, where the columns of a stream become known."""
-        collate = self._get_collator_with_removed_columns(self.data_collator)
-        with TrainingState(self.model).preserved():  # the data set may have a transform
-            return collate(list(rows))
+        """Return the attributes that decide which rows the prompt queue yields, in which order and how many in a step."""
+        order = self.shuffle_dataset, self.args.seed, trl_hooks.rows_per_generation(self)
+        rows = self.train_dataset, getattr(self.train_dataset, "format", None), self.data_collator
+        return *rows, trl_hooks.signature_columns(self), *order
 
     # A step
 
@@ -286,12 +302,20 @@ class AdaGRPOTrainer(GRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
             self.vllm.check_logprobs(output, same_weights=True)
             return output
+        if self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
+            raise ValueError(
+                "Rows that an override passes to `_generate_and_score_completions` would have no effect where prompts come from the "
+                "prompt queue. Pass the data loader's rows, change the dataset instead, or use a mode without the queue."
+            )
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
         if self.pass_rates is not None and plan.predictions is not None:
             self.pass_rates.predictions = plan.predictions
         if self.args.is_multi_round:
             batch, output = self._run_multiple_rounds(plan)
         else:
+            if plan.rows is not inputs and isinstance(inputs, list):
+                # An override that reads its rows after this call expects those of the batch.
+                inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
             batch, output = self._run_single_round(plan)
         if self.args.is_vanilla_grpo:
             self._finish_vanilla_step(batch, output)
@@ -552,6 +576,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def train(self, *args, **kwargs):
         # Again: attributes may have been set since the construction.
         check_overrides(self, AdaGRPOTrainer, self.args)
+        check_settings(self, self._settings)
         if self.environment_factories is None:
             check_size(self.args, self.train_dataset)
         if not self.args.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
@@ -590,15 +615,18 @@ class AdaGRPOTrainer(GRPOTrainer):
             return super().get_train_dataloader()
         # Attributes that TRL reads here may have been set since the construction, and the data set may have been replaced since the
         # last call, for example for the next stage of a curriculum.
-        if self._queue_inputs != self._read_queue_inputs():
-            self.prompt_source = self._build_prompt_source()
+        if self._queue_inputs != (queue_inputs := self._read_queue_inputs()):
+            self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_queue()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps
             generations = -(-micro_steps // trl_hooks.micro_steps_per_generation(self))
             rows = generations * args.prompts_per_step
         placeholders = Dataset.from_dict({"prompt": [""] * rows})
-        with trl_hooks.override_attributes(self, train_dataset=placeholders, data_collator=collate_placeholders):
+        replaced: dict[str, Any] = {"train_dataset": placeholders, "data_collator": collate_placeholders}
+        # The queue's rows have passed an override of a subclass, to which the placeholders mean nothing.
+        replaced["_remove_unused_columns"] = lambda dataset, description=None: dataset
+        with trl_hooks.override_attributes(self, **replaced):
             return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset=None):

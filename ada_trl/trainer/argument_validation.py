@@ -8,16 +8,17 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import get_callable_name, get_config_model_id, identity
+from trl.trainer.utils import get_callable_name, get_config_model_id
 
 from ..utils.logging import get_logger
+from .ada_grpo_config import AdaGRPOConfig
 
 
 logger = get_logger(__name__)
 
 # Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come from the
 # queue: a step may sample other prompts than the data loader's, or needs them before the data loader yields them.
-DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader", "_get_collator_with_removed_columns")
+DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
 
 # Arguments of reward functions that a column of the same name would collide with.
 RESERVED_COLUMNS = ("prompts", "completions")
@@ -68,6 +69,7 @@ def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
     Raises:
         `ValueError`: If it has no column `prompt`, or one with a name that GRPOTrainer uses for an argument of reward functions.
     """
+    _check_format(dataset, name)
     columns = dataset.column_names if isinstance(dataset, Dataset | IterableDataset) else None
     if not columns:
         return
@@ -82,6 +84,20 @@ def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
                 f"The {name} dataset has a column {reserved!r}, but GRPOTrainer passes an argument of this name to reward functions. "
                 f"Rename the column with `dataset.rename_column({reserved!r}, ...)`."
             )
+
+
+def _check_format(dataset: Any, name: str) -> None:
+    if isinstance(dataset, Dataset):
+        kind = dataset.format["type"]
+        has_tables = kind in ("arrow", "polars")
+    else:
+        kind = getattr(getattr(dataset, "_formatting", None), "format_type", None)  # there is no public name for it
+        has_tables = kind in ("arrow", "polars", "pandas")
+    if has_tables:
+        raise ValueError(
+            f"The {name} dataset has the format {kind!r}, in which a row is a table, but GRPOTrainer needs a dictionary for each "
+            "row. Use `dataset.with_format(None)`."
+        )
 
 
 def _is_added_by_transform(column: str, dataset: Any) -> bool:
@@ -99,7 +115,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
             Prompts of data set rows.
 
     Raises:
-        `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or no prompt has a token.
+        `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or the first prompt has no token.
     """
     try:
         prompt_ids, *others = tokenize(prompts)
@@ -116,10 +132,10 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
                 "all must be of one kind. Convert the strings to [{'role': 'user', 'content': prompt}]."
             ) from error
         raise
-    if not any(len(ids) for ids in prompt_ids):
+    if not len(prompt_ids[0]):
         raise ValueError(
-            f"All {len(prompts)} prompts of the batch have 0 tokens (the first is {prompts[0]!r}), but at least one must have "
-            "a token. Remove the rows of the data set with empty prompts."
+            f"The first prompt of the batch ({prompts[0]!r}) has 0 tokens, so that GRPOTrainer cannot pad the others. Remove the rows "
+            "of the data set with empty prompts."
         )
     return prompt_ids, *others
 
@@ -237,8 +253,6 @@ def check_overrides(trainer: GRPOTrainer, base: type, args: GRPOConfig) -> None:
         for name in DATA_LOADING:
             if is_overridden(trainer, base, name):
                 _reject_override(trainer, args, name, reason, fix)
-        if getattr(trainer, "data_collator", identity) is not identity:
-            _reject_override(trainer, args, "data_collator", reason, fix)
     if args.use_vllm and args.vllm_mode == "server" and (args.is_multi_round or args.max_staleness):
         if is_overridden(trainer, base, "_generate_single_turn"):
             reason = "completions are requested from the server one by one"
@@ -257,6 +271,37 @@ def _reject_override(trainer: GRPOTrainer, args: GRPOConfig, name: str, reason: 
         f"baseline={args.baseline!r}, zero_variance_groups={args.zero_variance_groups!r}, prompt_oversampling="
         f"{args.prompt_oversampling} and max_staleness={args.max_staleness}: {reason}. Remove the override, or set {fix}."
     )
+
+
+def read_settings(trainer: GRPOTrainer) -> dict[str, Any]:
+    """
+    Return the options from which parts of the trainer are constructed. GRPOTrainer copies some of them to attributes, and in the
+    mode that equals it only the size of the groups concerns other parts.
+    """
+    args, copied = trainer.args, ["num_generations"]
+    if not args.is_vanilla_grpo:
+        copied += ["scale_rewards", "multi_objective_aggregation"]
+    names = AdaGRPOConfig.__annotations__.keys() - GRPOConfig.__dataclass_fields__.keys()
+    settings = {f"args.{name}": getattr(args, name) for name in names}
+    for name in copied:
+        settings |= {f"args.{name}": getattr(args, name), name: getattr(trainer, name)}
+    return settings
+
+
+def check_settings(trainer: GRPOTrainer, before: dict[str, Any]) -> None:
+    """
+    Check that the options have not changed since the construction.
+
+    Raises:
+        `ValueError`: If one has, because it would have no effect, or an effect on a part of the trainer only.
+    """
+    now = read_settings(trainer)
+    for name, value in before.items():
+        if now[name] != value:
+            raise ValueError(
+                f"trainer.{name} ({now[name]!r}) must stay {value!r}, with which parts of the trainer were constructed. Set it in the "
+                "AdaGRPOConfig and construct another trainer."
+            )
 
 
 def check_trainable(model: nn.Module, optimizer: Optimizer | None) -> None:

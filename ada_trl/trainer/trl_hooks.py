@@ -303,15 +303,19 @@ def without_hook(trainer: "AdaGRPOTrainer") -> Iterator[None]:
 
 @contextmanager
 def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Temporarily set attributes of an object, which may be those of its class before and after."""
+    """
+    Temporarily set attributes of an object, which may be those of its class before and after. What code of the user assigns to them
+    in the meantime stays.
+    """
     before = {name: owner.__dict__[name] for name in attributes.keys() & owner.__dict__.keys()}
     owner.__dict__.update(attributes)
     try:
         yield
     finally:
-        for name in attributes:
-            owner.__dict__.pop(name, None)
-        owner.__dict__.update(before)
+        for name, value in attributes.items():
+            if owner.__dict__.get(name) is value:
+                del owner.__dict__[name]
+                owner.__dict__.update({name: before[name]} if name in before else {})
 
 
 # Rewards
@@ -450,6 +454,11 @@ def signature_columns(trainer: GRPOTrainer) -> list[str]:
 
 def micro_steps_per_generation(trainer: GRPOTrainer) -> int:
     return trainer.args.steps_per_generation * trainer.num_iterations
+
+
+def rows_per_generation(trainer: GRPOTrainer) -> int:
+    """Number of rows of all ranks that the data loader yields for one generation."""
+    return trainer._train_batch_size * trainer.args.steps_per_generation * trainer.accelerator.num_processes
 
 
 def micro_step(trainer: GRPOTrainer) -> int:

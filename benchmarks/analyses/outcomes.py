@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ada_trl.core.exit_conditions import ExitCondition
+from ada_trl.core import ExitCondition
 
 
 class _Counts(NamedTuple):

@@ -69,12 +69,16 @@ COUNTS = ([1, 0, 3, 2], [4, 2, 3, 9])
 # Inputs and first predictions
 
 
-def test_the_first_prediction_is_the_prior_mean_and_uses_no_random_numbers(name):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_first_prediction_is_the_prior_mean_and_uses_no_random_numbers(dtype, name, request):
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(dtype)
     state = torch.get_rng_state()
     network = value_model(name, prior_mean=0.3)
     assert network.predict(network.encode(PROMPTS)) == pytest.approx([0.3] * 4)
     network.observe(network.encode(PROMPTS), *COUNTS)
     assert torch.equal(torch.get_rng_state(), state)
+    assert all(tensor.dtype is torch.float32 for tensor in network.state_dict().values())
 
 
 def test_a_trained_classification_layer_is_used_as_it_is(tmp_path):

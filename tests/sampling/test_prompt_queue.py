@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from ada_trl.sampling.prompt_sources import DataLoaderPrompts
+from ada_trl.sampling.prompt_sources import DataLoaderPrompts, QueuedPrompts
 from ada_trl.trainer.checkpointing import STATE_FILE
 
 from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools, train_with_and_without_resume
@@ -211,16 +211,16 @@ def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
         assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
 
 
-def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path):
+def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
     trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
-    sampled, original = [], trainer.prompt_source.sampled_prompts
+    sampled, original = [], QueuedPrompts.sampled_prompts
 
-    def no_unbiased_samples(slots):
-        sampled.append(original(slots))
+    def no_unbiased_samples(prompts, slots):
+        sampled.append(original(prompts, slots))
         sampled[-1].is_on_distribution[:] = [False] * len(sampled[-1].is_on_distribution)
         return sampled[-1]
 
-    trainer.prompt_source.sampled_prompts = no_unbiased_samples
+    monkeypatch.setattr(QueuedPrompts, "sampled_prompts", no_unbiased_samples)
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
@@ -18,6 +19,7 @@ from ada_trl.sampling.prompt_queue import (
     CandidateScores,
     PromptQueue,
 )
+from ada_trl.sampling.prompt_sources import DataLoaderPrompts
 from ada_trl.sampling.prompt_stream import PromptStream
 
 
@@ -42,6 +44,11 @@ def play(slot, rewards, rounds):
             break
         reward = rewards(slot.candidates[slot.candidate_at(draw)].position)
         slot.add(Rollout(draw, reward, reward, (reward,)))
+
+
+def test_prompts_of_a_group_may_contain_arrays():
+    rows = [{"prompt": [{"content": text, "image": np.zeros((2, 2))}]} for text in "aabb"]
+    assert DataLoaderPrompts(Accelerator(cpu=True), 2).next_prompts(rows).local_rows == [rows[0], rows[2]]
 
 
 # The stream

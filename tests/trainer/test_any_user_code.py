@@ -87,7 +87,7 @@ HOOKS = {
                 "get_eval_dataloader",
             ),
             *("_set_signature_columns_if_needed", "_remove_unused_columns", "prediction_step", "evaluate"),
-            *("_save_checkpoint", "evaluation_loop", *DATA_LOADING),
+            *("_save_checkpoint", "evaluation_loop", "_get_collator_with_removed_columns", *DATA_LOADING),
         ),
         same,
     ),
@@ -225,7 +225,10 @@ CONTAINERS = {
     "another column": lambda dataset: dataset.rename_column("prompt", "question"),
     "torch format": lambda dataset: dataset.add_column("x", list(range(NUMBER))).with_format("torch"),
     "pandas format": lambda dataset: dataset.with_format("pandas"),
+    "arrow format": lambda dataset: dataset.with_format("arrow"),
+    "numpy format": lambda dataset: dataset.with_format("numpy"),
     "stream": lambda dataset: dataset.to_iterable_dataset(num_shards=2),
+    "arrow stream": lambda dataset: dataset.to_iterable_dataset().with_format("arrow"),
     "taken": lambda dataset: dataset.to_iterable_dataset().take(10),
     "shuffled stream": lambda dataset: dataset.to_iterable_dataset().shuffle(seed=1, buffer_size=3),
     "mapped stream": lambda dataset: dataset.to_iterable_dataset().map(lambda row: {"prompt": f"1{row['prompt']}"}),
@@ -325,8 +328,9 @@ def check_error(error, at_construction, grpo, case):
     assert isinstance(error, ValueError) and " " in text, repr(error)
     if isinstance(grpo, Exception) or grpo.state.global_step == 0:
         return
-    # GRPOTrainer trains: only what has no effect in this mode, or too few prompts for one step, may be rejected.
-    if "distinct prompts" not in text:
+    # GRPOTrainer trains: only what has no effect in this mode, too few prompts for one step, or an empty prompt at the start of a
+    # batch, with which GRPOTrainer fails as well, may be rejected.
+    if "distinct prompts" not in text and "has 0 tokens" not in text:
         assert case["hook"] in DATA_LOADING and at_construction, text
         assert f"Own.{case['hook']} would have no effect" in text
 

@@ -211,6 +211,17 @@ def test_columns_that_are_missing_or_collide_with_arguments_of_reward_functions(
         assert build(config(remove_unused_columns=True), dataset=Dataset.from_dict(columns))
 
 
+@pytest.mark.parametrize("kind", ["arrow", "pandas"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_formats_in_which_a_row_is_a_table_are_rejected(streaming, kind):
+    dataset = prompt_dataset().to_iterable_dataset() if streaming else prompt_dataset()
+    if kind == "pandas" and not streaming:  # a data loader reads dictionaries
+        build(dataset=dataset.with_format(kind)).train()
+        return
+    with pytest.raises(ValueError, match=rf"format '{kind}', in which a row is a table.*with_format\(None\)"):
+        build(dataset=dataset.with_format(kind))
+
+
 def test_evaluation_sets_without_prompts_are_rejected_where_they_are_evaluated():
     sets = {"a": prompt_dataset(), "b": Dataset.from_dict({"question": ["1+1="] * 8})}
     with pytest.raises(ValueError, match="The evaluation dataset has no column 'prompt'"):

@@ -9,7 +9,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, identity
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.trainer.argument_validation import DATA_LOADING
@@ -34,7 +34,7 @@ LOADER_MODES = {
     "seq-balance": {"num_generations": 4},
 }
 QUEUE_MODES = {
-    "dynamic sampling": {"zero_variance_groups": "resample", "num_generations": 4},
+    "dynamic sampling": {"zero_variance_groups": "resample", "num_generations": 4, "samples_per_round": 4},
     "oversampling": {"adaptive_sampling": "uniform", "prompt_oversampling": 2, "num_generations": 4},
     "retries": {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1},
 }
@@ -105,11 +105,87 @@ def test_overrides_of_the_data_loading_are_rejected_where_prompts_come_from_the_
         build(tmp_path, trainer_class=own, **QUEUE_MODES[mode])
 
 
+class RemovingCollator(Collator):
+    """Mixin: the same where TRL removes unused columns, which it does here for a stream only."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.data_collator, self.description = identity, "Training"
+
+    def _get_collator_with_removed_columns(self, data_collator, description=None):
+        assert description == self.description
+        return self.collate
+
+
+class Prefixing:
+    """Mixin: the same where TRL removes unused columns of a data set that can be indexed."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.prefix = "1"
+
+    def _remove_unused_columns(self, dataset, description=None):
+        return Dataset.from_list([{"prompt": self.prefix + row["prompt"]} for row in dataset])
+
+
 @pytest.mark.parametrize("mode", QUEUE_MODES)
-def test_a_data_collator_is_rejected_where_prompts_come_from_the_queue(mode, tmp_path):
-    trainer = build(tmp_path, trainer_class=type("Own", (Collator, AdaGRPOTrainer), {}), **QUEUE_MODES[mode])
-    with pytest.raises(ValueError, match=r"Own\.data_collator would have no effect"):
+@pytest.mark.parametrize("mixin", [Collator, RemovingCollator, Prefixing])
+def test_collators_and_removed_columns_of_a_subclass_decide_what_the_prompt_queue_reads(mixin, mode, tmp_path):
+    seen = set()
+
+    def reward(prompts, completions, **kwargs):
+        seen.update(prompts)
+        return even_reward(completions)
+
+    dataset = prompt_dataset().to_iterable_dataset() if mixin is RemovingCollator else prompt_dataset()
+    build(tmp_path, reward, dataset, trainer_class=type("Own", (mixin, Recorder), {}), **QUEUE_MODES[mode]).train()
+    assert seen and seen <= {"1" + prompt for prompt in PROMPTS}
+
+
+def test_a_collator_that_changes_the_number_of_rows_is_rejected_where_prompts_come_from_the_queue(tmp_path):
+    trainer = build(tmp_path, **QUEUE_MODES["retries"])
+    trainer.data_collator = lambda rows: rows[1:]
+    with pytest.raises(ValueError, match=r"returned 7 rows for 8 rows .*Add or remove rows in the dataset itself"):
         trainer.train()
+
+
+@pytest.mark.parametrize("mode", ["batch", "est", "seq-balance", "oversampling", "retries"])
+def test_an_override_reads_the_rows_of_the_batch_after_it_was_assembled(mode, tmp_path):
+    batches = []
+
+    class Reading(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            batches.append((prompts_of(output), [row["prompt"] for row in inputs]))
+            return output
+
+    def reward(prompts, **kwargs):  # so that the numbers of rollouts differ after the first step of "est"
+        return [float(prompt == "1+1=") for prompt in prompts]
+
+    dataset = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(2 if mode == "est" else 16)]})
+    build(tmp_path, reward, dataset, trainer_class=Reading, **(LOADER_MODES | QUEUE_MODES)[mode]).train()
+    assert len(batches) == 2 and all(read == trained for read, trained in batches)
+
+
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+def test_an_override_may_sample_twice(mode, tmp_path):
+    class Twice(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            super()._generate_and_score_completions(inputs)
+            return super()._generate_and_score_completions(inputs)
+
+    trainer = build(tmp_path, trainer_class=Twice, **QUEUE_MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_rows_that_an_override_replaces_are_rejected_where_prompts_come_from_the_queue(tmp_path):
+    class Replacing(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            return super()._generate_and_score_completions([{"prompt": "1+1="} for _ in inputs])
+
+    with pytest.raises(ValueError, match=r"override passes to `_generate_and_score_completions` would have no effect"):
+        build(tmp_path, trainer_class=Replacing, **QUEUE_MODES["retries"]).train()
 
 
 @pytest.mark.parametrize(
@@ -162,6 +238,7 @@ def test_unused_columns_are_removed(mode, tmp_path):
 ATTRIBUTES = {
     "shuffle_dataset": lambda trainer: setattr(trainer, "shuffle_dataset", False),
     "seed": lambda trainer: setattr(trainer.args, "seed", 7),
+    "steps_per_generation": lambda trainer: setattr(trainer.args, "steps_per_generation", 2),
     "_signature_columns": lambda trainer: setattr(trainer, "_signature_columns", ["prompt", "answer"]),
 }
 
@@ -173,7 +250,7 @@ def test_attributes_set_after_the_construction_decide_which_rows_are_read(name, 
     seen = []
 
     def reward(prompts, completions, **columns):
-        seen.append((list(dict.fromkeys(prompts))[:2], columns.keys()))
+        seen.append((len(prompts), list(dict.fromkeys(prompts))[:2], columns.keys()))
         return even_reward(completions)
 
     options = {"remove_unused_columns": True, "max_steps": 1, "num_generations": 4}
@@ -184,6 +261,23 @@ def test_attributes_set_after_the_construction_decide_which_rows_are_read(name, 
         ATTRIBUTES[name](trainer)
         trainer.train()
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance", "oversampling"])
+def test_options_that_the_trainer_was_constructed_from_cannot_be_changed(mode, tmp_path):
+    changes = {"args.prompt_oversampling": 3, "args.max_rounds": 2, "args.num_generations": 8, "num_generations": 8}
+    if mode != "uniform":
+        changes |= {"args.scale_rewards": "batch", "scale_rewards": "batch"}
+    trainer = build(tmp_path, **(LOADER_MODES | QUEUE_MODES)[mode])
+    for name, value in changes.items():
+        owner = trainer.args if name.startswith("args.") else trainer
+        attribute = name.removeprefix("args.")
+        before = getattr(owner, attribute)
+        setattr(owner, attribute, value)
+        with pytest.raises(ValueError, match=rf"trainer\.{name} \({value!r}\) must stay {before!r}.*another trainer"):
+            trainer.train()
+        setattr(owner, attribute, before)
+    trainer.train()
 
 
 # Every method that a training step calls
@@ -229,7 +323,7 @@ def called_by_grpo():
 @pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
 def test_every_method_that_grpo_calls_is_called_or_rejected(mode, tmp_path):
     expected = called_by_grpo()
-    assert {"_calculate_rewards", "_generate", "training_step", *DATA_LOADING[:3]} <= expected.keys()
+    assert {"_calculate_rewards", "_generate", "training_step", *DATA_LOADING} <= expected.keys()
     rejected = DATA_LOADING if mode in QUEUE_MODES else ()
     own, calls = counted_methods(AdaGRPOTrainer, rejected)
     trainer = build(tmp_path / "own", trainer_class=own, **(LOADER_MODES | QUEUE_MODES)[mode] | REUSED)

@@ -1,9 +1,11 @@
 """User code that GRPOTrainer accepts: changes of global state, live objects in rows, caught errors, unusual rewards."""
 
+import copy
 import functools
 import gc
 import math
 import threading
+from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -265,6 +267,42 @@ def test_objects_that_cannot_be_copied_reach_the_reward_function(mode, tmp_path)
     trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_locks), **MODES[mode])
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+def with_containers(rows):
+    empty = {"array": np.zeros(1), "tensor": torch.zeros(1), "set": set(), "queue": deque(), "ordered": OrderedDict()}
+    return rows | {"values": [copy.deepcopy(empty) for _ in rows["prompt"]]}
+
+
+@all_modes
+def test_containers_in_rows_belong_to_one_rollout(mode, tmp_path):
+    def reward(completions, values, **kwargs):
+        for row in values:
+            assert not any(row.values())
+            row["array"] += 1
+            row["tensor"] += 1
+            row["set"].add(1)
+            row["queue"].append(1)
+            row["ordered"]["a"] = 1
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_containers), **MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+def test_a_reward_function_may_assign_others(mode, tmp_path):
+    def constant(completions, **kwargs):
+        return [0.5] * len(completions)
+
+    def reward(completions, **kwargs):
+        trainer.reward_funcs = [constant]
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, **MODES[mode])
+    trainer.train()
+    assert trainer.reward_funcs == [constant] and trainer.state.log_history[1]["reward"] == 0.5
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "dynamic sampling"])
@@ -537,16 +575,18 @@ def test_prompts_of_an_interrupted_step_are_sampled_when_training_goes_on(place,
         ([3] * 16, "The prompt 3 cannot be tokenized: it must be a string or a list of messages"),
         ([[5, 6]] * 16, r"The prompt \[5, 6\] cannot be tokenized"),
         ([None] * 16, "The prompt None cannot be tokenized"),
-        ([""] * 16, "prompts of the batch have 0 tokens"),
         ([[]] * 16, r"The prompt \[\] cannot be tokenized"),
         (
             [[{"from": "human", "value": "1+2="}]] * 16,
             "'human'.* cannot be tokenized: .*messages with 'role' and 'content'",
         ),
+        ([""] * 16, "The first prompt of the batch \\(''\\) has 0 tokens"),
+        (["", *["1+1="] * 3] * 4, "has 0 tokens"),
     ],
 )
 def test_prompts_that_cannot_be_tokenized_are_named(prompts, message, mode, tmp_path):
-    trainer = build(tmp_path, dataset=Dataset.from_dict({"prompt": prompts}), **MODES[mode])
+    dataset = Dataset.from_dict({"prompt": prompts})
+    trainer = build(tmp_path, dataset=dataset, shuffle_dataset=False, **MODES[mode])
     with pytest.raises(ValueError, match=message):
         trainer.train()
 
@@ -568,13 +608,17 @@ def test_a_data_set_that_replaces_the_first_one_is_trained_on(mode, tmp_path):
         seen.update(prompts)
         return even_reward(completions)
 
-    trainer = build(tmp_path, reward, max_steps=1, **MODES[mode])
+    trainer = build(tmp_path, reward, max_steps=1, remove_unused_columns=True, **MODES[mode])
     trainer.train()
     assert seen <= set(PROMPTS)
     seen.clear()
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"{i}+9=" for i in range(8)]})
     trainer.train()
     assert seen and seen <= set(trainer.train_dataset["prompt"])
+    seen.clear()
+    trainer.train_dataset.set_transform(lambda rows: {"prompt": [prompt[::-1] for prompt in rows["prompt"]]})
+    trainer.train()
+    assert seen and all(prompt.startswith("=9+") for prompt in seen)
     trainer.train_dataset = trainer.train_dataset.select([])
     if mode != "uniform":
         with pytest.raises(ValueError, match="has only 0"):

@@ -189,7 +189,8 @@ def test_infinite_rewards_are_unscored(mode, tmp_path):
     assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
 
 
-def test_a_total_reward_that_overflows_is_unscored(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_total_reward_that_overflows_is_unscored(dtype, tmp_path, request):
     scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
     trainer = build(
         tmp_path,
@@ -199,6 +200,8 @@ def test_a_total_reward_that_overflows_is_unscored(tmp_path):
         reward_weights=[10.0],
     )
     pools = remember_pools(trainer)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(dtype)
     trainer.train()
     assert [[pool.scored for pool in step] for step in pools] == [[7, 30]]
     (batch,) = trainer.batches

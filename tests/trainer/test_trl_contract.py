@@ -77,11 +77,11 @@ METHODS = {  # overridden or called, with their parameters
     },
 }
 TRAINER_STATE = ["_buffered_inputs", "_is_vlm", "_logs", "_metrics", "_multi_environment", "_pending_extra_logs"]
-TRAINER_STATE += ["_pending_metrics", "_signature_columns", "_step", "_tokenizer"]
+TRAINER_STATE += ["_pending_metrics", "_signature_columns", "_step", "_tokenizer", "_train_batch_size"]
 CARD = ["_name", "_paper", "_tag_names"]
 # Each has a test below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
-# Overrides of these are rejected by name where prompts come from the queue.
+# Where prompts come from the queue, overrides of `_get_dataloader` are rejected by name, and the others are called.
 DATA_LOADING = ["_get_collator_with_removed_columns", "_get_dataloader", "_remove_unused_columns"]
 ENGINE_STATE = ["_dist", "_last_loaded_step", "_llm_weights_sleeping"]
 
