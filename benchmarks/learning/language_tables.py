@@ -353,26 +353,30 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
 
 
 def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
-    """Seq-balance against GRPO at equal prompts and steps; empty with fewer than `MIN_SEEDS` seeds."""
+    """Seq-balance compared with GRPO at equal prompts and steps; only where both have at least `MIN_SEEDS` seeds."""
     whole = of_all_families(paper_runs(runs))
-    reference = by_seed(whole, prompt_set, PAPER_REFERENCE)
-    parts = []
-    for method in (names.HYBRID, names.ALGORITHM_2):
-        own = by_seed(whole, prompt_set, method + PAPER_SUFFIX)
+    by_reference = (
+        (names.HYBRID, names.GRPO_4),
+        (names.ALGORITHM_2, names.GRPO_4),
+        (names.ALGORITHM_2, names.GRPO_16),
+    )
+    parts, steps = [], 0
+    for method, compared_with in by_reference:
+        own, reference = (by_seed(whole, prompt_set, name + PAPER_SUFFIX) for name in (method, compared_with))
         if len(own.keys() & reference.keys()) < MIN_SEEDS:
             continue
         results = []
         for column in ("accuracy", "pass@16"):
             difference = paired_difference(final(own, column), final(reference, column))
-            results.append(f"{column} {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+            results.append(f"{column} {comparison(*difference)} {compared_with} ({show(difference, sign=True)})")
         cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
         time = _cpu_seconds(own) / _cpu_seconds(reference)
         parts.append(
             f"{method}: {', '.join(results)}, with {cost:.1f} times the tokens and {time:.1f} times the CPU time"
         )
+        steps = int(mean_of(final(reference, "step"))[0])
     if not parts:
         return ""
-    steps = int(mean_of(final(reference, "step"))[0])
     return (
         f"**Equal steps** (the paper's comparison: {PAPER_PROMPTS} prompts per step, {steps} steps; another run of the supervised "
         f"training). {'; '.join(parts)}."

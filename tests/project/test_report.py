@@ -274,6 +274,7 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
         in sentence
     )
     assert "with 1.0 times the tokens and 1.0 times the CPU time" in sentence and names.HYBRID not in sentence
+    assert f"{names.ALGORITHM_2}: accuracy significantly better than GRPO n=16 (+0.100 ± 0.025)" in sentence
     assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
     drawn = figures.language_paper(runs, "mixture")
     assert len(drawn.axes) == 6 and drawn.axes[0].get_legend_handles_labels()[1][-1] == "Seq-balance (Algorithm 2)"
