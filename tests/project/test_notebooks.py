@@ -49,11 +49,8 @@ def kinds(notebook):
     ]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem[0] != "1")) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_executes_from_a_clean_kernel(path, tmp_path, monkeypatch):
     fresh = execute(offline(path, tmp_path, monkeypatch))
     code = [cell for cell in fresh.cells if cell.cell_type == "code"]
