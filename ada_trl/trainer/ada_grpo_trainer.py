@@ -251,7 +251,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _build_prompt_queue(self) -> QueuedPrompts:
         args = self.args
         config = SlotConfig(
-            slots=trl_hooks.rows_per_generation(self) // args.num_generations,
+            slots=trl_hooks.prompts_per_generation(self),
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
             exit_condition=self.strategy.exit_condition,
             max_rounds=self.strategy.max_rounds,
@@ -290,7 +290,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _read_queue_inputs(self) -> tuple:
         """Return the attributes that decide which rows the prompt queue yields, in which order and how many in a step."""
-        order = self.shuffle_dataset, self.args.seed, trl_hooks.rows_per_generation(self)
+        order = self.shuffle_dataset, self.args.seed, trl_hooks.prompts_per_generation(self)
         rows = self.train_dataset, getattr(self.train_dataset, "format", None), self.data_collator
         return *rows, trl_hooks.signature_columns(self), *order
 
@@ -621,7 +621,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps
             generations = -(-micro_steps // trl_hooks.micro_steps_per_generation(self))
-            rows = generations * args.prompts_per_step
+            rows = generations * trl_hooks.prompts_per_generation(self)
         placeholders = Dataset.from_dict({"prompt": [""] * rows})
         replaced: dict[str, Any] = {"train_dataset": placeholders, "data_collator": collate_placeholders}
         # The queue's rows have passed an override of a subclass, to which the placeholders mean nothing.

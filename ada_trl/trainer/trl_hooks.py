@@ -456,9 +456,10 @@ def micro_steps_per_generation(trainer: GRPOTrainer) -> int:
     return trainer.args.steps_per_generation * trainer.num_iterations
 
 
-def rows_per_generation(trainer: GRPOTrainer) -> int:
-    """Number of rows of all ranks that the data loader yields for one generation."""
-    return trainer._train_batch_size * trainer.args.steps_per_generation * trainer.accelerator.num_processes
+def prompts_per_generation(trainer: GRPOTrainer) -> int:
+    """Number of prompts of all ranks whose rows the data loader yields for one generation."""
+    rows = trainer._train_batch_size * trainer.args.steps_per_generation * trainer.accelerator.num_processes
+    return rows // trainer.num_generations
 
 
 def micro_step(trainer: GRPOTrainer) -> int:
