@@ -18,6 +18,7 @@ from ..learning.language_tables import (
     README_METHODS,
     equal_tokens_runs,
     of_all_families,
+    paper_readme_table,
     readme_sentences,
     readme_table,
     stored_language,
@@ -109,6 +110,7 @@ def main() -> None:
     fill("overview", caption(zero_variance(at_equal_tokens, MAIN_SET)), README)
     table, about = readme_table(at_equal_tokens), language_caption(at_equal_tokens, MAIN_SET, README_METHODS)
     fill("language-mixture", "\n\n".join([table, about, readme_sentences(language)]), README)
+    fill("language-paper", paper_readme_table(language), README)
     fill("verdict", verdict(equal, single), README)
 
 

@@ -6,7 +6,8 @@ Comparisons on a pretrained language model with LoRA on all linear layers (recip
 - `PAPER`: the paper's protocol. Every method trains on 16 prompts per step; additional rollouts are the cost of a method.
 
 The evaluation is exact: an answer is a single string, so one forward pass gives the probability of sampling it, and with it
-pass@k.
+pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by sampling
+(`long_answers.py`).
 
 `python -m benchmarks.learning.language_model` writes one file per run to `outputs/learning/language_model/`; a restarted command
 continues with the runs that are missing. `--store` adds the runs to the results in the repository.
@@ -27,10 +28,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
+from recipes.reasoning import written_steps
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
 from .. import names
 from ..common import RESULTS, load_rows, save_rows
+from . import long_answers
 from .equal_tokens import Run
 from .prompt_sets import pass_at_k
 from .run import Task, run_missing, train_once
@@ -38,6 +41,7 @@ from .run import Task, run_missing, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
+LONG_SET = "steps"
 MEANS = {  # metric of a step: column of its mean over all steps until an evaluation
     "frac_zero_advantage_groups": "frac_zero_advantage_groups",
     "baseline/explained_variance": "explained_variance",
@@ -147,9 +151,9 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: D
     }
 
 
-def task() -> Task:
+def task(prompt_set: str) -> Task:
     lora = LoraConfig(r=32, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    return Task(
+    short = Task(
         solved,
         {"max_completion_length": MAX_ANSWER_TOKENS},
         ROLLOUTS_PER_STEP,
@@ -160,14 +164,33 @@ def task() -> Task:
         load=load,
         peft_config=lora,
     )
+    if prompt_set != LONG_SET:
+        return short
+    return short._replace(
+        reward=written_steps.solved,
+        options={"max_completion_length": written_steps.MAX_COMPLETION_TOKENS},
+        evaluate=long_answers.evaluate,
+    )
+
+
+def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
+    """The evaluation before training, the same for all runs; stored in the task's folder."""
+    path = task_dir / f"before_training_{prompt_set}.json"
+    if not path.exists():
+        model, tokenizer = load(task_dir / "base")
+        evaluation = task(prompt_set).evaluate(model.eval(), tokenizer, read(task_dir, prompt_set)[1])
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(evaluation))
+    return json.loads(path.read_text())
 
 
 def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
     options = METHODS[run.method] | {"learning_rate": run.rate}
     prompts = PROMPTS_PER_STEP.get(run.method, ROLLOUTS_PER_STEP)
-    record = run._asdict() | train_once(run, options, prompts, task_dir, steps, eval_every, task())
+    start = evaluate_base(run.prompt_set, task_dir)
+    trained = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start=start)
     with atomic_write(runs_dir / run.file_name) as temporary:
-        temporary.write_text(json.dumps(record))
+        temporary.write_text(json.dumps(run._asdict() | trained))
     return run
 
 
@@ -200,7 +223,7 @@ def results(runs_dir: Path, paper_protocol: bool = False) -> list[dict]:
                 spent[column] = mean(values) if values else None
             by_family = evaluation["by_family"]
             for family, accuracy in {"all": evaluation["accuracy"], **by_family}.items():
-                whole = {f"pass@{k}": evaluation[f"pass@{k}"] if family == "all" else None for k in PASS_AT}
+                whole = {f"pass@{k}": evaluation.get(f"pass@{k}") if family == "all" else None for k in PASS_AT}
                 row = {"step": evaluation["step"], "family": family, "accuracy": accuracy}
                 row |= {"frac_zero_variance": evaluation.get("frac_zero_variance", {}).get(family)}
                 rows[run, evaluation["step"], family] = run._asdict() | row | whole | spent
@@ -218,13 +241,17 @@ def _with_current_names(record: dict) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(EQUAL_TOKENS))
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=[*SETS, LONG_SET], default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--eval_every", type=int, default=25, help="Steps between evaluations.")
     parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument("--task_dir", type=Path, default=Path("outputs/reasoning"), help="Base model and data.")
+    parser.add_argument(
+        "--task_dir",
+        type=Path,
+        help=f"Base model and data: outputs/reasoning, or outputs/written-steps for the set {LONG_SET}.",
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
     parser.add_argument(
         "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
@@ -240,9 +267,15 @@ def main() -> None:
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    prepare(args.task_dir)
+    if LONG_SET in args.sets and len(args.sets) > 1:
+        parser.error(f"{LONG_SET} has another base model than {', '.join(SETS)}; run it alone, as --sets {LONG_SET}.")
+    is_long = LONG_SET in args.sets
+    task_dir = args.task_dir or Path("outputs/written-steps" if is_long else "outputs/reasoning")
+    (written_steps.prepare if is_long else prepare)(task_dir)
+    for name in args.sets:
+        evaluate_base(name, task_dir)
     work = functools.partial(
-        train_and_save, runs_dir=args.output_dir, task_dir=args.task_dir, steps=args.steps, eval_every=args.eval_every
+        train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=args.steps, eval_every=args.eval_every
     )
     runs = [Run(method, name, seed, args.rate) for seed in args.seeds for name in args.sets for method in args.methods]
     run_missing(runs, args.output_dir, work, args.workers)

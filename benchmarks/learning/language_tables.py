@@ -21,13 +21,17 @@ from .formatting import (
     start_row,
     with_difference,
 )
-from .language_model import EQUAL_TOKENS, PAPER, PAPER_PROMPTS, PAPER_SUFFIX, RATE
+from .language_model import EQUAL_TOKENS, LONG_SET, PAPER, PAPER_PROMPTS, PAPER_SUFFIX, RATE
 from .statistics import before_training, by_seed, final, half_way, mean_of, of_methods, paired_difference
 
 
 PILOT_SEED = 0  # of the short runs
 MAIN_SET, HARD_SET = "mixture", "hard"
-TITLES = {MAIN_SET: "eight families of tasks (mixture)", HARD_SET: "seven hard families"}
+TITLES = {
+    MAIN_SET: "eight families of tasks (mixture)",
+    HARD_SET: "seven hard families",
+    LONG_SET: "four families with intermediate steps",
+}
 PASS_AT = (4, 16, 64)
 PAPER_REFERENCE = REFERENCE + PAPER_SUFFIX
 ORDER = (  # of the comparison at equal tokens
@@ -258,10 +262,10 @@ def family_table(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str] = O
 
 
 def readme_sentences(runs: pd.DataFrame) -> str:
-    """pass@16, the hard families, and the paper's protocol if it has been run, in a list item each."""
+    """pass@16 and the hard families at equal tokens, in a list item each."""
     equal, batch = of_all_families(equal_tokens_runs(runs)), names.BATCH
-    items = [_pass_at_16(equal), _hard_families(equal, zero_variance(runs, HARD_SET), batch), paper_sentence(runs)]
-    return "\n".join(f"- {item}" for item in items if item)
+    items = [_pass_at_16(equal), _hard_families(equal, zero_variance(runs, HARD_SET), batch)]
+    return "\n".join(f"- {item}" for item in items)
 
 
 def _pass_at_16(equal: pd.DataFrame, method: str = names.BATCH) -> str:
@@ -352,35 +356,23 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     return "\n\n".join(parts)
 
 
-def paper_sentence(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
-    """Seq-balance compared with GRPO at equal prompts and steps; only where both have at least `MIN_SEEDS` seeds."""
+def paper_readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
+    """The methods with at least `MIN_SEEDS` seeds at equal prompts and steps, and what they cost relative to GRPO n=4."""
     whole = of_all_families(paper_runs(runs))
-    by_reference = (
-        (names.HYBRID, names.GRPO_4),
-        (names.ALGORITHM_2, names.GRPO_4),
-        (names.ALGORITHM_2, names.GRPO_16),
-    )
-    parts, steps = [], 0
-    for method, compared_with in by_reference:
-        own, reference = (by_seed(whole, prompt_set, name + PAPER_SUFFIX) for name in (method, compared_with))
-        if len(own.keys() & reference.keys()) < MIN_SEEDS:
-            continue
-        results = []
-        for column in ("accuracy", "pass@16"):
-            difference = paired_difference(final(own, column), final(reference, column))
-            results.append(f"{column} {comparison(*difference)} {compared_with} ({show(difference, sign=True)})")
-        cost = mean_of(final(own, "generated_tokens"))[0] / mean_of(final(reference, "generated_tokens"))[0]
-        time = _cpu_seconds(own) / _cpu_seconds(reference)
-        parts.append(
-            f"{method}: {', '.join(results)}, with {cost:.1f} times the tokens and {time:.1f} times the CPU time"
-        )
-        steps = int(mean_of(final(reference, "step"))[0])
-    if not parts:
-        return ""
-    return (
-        f"**Equal steps** (the paper's comparison: {PAPER_PROMPTS} prompts per step, {steps} steps; another run of the supervised "
-        f"training). {'; '.join(parts)}."
-    )
+    found = of_methods(whole, prompt_set, paper_methods(runs, prompt_set))
+    found = {method: own for method, own in found.items() if len(own) >= MIN_SEEDS}
+    reference = found[PAPER_REFERENCE]
+    rows = []
+    for method, own in found.items():
+        row = {"Method": paper_name(method)}
+        for column, label in (("accuracy", "Accuracy"), ("pass@16", "pass@16")):
+            values = final(own, column)
+            row[label] = with_difference(values, final(reference, column), method != PAPER_REFERENCE)
+        tokens, least = (mean_of(final(each, "generated_tokens"))[0] for each in (own, reference))
+        row["Tokens"] = f"{tokens / least:.1f}×"
+        row["CPU time"] = f"{_cpu_seconds(own) / _cpu_seconds(reference):.1f}×"
+        rows.append(row)
+    return as_table(rows)
 
 
 # Short runs

@@ -129,9 +129,9 @@ def grid(methods: list[str], sets: list[str], seeds: list[int]) -> list[Run]:
 class Recorder(TrainerCallback):
     """Evaluates during training, and measures the time of the steps without evaluation."""
 
-    def __init__(self, model, tokenizer, test, spread, every: int, evaluate: Callable[..., dict]):
+    def __init__(self, model, tokenizer, test, spread, every: int, evaluate: Callable[..., dict], start: dict | None):
         self.model, self.tokenizer, self.test, self.spread, self.every = model, tokenizer, test, spread, every
-        self.measure = evaluate
+        self.measure, self.start = evaluate, start
         self.evaluations: list[dict] = []
         self.seconds: list[dict] = []
 
@@ -149,7 +149,8 @@ class Recorder(TrainerCallback):
             self.evaluate(state.global_step, last)
 
     def evaluate(self, step: int, last: bool) -> None:
-        evaluation = {"step": step} | self.measure(self.model, self.tokenizer, self.test)
+        known = self.start if step == 0 else None
+        evaluation = {"step": step} | (known or self.measure(self.model, self.tokenizer, self.test))
         if self.spread is not None and (step == 0 or last):
             evaluation["by_difficulty"] = self.by_difficulty()
         self.evaluations.append(evaluation)
@@ -213,17 +214,19 @@ def train_once(
     eval_every: int,
     task: Task = ADDITION,
     trainer_class: type[AdaGRPOTrainer] = AdaGRPOTrainer,
+    start: dict | None = None,
 ) -> dict:
     """
     Train `run`, which has a method, a prompt set and a seed. Returns options, steps and evaluations. A step is one
-    generation batch, also with several optimizer iterations (`num_iterations`).
+    generation batch, also with several optimizer iterations (`num_iterations`). `start` is the evaluation before training, if
+    it is known.
     """
     torch.set_num_threads(1)
     options = COMMON | task.options | options
     iterations = options.get("num_iterations", 1)
     model, tokenizer = task.load(task_dir / "base")
     train_rows, test, spread = task.read(task_dir, run.prompt_set)
-    recorder = Recorder(model, tokenizer, test, spread, eval_every * iterations, task.evaluate)
+    recorder = Recorder(model, tokenizer, test, spread, eval_every * iterations, task.evaluate, start)
     with tempfile.TemporaryDirectory() as directory:
         args = AdaGRPOConfig(
             directory,

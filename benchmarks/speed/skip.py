@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.language_model is not None:
         prepare_language_model(args.language_model)
-        task, micro_batches = language_model_task(), PAPER_PROMPTS * NUM_GENERATIONS // MICRO_BATCH
+        task, micro_batches = language_model_task("mixture"), PAPER_PROMPTS * NUM_GENERATIONS // MICRO_BATCH
         task.options.update(per_device_train_batch_size=MICRO_BATCH, gradient_accumulation_steps=micro_batches)
         compare(task, args.language_model, "mixture", PAPER_PROMPTS, args.steps, args.repeats)
         return

@@ -55,11 +55,14 @@ class Family(NamedTuple):
             Fields of its configuration.
         to_prompt (`Callable[[dict], str]`):
             Returns an entry's question in a few tokens, without instructions for the answer.
+        is_used (`Callable[[dict], bool]`, *optional*):
+            Whether an entry belongs to the family. By default all do.
     """
 
     dataset: str
     options: dict[str, Any]
     to_prompt: Callable[[dict], str]
+    is_used: Callable[[dict], bool] = lambda entry: True
 
 
 def _listed(name: str, entry: dict) -> str:
@@ -152,24 +155,26 @@ SETS = {
 NUM_TEST, NUM_START, NUM_TRAIN = 64, 250, 1400  # maximum number of problems of each family
 
 
-def problems(family: str, number: int, seed: int) -> Dataset:
+def problems(name: str, number: int, seed: int, family: Family | None = None) -> Dataset:
     """
-    Generate at most `number` distinct problems of a family, in random order.
+    Generate at most `number` distinct problems of a family (by default the one in `FAMILIES`), in random order.
 
     Columns: `prompt`, `answer` (reference answer), `family`, and `entry` (input of the family's verifier, as JSON).
     """
+    family = family or FAMILIES[name]
     found = {}
-    for entry in _dataset(FAMILIES[family], 8 * number, seed):
-        prompt = FAMILIES[family].to_prompt(entry)
+    for entry in filter(family.is_used, entries_of(family, 8 * number, seed)):
+        prompt = family.to_prompt(entry)
         found.setdefault(
-            prompt, {"prompt": prompt, "answer": entry["answer"], "family": family, "entry": _as_json(entry)}
+            prompt, {"prompt": prompt, "answer": entry["answer"], "family": name, "entry": _as_json(entry)}
         )
     rows = list(found.values())
     random.Random(seed).shuffle(rows)
     return Dataset.from_list(rows[:number])
 
 
-def _dataset(family: Family, size: int, seed: int):
+def entries_of(family: Family, size: int, seed: int):
+    """The data set of `reasoning-gym` with `size` entries of a family, and with its verifier."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # when a dependency of reasoning-gym is compiled
         import reasoning_gym
@@ -183,7 +188,7 @@ def _as_json(entry: dict) -> str:
 
 @functools.cache
 def _verifier(name: str) -> Callable[[str, dict], float]:
-    return _dataset(FAMILIES[name], 1, 0).score_answer
+    return entries_of(FAMILIES[name], 1, 0).score_answer
 
 
 def score(completions: list[str], family: list[str], entry: list[str], **kwargs) -> list[float]:
@@ -297,17 +302,18 @@ def imitate(
     batch_size: int = 16,
     learning_rate: float = 1e-4,
     seed: int = 0,
+    column: str = "answer",
 ) -> None:
     """
-    Train the model on solved problems, so that it does not answer in sentences. The weights are in float32, and computations
-    in bfloat16 if the device supports it.
+    Train the model on solved problems (prompts and `column`), so that it does not answer in sentences. The weights are in
+    float32, and computations in bfloat16 if the device supports it.
     """
     in_bfloat16 = model.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     model.float().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
     rng = random.Random(seed)
-    pairs = list(zip(rows["prompt"], rows["answer"], strict=True))
+    pairs = list(zip(rows["prompt"], rows[column], strict=True))
     progress = tqdm(range(steps), desc="Supervised training", unit="step")
     for _ in progress:
         batch = collate(tokenizer, rng.sample(pairs, batch_size)).to(model.device)

@@ -268,13 +268,9 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     )
     assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.025), GRPO n=16" in text
     assert SUFFIX not in text and "half of the steps" not in text
-    sentence = language_tables.paper_sentence(runs)
-    assert (
-        f"{names.ALGORITHM_2}: accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no sig"
-        in sentence
-    )
-    assert "with 1.0 times the tokens and 1.0 times the CPU time" in sentence and names.HYBRID not in sentence
-    assert f"{names.ALGORITHM_2}: accuracy significantly better than GRPO n=16 (+0.100 ± 0.025)" in sentence
+    in_readme = [cells(line) for line in language_tables.paper_readme_table(runs).splitlines()]
+    assert in_readme[2] == ["GRPO n=4", "0.300", "0.500", "1.0×", "1.0×"]
+    assert in_readme[4] == [names.ALGORITHM_2, "0.400 (**+0.100 ± 0.025**)", "0.500 (+0.000 ± 0.000)", "1.0×", "1.0×"]
     assert names.ALGORITHM_2 not in language_tables.language_table(language_tables.equal_tokens_runs(runs), "mixture")
     drawn = figures.language_paper(runs, "mixture")
     assert len(drawn.axes) == 6 and drawn.axes[0].get_legend_handles_labels()[1][-1] == "Seq-balance (Algorithm 2)"
@@ -289,7 +285,8 @@ def test_the_paper_protocol_with_two_seeds_has_no_intervals():
     assert table[5][:4] == [names.ALGORITHM_2, "2", "0.400", "+0.100"]
     assert "±" not in text.partition("Accuracy by family")[0]
     assert "1 to 2 seeds. Differences over fewer than 3 common seeds have no interval." in text
-    assert language_tables.paper_sentence(incomplete) == ""
+    with_few = runs[(runs["method"] == names.GRPO_4 + SUFFIX) | (runs["seed"] < 3)]
+    assert len(language_tables.paper_readme_table(with_few).splitlines()) == 3, "Fewer seeds than an interval needs."
     assert len(figures.language_paper(incomplete, "mixture").axes) == 6
 
 
@@ -344,7 +341,7 @@ def test_methods_of_the_paper_protocol_train_on_16_prompts(tmp_path):
     for name, options in language_model.PAPER.items():
         assert language_model.PROMPTS_PER_STEP[name] == 16
         batch = {"per_device_train_batch_size": 16 * options["num_generations"]} | options
-        args = AdaGRPOConfig(str(tmp_path), **run.COMMON | language_model.task().options | batch)
+        args = AdaGRPOConfig(str(tmp_path), **run.COMMON | language_model.task("mixture").options | batch)
         assert args.generation_batch_size // args.num_generations == 16
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
 
 
 pytest.importorskip("reasoning_gym", reason="needs the extra [reasoning]")
-from ada_trl.recipes.reasoning import task  # noqa: E402
+from ada_trl.recipes.reasoning import task, written_steps  # noqa: E402
+from benchmarks.learning import long_answers  # noqa: E402
 
 
 RECIPES = ROOT / "recipes" / "reasoning"
@@ -74,6 +76,70 @@ def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter):
                 probability *= model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
             ids = [*ids, token]
         assert rate == pytest.approx(probability, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", written_steps.FAMILIES)
+def test_written_solutions_have_correct_steps_and_end_with_the_answer(family):
+    rows = written_steps.problems(family, 60, seed=0)
+    known = {"family": rows["family"], "entry": rows["entry"]}
+    assert len(set(rows["prompt"])) == 60 and written_steps.solved(rows["solution"], **known) == [1.0] * 60
+    assert sum(written_steps.solved([solution + "7" for solution in rows["solution"]], **known)) == 0
+    assert sum(written_steps.solved([solution + ", none" for solution in rows["solution"]], **known)) == 0
+    for prompt, solution, answer in zip(rows["prompt"], rows["solution"], rows["answer"], strict=True):
+        steps = solution.split(", ")
+        assert len(steps) > 2 and steps[-1] == answer
+        if family == "running totals":
+            first, *changes = map(int, re.findall(r"-?\d+", prompt.replace("- ", "-")))
+            assert list(map(int, steps)) == [first + sum(changes[: i + 1]) for i in range(len(changes))]
+        elif family == "columns":
+            sums = [step.split("=") for step in steps[:-1]]
+            assert all(sum(map(int, left.split("+"))) == int(right) for left, right in sums)
+            assert prompt == f"{int(answer) - int(prompt.split()[2])} + {prompt.split()[2]} ="
+        elif family == "ones":
+            assert [int(step) for step in steps] == [
+                prompt[: end + 1].count("1") for end, c in enumerate(prompt) if c in "01"
+            ]
+        else:
+            numbers = list(map(int, re.findall(r"\d+", prompt)))
+            assert list(map(int, steps)) == [max(numbers) * (i + 1) for i in range(len(steps))]
+            assert [int(step) % min(numbers) == 0 for step in steps] == [False] * (len(steps) - 1) + [True]
+
+
+def test_problems_with_written_steps_are_distinct_in_all_parts(tmp_path, monkeypatch):
+    for name, number in (("NUM_TEST", 4), ("NUM_START", 8), ("NUM_TRAIN", 12)):
+        monkeypatch.setattr(written_steps, name, number)
+    monkeypatch.setattr(written_steps, "load_pretrained", lambda name: (tiny_model(), tiny_tokenizer()))
+    seen = []
+    monkeypatch.setattr(written_steps, "imitate", lambda *given, column, **_: seen.extend(given[2]["prompt"]))
+    written_steps.prepare(tmp_path)
+    parts = [[json.loads(row) for row in open(tmp_path / "steps" / f"{split}.jsonl")] for split in ("train", "test")]
+    assert [len(part) for part in parts] == [48, 16] and len(seen) == 32
+    prompts = [row["prompt"] for part in parts for row in part] + seen
+    assert len(set(prompts)) == len(prompts) and (tmp_path / "base" / "config.json").exists()
+
+
+def test_sampled_accuracy_of_longer_answers(monkeypatch):
+    """Of 16 completions 0, 4 and 16 are correct; the probabilities are those of groups of four without replacement."""
+    rows = written_steps.problems("columns", 3, seed=0)
+    correct = dict(zip(rows["prompt"], (0, 4, 16), strict=True))
+    answers = dict(zip(rows["prompt"], rows["solution"], strict=True))
+    drawn = dict.fromkeys(correct, 0)
+
+    def sample(model, tokenizer, prompts):
+        texts = []
+        for prompt in prompts:
+            texts.append(answers[prompt] if drawn[prompt] < correct[prompt] else "1, 2")
+            drawn[prompt] += 1
+        return texts, torch.full((len(texts),), 64)
+
+    monkeypatch.setattr(long_answers, "sample", sample)
+    found = long_answers.evaluate(torch.nn.Linear(1, 1), None, rows)
+    assert set(drawn.values()) == {16}
+    assert found["accuracy"] == found["by_family"]["columns"] == pytest.approx((0 + 1 / 4 + 1) / 3)
+    assert found["pass@16"] == pytest.approx(2 / 3)
+    assert found["pass@4"] == pytest.approx((1 - 495 / 1820 + 1) / 3)  # 495 of the 1820 groups have no correct one
+    assert found["frac_zero_variance"]["all"] == pytest.approx((1 + 496 / 1820 + 1) / 3)
+    assert (found["truncated"], found["completion_tokens"]) == (1, 64)
 
 
 def test_recipes_differ_in_the_baseline_only():
