@@ -42,6 +42,14 @@ RUNS = {
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
 }
+QUICK = ("straddling", "rounds that do not divide", "est-value", "posterior", "retries", "large rows, tracked")
+QUICK += ("failure", "after failures")  # one of every kind
+
+
+def named(*names):
+    """A test's parameter `name`; runs that are not in `QUICK` are slow."""
+    marked = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("name", marked)
 
 
 # With sharded models: the default mode, the posterior baseline whose value head reads hidden states of the sharded model, and a
@@ -68,9 +76,12 @@ def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precis
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
-    """By name of the run, the output of each of several processes."""
-    ranks = launch(request.param, RUNS.values(), tmp_path_factory.mktemp(f"together{request.param}"))
-    return dict(zip(RUNS, zip(*ranks, strict=True), strict=True))
+    """By name of the run, the output of each of several processes, for the runs of the selected tests."""
+    calls = [item.callspec.params for item in request.session.items if "together" in getattr(item, "fixturenames", ())]
+    used = {call["name"] for call in calls if call["together"] == request.param}
+    runs = {name: options for name, options in RUNS.items() if name in used}
+    ranks = launch(request.param, runs.values(), tmp_path_factory.mktemp(f"together{request.param}"))
+    return dict(zip(runs, zip(*ranks, strict=True), strict=True))
 
 
 @cache
@@ -80,7 +91,7 @@ def alone(name):
     return json.loads(json.dumps(run("outputs/unused", options_of(1, **options))))
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if "failure" not in name and name != "environment"])
+@named(*(name for name in RUNS if "failure" not in name and name != "environment"))
 def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
     ranks, expected = together[name], alone(name)
     assert [rank["error"] for rank in ranks] == [None] * len(ranks)
@@ -92,7 +103,7 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
             assert ranks[0]["logs"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("name", ["large rows", "large rows, tracked"])
+@named("large rows", "large rows, tracked")
 def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together):
     """Each data set row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes."""
     traffic = [rank["traffic"][0] for rank in together[name]]
@@ -104,7 +115,7 @@ def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together
     assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)
 
 
-@pytest.mark.parametrize("name", ["failure", "failure in uniform mode"])
+@named("failure", "failure in uniform mode")
 def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
     first, second, *others = together[name]
     assert second["error"] == ["ZeroDivisionError", "my bug"]
@@ -114,9 +125,10 @@ def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
     assert max(rank["seconds"] for rank in together[name]) < 60
 
 
-def test_environments_with_more_turns_on_one_process(together):
+@named("environment")
+def test_environments_with_more_turns_on_one_process(name, together):
     """12 rows of the first round, 8 per prompt, are spread over the processes; only the main process's use a tool."""
-    ranks = together["environment"]
+    ranks = together[name]
     calls = 24 // len(ranks) // 2 / 24  # every other row of the main process's share
     for rank in ranks:
         assert rank["logs"]["tools/call_frequency"] == pytest.approx(calls)
@@ -130,8 +142,9 @@ def test_environments_with_more_turns_on_one_process(together):
         assert (f"It is {given}." in completion) == (given is not None)
 
 
-def test_processes_can_train_again_after_a_failure(together):
-    assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together["after failures"])
+@named("after failures")
+def test_processes_can_train_again_after_a_failure(name, together):
+    assert all(rank["error"] is None and len(rank["batches"]) == 2 for rank in together[name])
 
 
 @pytest.fixture(scope="module")
