@@ -156,7 +156,10 @@ def language_blocks(language: pd.DataFrame) -> dict[str, str]:
         blocks[f"language-{name}"] = f"{language_table(equal, name)}\n\n{caption(equal, name, ORDER)}"
         blocks[f"language-verdict-{name}"] = language_verdict(equal, name)
         blocks[f"families-{name}"] = family_table(equal, name)
-        blocks[f"passes-{name}"] = pass_table(of_all_families(equal), name, PASS_AT, ORDER)
+        whole = of_all_families(equal)
+        # On longer answers there are 16 samples of each problem.
+        ks = [k for k in PASS_AT if whole[whole["prompt_set"] == name][f"pass@{k}"].notna().any()]
+        blocks[f"passes-{name}"] = pass_table(whole, name, ks, ORDER)
     return blocks
 
 

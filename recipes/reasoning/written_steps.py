@@ -24,7 +24,7 @@ from .task import problems as problems_of
 
 
 MAX_COMPLETION_TOKENS = 64
-START_STEPS = 80  # supervised steps of 16 problems
+START_STEPS = 140  # supervised steps of 16 problems
 NUM_TEST, NUM_START, NUM_TRAIN = 24, 250, 1400  # maximum number of problems of each family
 
 
@@ -138,7 +138,7 @@ def prepare(output_dir: str | Path, model: str | None = None, steps: int = START
     Args:
         model (`str`, *optional*):
             See [`load_pretrained`].
-        steps (`int`, *optional*, defaults to `80`):
+        steps (`int`, *optional*, defaults to `140`):
             Steps of the supervised training, with 16 problems each.
     """
     output_dir = Path(output_dir)
