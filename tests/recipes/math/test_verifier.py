@@ -208,6 +208,7 @@ sys.stdout.flush()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_unguarded_script_leaves_no_process_and_workers_import_no_torch():
     wait = "print([n for w in shared_pool()._workers if w.process for n in open(f'/proc/{w.process.pid}/maps') if 'torch' in n])"
@@ -217,6 +218,7 @@ def test_unguarded_script_leaves_no_process_and_workers_import_no_torch():
     assert pids and all(has_ended(pid) for pid in pids.split())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_workers_end_when_their_parent_is_killed():
     script = SCRIPT + "import time; time.sleep(600)"
