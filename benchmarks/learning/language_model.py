@@ -194,7 +194,7 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
     return run
 
 
-def results(runs_dir: Path, paper_protocol: bool = False) -> list[dict]:
+def results(runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0) -> list[dict]:
     """
     One row per evaluation of a run and family ("all" is the whole set), with the cost until then: the stored rows and those of
     the runs in `runs_dir`.
@@ -204,6 +204,8 @@ def results(runs_dir: Path, paper_protocol: bool = False) -> list[dict]:
             Folder of the runs' files.
         paper_protocol (`bool`, *optional*, defaults to `False`):
             Whether GRPO n=4 in this folder is the reference of the paper's protocol, rather than that of equal tokens.
+        cpu_scale (`float`, *optional*, defaults to `1.0`):
+            Factor on the CPU time of the runs in this folder, if they ran on a faster or slower machine than the stored ones.
     """
     rows = {}
     for row in load_rows("language_model") if (RESULTS / "language_model.parquet").exists() else []:
@@ -218,6 +220,7 @@ def results(runs_dir: Path, paper_protocol: bool = False) -> list[dict]:
             spent = {
                 name: sum(step[name] for step in steps) for name in ("generated_tokens", "rollouts", "cpu_seconds")
             }
+            spent["cpu_seconds"] *= cpu_scale
             for name, column in MEANS.items():
                 values = [value for step in steps if (value := step.get(name)) is not None]
                 spent[column] = mean(values) if values else None
@@ -261,9 +264,15 @@ def main() -> None:
         action="store_true",
         help="With --store: GRPO n=4 is the reference of the paper's protocol (same base model as the other runs).",
     )
+    parser.add_argument(
+        "--cpu_scale",
+        type=float,
+        default=1.0,
+        help="With --store: factor on the CPU time of these runs, that of a stored run relative to its repetition on this machine.",
+    )
     args = parser.parse_args()
     if args.store:
-        save_rows(results(args.output_dir, args.paper_protocol), "language_model")
+        save_rows(results(args.output_dir, args.paper_protocol, args.cpu_scale), "language_model")
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

@@ -316,6 +316,9 @@ def test_runs_from_before_methods_were_renamed_are_stored_under_the_current_name
     rows = language_model.results(tmp_path, paper_protocol=True)
     assert {row["method"] for row in rows} == {names.ALGORITHM_2 + SUFFIX, names.GRPO_4 + SUFFIX}
     assert {row["method"] for row in language_model.results(tmp_path)} == {names.ALGORITHM_2 + SUFFIX, names.GRPO_4}
+    assert {row["cpu_seconds"] for row in rows if row["step"] == 1} == {1}
+    scaled = language_model.results(tmp_path, cpu_scale=1.5)
+    assert {row["cpu_seconds"] for row in scaled if row["step"] == 1} == {1.5}, "of a faster machine"
     assert {row["frac_zero_variance"] for row in rows} == {0.6}
     assert {row["frac_zero_advantage_groups"] for row in rows if row["step"] == 1} == {0.75}
     assert set(rows[0]) == set(load_rows("language_model")[0])
