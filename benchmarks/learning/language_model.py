@@ -41,7 +41,7 @@ from .run import Task, run_missing, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
-LONG_SET = "steps"
+LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
 MEANS = {  # metric of a step: column of its mean over all steps until an evaluation
     "frac_zero_advantage_groups": "frac_zero_advantage_groups",
     "baseline/explained_variance": "explained_variance",
@@ -187,6 +187,10 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
 def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
     options = METHODS[run.method] | {"learning_rate": run.rate}
     prompts = PROMPTS_PER_STEP.get(run.method, ROLLOUTS_PER_STEP)
+    if run.prompt_set == LONG_SET:
+        rows = prompts * options.get("num_generations", 1)
+        options["per_device_train_batch_size"] = min(rows, LONG_MICRO_BATCH)
+        options["gradient_accumulation_steps"] = max(rows // LONG_MICRO_BATCH, 1)
     start = evaluate_base(run.prompt_set, task_dir)
     trained = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start=start)
     with atomic_write(runs_dir / run.file_name) as temporary:
