@@ -360,16 +360,17 @@ def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS
     save(learner, tokenizer, output_dir / "base")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/reasoning"))
+def prepare_command(prepare: Callable, description: str, output_dir: str, steps: int) -> None:
+    """Call `prepare` with the arguments of the command line, whose defaults are `output_dir` and `steps`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path(output_dir))
     parser.add_argument(
         "--model", help="Name on the hub, or a local path. By default SmolLM2-135M-Instruct from a package."
     )
-    parser.add_argument("--steps", type=int, default=START_STEPS, help="Steps of the supervised training.")
+    parser.add_argument("--steps", type=int, default=steps, help="Steps of the supervised training.")
     args = parser.parse_args()
     prepare(args.output_dir, args.model, args.steps)
 
 
 if __name__ == "__main__":
-    main()
+    prepare_command(prepare, __doc__, "outputs/reasoning", START_STEPS)

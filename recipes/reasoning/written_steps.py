@@ -5,7 +5,6 @@ Reasoning tasks whose completions contain intermediate steps, 7 to 50 tokens, of
 of `reasoning-gym`) and `base/` (the model of [`task`](task.py) after supervised training on solutions with their steps).
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -19,7 +18,7 @@ from datasets import Dataset, concatenate_datasets
 from ada_trl.utils.files import atomic_write
 
 from ..arithmetic.task import save
-from .task import Family, entries_of, imitate, load_pretrained
+from .task import Family, entries_of, imitate, load_pretrained, prepare_command
 from .task import problems as problems_of
 
 
@@ -167,16 +166,5 @@ def prepare(output_dir: str | Path, model: str | None = None, steps: int = START
     save(learner, tokenizer, output_dir / "base")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/written-steps"))
-    parser.add_argument(
-        "--model", help="Name on the hub, or a local path. By default SmolLM2-135M-Instruct from a package."
-    )
-    parser.add_argument("--steps", type=int, default=START_STEPS, help="Steps of the supervised training.")
-    args = parser.parse_args()
-    prepare(args.output_dir, args.model, args.steps)
-
-
 if __name__ == "__main__":
-    main()
+    prepare_command(prepare, __doc__, "outputs/written-steps", START_STEPS)
