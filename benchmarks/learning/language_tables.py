@@ -262,10 +262,11 @@ def family_table(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str] = O
 
 
 def readme_sentences(runs: pd.DataFrame) -> str:
-    """pass@16 and the hard families at equal tokens, in a list item each."""
+    """pass@16, the hard families and longer answers at equal tokens, in a list item each."""
     equal, batch = of_all_families(equal_tokens_runs(runs)), names.BATCH
     items = [_pass_at_16(equal), _hard_families(equal, zero_variance(runs, HARD_SET), batch)]
-    return "\n".join(f"- {item}" for item in items)
+    items.append(_longer_answers(equal, batch))
+    return "\n".join(f"- {item}" for item in items if item)
 
 
 def _pass_at_16(equal: pd.DataFrame, method: str = names.BATCH) -> str:
@@ -296,6 +297,23 @@ def _hard_families(equal: pd.DataFrame, share: float, method: str) -> str:
         f"**Hard tasks** ([seven families](docs/benchmarks.md#a-language-model), accuracy "
         f"{before_training(equal, HARD_SET)['accuracy']:.3f} before training, {share:.0%} zero-variance groups with n=4), "
         f"{method}: {', '.join(results)}."
+    )
+
+
+def _longer_answers(equal: pd.DataFrame, method: str) -> str:
+    """Accuracy and pass@16 on answers with intermediate steps; empty for fewer than `MIN_SEEDS` common seeds."""
+    own, reference = (by_seed(equal, LONG_SET, name) for name in (method, REFERENCE))
+    if len(own.keys() & reference.keys()) < MIN_SEEDS:
+        return ""
+    last = pd.concat([run.iloc[-1:] for run in own.values()])
+    tokens = (last["generated_tokens"] / last["rollouts"]).mean()
+    results = []
+    for column in ("accuracy", "pass@16"):
+        difference = paired_difference(final(own, column), final(reference, column))
+        results.append(f"{column} {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+    return (
+        f"**Longer answers** ([four families](docs/benchmarks.md#longer-answers) with intermediate steps, {tokens:.0f} tokens on "
+        f"average, accuracy {before_training(equal, LONG_SET)['accuracy']:.3f} before training), {method}: {', '.join(results)}."
     )
 
 

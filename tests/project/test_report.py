@@ -239,6 +239,18 @@ def test_language_model_sentences():
     assert len(two_seeds.splitlines()) == 1, "Two seeds have no interval."
 
 
+def test_longer_answers_are_a_sentence_from_three_seeds_on():
+    long = language_runs({names.GRPO_4: 0.1, names.BATCH: 0.2}, rise=0.01)
+    long["prompt_set"] = language_model.LONG_SET
+    runs = pd.concat([language_runs(GAINS | {names.BATCH: 0.2}), long])
+    runs = pd.concat([runs, runs[runs["prompt_set"] == "mixture"].assign(prompt_set="hard")])
+    *_, last = language_tables.readme_sentences(runs).splitlines()
+    assert "4 tokens on average, accuracy 0.200 before training" in last
+    assert "accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no significant difference" in last
+    fewer = runs[(runs["prompt_set"] != language_model.LONG_SET) | (runs["seed"] < 3)]
+    assert len(language_tables.readme_sentences(fewer).splitlines()) == 2
+
+
 def test_captions_name_model_answers_and_seeds():
     """By seed the posterior gains 0.09, 0.10 and 0.11 more: half an interval is 4.303 · 0.01 / √3 = 0.025."""
     runs = language_runs(GAINS, rise=0.01)
