@@ -141,7 +141,7 @@ def _rate(rate: float) -> str:
 
 
 def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
-    """Accuracy and pass@16 at equal tokens, and what was measured during the steps."""
+    """Accuracy and pass@16 at equal tokens, and what was measured during the steps; no columns without values."""
     whole = of_all_families(runs)
     found = of_methods(whole, prompt_set, ORDER)
     weak, strong = found.get(REFERENCE, {}), found.get(STRONG_REFERENCE, {})
@@ -157,7 +157,8 @@ def language_table(runs: pd.DataFrame, prompt_set: str) -> str:
         )
         row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
         rows.append(row)
-    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+    columns = [name for name in rows[-1] if any(row.get(name, "") not in ("", NO_VALUE) for row in rows)]
+    return as_table([{name: row.get(name, "") for name in columns} for row in rows])
 
 
 def _cpu_seconds(runs: dict[int, pd.DataFrame]) -> float:

@@ -209,6 +209,8 @@ def test_language_model_tables():
     assert cells(table[5])[2:7] == ["0.400", better, better, "0.50×", "0.500 (+0.000 ± 0.000)"]
     assert cells(table[5])[7:] == ["–", "0.12", "12.0"]
     assert cells(table[6])[2] == "0.300" and cells(table[6])[6:8] == ["0.600 (**+0.100 ± 0.000**)", "–"]
+    without = language_tables.language_table(runs[runs["method"] != names.GRPO_8], "mixture").splitlines()
+    assert cells(without[0])[3:5] == ["against GRPO n=4", "pass@16"], "no column about a method without runs"
     families = language_tables.family_table(runs, "mixture").splitlines()
     assert cells(families[2]) == ["clock", "30%", "0.300", "0.400", "0.400", "0.500", "0.400"]
     assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300", "0.200"]
