@@ -35,7 +35,7 @@ from .. import names
 from ..common import RESULTS, load_rows, save_rows
 from . import long_answers
 from .equal_tokens import Run
-from .prompt_sets import pass_at_k
+from .prompt_sets import by_family, pass_at_k
 from .run import Task, run_missing, train_once
 
 
@@ -139,14 +139,11 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: D
     rates = np.asarray(pass_rates(model, tokenizer, rows))
     families = np.asarray(rows["family"])
 
-    def by_family(values: np.ndarray) -> dict[str, float]:
-        return {name: float(values[families == name].mean()) for name in sorted(set(families))}
-
     frac_zero_variance = rates**4 + (1 - rates) ** 4
     return {
         "accuracy": float(rates.mean()),
-        "by_family": by_family(rates),
-        "frac_zero_variance": by_family(frac_zero_variance) | {"all": float(frac_zero_variance.mean())},
+        "by_family": by_family(rates, families),
+        "frac_zero_variance": by_family(frac_zero_variance, families) | {"all": float(frac_zero_variance.mean())},
         **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
     }
 

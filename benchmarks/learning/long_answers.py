@@ -13,6 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ada_trl.core import pass_at_k
 from recipes.reasoning.written_steps import MAX_COMPLETION_TOKENS, solved
 
+from .prompt_sets import by_family
+
 
 SAMPLES, ROWS = 16, 256  # completions of a test problem, and of a batch
 PASS_AT = (1, 4, 16)
@@ -49,14 +51,11 @@ def evaluate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: D
     alike = (1 - pass_at_k(successes, SAMPLES, 4)) + (1 - pass_at_k(failures, SAMPLES, 4))
     families = np.asarray(rows["family"])
 
-    def by_family(values: np.ndarray) -> dict[str, float]:
-        return {name: float(values[families == name].mean()) for name in sorted(set(families))}
-
     tokens = torch.cat(lengths).double()
     return {
         "accuracy": float(successes.mean() / SAMPLES),
-        "by_family": by_family(successes / SAMPLES),
-        "frac_zero_variance": by_family(alike) | {"all": float(alike.mean())},
+        "by_family": by_family(successes / SAMPLES, families),
+        "frac_zero_variance": by_family(alike, families) | {"all": float(alike.mean())},
         **{f"pass@{k}": float(pass_at_k(successes, SAMPLES, k).mean()) for k in PASS_AT},
         "completion_tokens": float(tokens.mean()),
         "truncated": float((tokens >= MAX_COMPLETION_TOKENS).double().mean()),

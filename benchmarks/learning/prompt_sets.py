@@ -47,6 +47,11 @@ def pass_rates(
     return torch.cat(rates).double().numpy()
 
 
+def by_family(values: np.ndarray, families: np.ndarray) -> dict[str, float]:
+    """Mean of the problems' values by family."""
+    return {name: float(values[families == name].mean()) for name in sorted(set(families))}
+
+
 def pass_at_k(rates: np.ndarray, k: int) -> float:
     """Mean probability that at least one of k completions is correct, E[1 − (1 − p)^k]."""
     return float(np.mean(1 - (1 - rates) ** k))
