@@ -1,5 +1,5 @@
 """
-Reasoning tasks whose completions contain intermediate steps, 7 to 50 tokens, of which the verifier sees the final answer.
+Reasoning tasks whose completions contain intermediate steps, 7 to 57 tokens, of which the verifier sees the final answer.
 
 `python -m ada_trl.recipes.reasoning.written_steps --output_dir outputs/written-steps` writes `steps/` (train and test problems
 of `reasoning-gym`) and `base/` (the model of [`task`](task.py) after supervised training on solutions with their steps).
