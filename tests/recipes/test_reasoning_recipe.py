@@ -94,6 +94,7 @@ def test_written_solutions_have_correct_steps_and_end_with_the_answer(family):
         elif family == "columns":
             sums = [step.split("=") for step in steps[:-1]]
             assert all(sum(map(int, left.split("+"))) == int(right) for left, right in sums)
+            assert answer == sums[-1][1] + "".join(right[-1] for _, right in reversed(sums[:-1])), "with all carries"
             assert prompt == f"{int(answer) - int(prompt.split()[2])} + {prompt.split()[2]} ="
         elif family == "ones":
             assert [int(step) for step in steps] == [
