@@ -104,7 +104,6 @@ def eliminate_async(
     positive_threshold: float,
     pools: Sequence[Pool] | None = None,
     speculate_below: int = 0,
-    barrier: bool = False,
     progress: Progress | None = None,
 ) -> list[Pool]:
     """
@@ -122,8 +121,6 @@ def eliminate_async(
         speculate_below (`int`, *optional*, defaults to `0`):
             If fewer requests are in flight, rounds of active prompts are requested before their previous round has returned.
             The rollouts of such a round are added to the pool only if the prompt needs them, and discarded otherwise.
-        barrier (`bool`, *optional*, defaults to `False`):
-            Whether to start a round only when the round before is complete, for comparison.
 
     Returns:
         `list[Pool]`: one pool per prompt, in order.
@@ -136,16 +133,14 @@ def eliminate_async(
     def next_prompt() -> _PromptState | None:
         if waiting:
             return waiting.popleft()
-        if barrier or in_flight >= speculate_below:
+        if in_flight >= speculate_below:
             return None
         # All rounds that are known to be needed are in flight, and there is room: request one that may be needed, of the prompt
         # with the fewest such rounds.
         ahead = (prompt for prompt in prompts if not prompt.retired and prompt.submitted_rounds < max_rounds)
         return min(ahead, key=lambda prompt: prompt.submitted_rounds - prompt.completed_rounds, default=None)
 
-    while active := [prompt for prompt in prompts if not prompt.retired]:
-        if barrier and not waiting and not in_flight:
-            waiting.extend(active)
+    while any(not prompt.retired for prompt in prompts):
         while (prompt := next_prompt()) is not None:
             submit(prompt.number, prompt.submitted_rounds * prompt.round_size)
             prompt.submitted_rounds += 1
@@ -155,7 +150,7 @@ def eliminate_async(
             prompt = prompts[number]
             prompt.receive(first_index, rollouts, exit_condition, max_rounds)
             # A speculative round may be in flight already.
-            if not barrier and not prompt.retired and prompt.submitted_rounds == prompt.completed_rounds:
+            if not prompt.retired and prompt.submitted_rounds == prompt.completed_rounds:
                 waiting.append(prompt)
         if progress is not None:
             progress(sum(not prompt.retired for prompt in prompts), sum(len(prompt.pool) for prompt in prompts))

@@ -48,7 +48,6 @@ class AsyncVLLMSampler(RolloutSampler):
             `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
 
-    barrier = False  # see `eliminate_async`; set by the benchmark that measures the cost of a barrier
     speculate_below = 0.25  # requests in flight per prompt; with fewer the server has capacity to spare
 
     def __init__(
@@ -100,7 +99,6 @@ class AsyncVLLMSampler(RolloutSampler):
                 pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
                 # A slot may continue with another candidate, which is unknown before its round is complete.
                 speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,
-                barrier=self.barrier,
                 progress=progress,
                 **loop,
             )

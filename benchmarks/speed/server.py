@@ -34,7 +34,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.sampling import async_vllm_sampler
+from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
 from ada_trl.sampling.rollout_sampler import RolloutSampler
+from ada_trl.trainer.trl_hooks import override_attributes
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
@@ -75,27 +78,50 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
     return [float((character * 7 + n) % 12 < n // 12 % 12) for n, character in zip(numbers, first, strict=True)]
 
 
-class SynchronousTrainer(AdaGRPOTrainer):
-    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
+class NonSpeculativeSampler(AsyncVLLMSampler):
+    """Requests no round before it is needed."""
 
-    sampler_options: dict[str, object] = {"barrier": True}
+    speculate_below = 0.0
+
+
+class RoundByRoundSampler(NonSpeculativeSampler):
+    """Requests a round when the round before is complete for all prompts of the rank."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._next_round: list[tuple] = []
+
+    def _submit(self, *request) -> None:
+        self._next_round.append(request)
+
+    def _collect(self, *given) -> list:
+        if not self._in_flight:
+            requests, self._next_round = self._next_round, []
+            for request in requests:
+                super()._submit(*request)
+        return super()._collect(*given)
+
+
+class NonSpeculativeTrainer(AdaGRPOTrainer):
+    """Trainer with asynchronous rounds that requests no round before it is needed."""
+
+    sampler_class: type[AsyncVLLMSampler] = NonSpeculativeSampler
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         build_sampler = self._multi_round.build_sampler
 
-        def build_with_options(plan) -> RolloutSampler:
-            sampler = build_sampler(plan)
-            vars(sampler).update(self.sampler_options)
-            return sampler
+        def build(plan) -> RolloutSampler:
+            with override_attributes(async_vllm_sampler, AsyncVLLMSampler=self.sampler_class):
+                return build_sampler(plan)
 
-        self._multi_round.build_sampler = build_with_options
+        self._multi_round.build_sampler = build
 
 
-class NonSpeculativeTrainer(SynchronousTrainer):
-    """Trainer with asynchronous rounds that requests no round before it is needed."""
+class SynchronousTrainer(NonSpeculativeTrainer):
+    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
 
-    sampler_options = {"speculate_below": 0}
+    sampler_class = RoundByRoundSampler
 
 
 def train(
