@@ -9,7 +9,6 @@ import random
 import resource
 import sys
 import time
-from collections import defaultdict
 from itertools import islice
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from ..trainer import trl_hooks
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_hooks import override_attributes
 from ..vllm.errors import VLLMServerError
@@ -113,7 +113,7 @@ class Preflight(TrainerCallback):
         run, and at least those of one prompt. Collective.
         """
         trainer, at_once = self.trainer, max(batch_size // ROLLOUTS, 1)
-        calculate, metrics = trainer._calculate_rewards, trainer._metrics["eval"]
+        calculate = trainer._calculate_rewards
         received, reward_seconds = [], 0.0
 
         def timed_rewards(*given):
@@ -124,18 +124,19 @@ class Preflight(TrainerCallback):
             received.append(found.cpu())
             return found
 
-        trainer._metrics["eval"] = defaultdict(list)
         trainer.model.eval()
         started = time.perf_counter()
         try:
-            with override_attributes(trainer, _calculate_rewards=timed_rewards, num_generations_eval=ROLLOUTS):
+            with (
+                trl_hooks.isolated_metrics(trainer, "eval") as metrics,
+                override_attributes(trainer, _calculate_rewards=timed_rewards, num_generations_eval=ROLLOUTS),
+            ):
                 for start in range(0, len(rows), at_once):
                     self._generate([dict(row) for row in rows[start : start + at_once] for _ in range(ROLLOUTS)])
             seconds = time.perf_counter() - started
-            lengths = {name: trainer._metrics["eval"][f"completions/{name}"] for name in LENGTHS}
+            lengths = {name: metrics[f"completions/{name}"] for name in LENGTHS}
         finally:
             trainer.model.train()
-            trainer._metrics["eval"] = metrics
         times = torch.tensor([[seconds, reward_seconds]], device=trainer.accelerator.device)
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
         scores = torch.cat(received).double()
@@ -166,11 +167,11 @@ class Preflight(TrainerCallback):
         consists of more than a prompt and a completion.
         """
         trainer, args = self.trainer, self.trainer.args
-        if trainer._is_vlm or trainer.tools or trainer.environment_factories is not None:
+        if trl_hooks.is_vision_language_model(trainer) or trainer.tools or trainer.environment_factories is not None:
             return None
         prompt_ids, row = self._longest_prompt()
         completion_ids = self._full_length(prompt_ids)
-        text = trainer._tokenizer.decode(completion_ids)
+        text = trl_hooks.tokenizer(trainer).decode(completion_ids)
         completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
         logprobs = [[-1.0] * len(completion_ids)] * size if args.use_vllm else None
         rollouts: tuple = (
@@ -202,7 +203,7 @@ class Preflight(TrainerCallback):
 
     def _full_length(self, prompt_ids: list[int]) -> list[int]:
         trainer = self.trainer
-        special = {*trainer.eos_token_ids, *trainer._tokenizer.all_special_ids}
+        special = {*trainer.eos_token_ids, *trl_hooks.tokenizer(trainer).all_special_ids}
         token = next((i for i in prompt_ids if i not in special), prompt_ids[-1])
         return [token] * (trainer.max_completion_length - 1) + [trainer.eos_token_ids[0]]
 

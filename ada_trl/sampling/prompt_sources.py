@@ -1,5 +1,6 @@
 """Prompt sources: the prompts of a step, from TRL's data loader or from the prompt queue."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,7 +112,39 @@ class StepPlan:
     is_prefetched: bool = False
 
 
-class DataLoaderPrompts:
+class PromptSource(ABC):
+    """Interface of the prompt sources. The same object exists on every rank."""
+
+    @abstractmethod
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
+
+    @abstractmethod
+    def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot] | None:
+        """Empty slots, with `sizes` rollouts per round; `None` where each slot is one prompt and a plain pool is enough."""
+
+    @abstractmethod
+    def sampled_prompts(self, pools: Sequence[Any]) -> SampledPrompts:
+        """The prompts that the pools or slots of a step belong to."""
+
+    @abstractmethod
+    def finish_step(self, pools: Sequence[Any]) -> dict[str, float]:
+        """Return unsolved and unused prompts to the source, and metrics to the caller."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo the last [`next_prompts`], whose prompts will not be sampled."""
+
+    @abstractmethod
+    def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
+        """The state before the last `steps_back` calls of [`next_prompts`]."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+
+
+class DataLoaderPrompts(PromptSource):
     """
     Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
     holds its first row.
@@ -129,7 +162,6 @@ class DataLoaderPrompts:
         self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
-        """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader."""
         rows, n = len(inputs), self.num_generations
         start = self.accelerator.process_index * rows
         local_rows = []
@@ -146,29 +178,25 @@ class DataLoaderPrompts:
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
         return PromptBatch(local_rows, ranks, ranks)
 
-    def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[BatchSlot] | None:
-        """Empty slots, with `sizes` rollouts per round; `None` where each slot is one prompt and a plain pool is enough."""
+    def make_slots(self, prompts: PromptBatch, sizes: Sequence[int]) -> None:
         return None
 
     def sampled_prompts(self, pools: Sequence[Any]) -> SampledPrompts:
-        """The prompts that the pools or slots of a step belong to."""
         number = len(pools)
         seeds: list[tuple[int, ...]] = [(i,) for i in range(number)]
         return SampledPrompts(list(pools), list(range(number)), seeds, [True] * number, [True] * number)
 
     def finish_step(self, pools: Sequence[Any]) -> dict[str, float]:
-        """Return unsolved and unused prompts to the queue, and metrics to the caller."""
         return {}
 
     def rollback(self) -> None:
-        """Undo the last [`next_prompts`], whose prompts will not be sampled."""
+        pass  # the data loader cannot go back; TRL's resuming skips its batches
 
     def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
-        """The state before the last `steps_back` calls of [`next_prompts`]."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        pass
 
 
 def _are_different(a: Any, b: Any) -> bool:
@@ -178,7 +206,7 @@ def _are_different(a: Any, b: Any) -> bool:
         return False
 
 
-class QueuedPrompts(DataLoaderPrompts):
+class QueuedPrompts(PromptSource):
     """
     Prompts from a [`PromptQueue`], for modes in which a step samples other prompts than the data loader's next ones, or needs
     them before the data loader yields them.

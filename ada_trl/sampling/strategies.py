@@ -1,7 +1,8 @@
 """
 Sampling strategies: how many rollouts each prompt gets in a step, and which of them are trained on.
 
-`adaptive_sampling` chooses one. To add a mode, write a subclass of [`SamplingStrategy`] and build it in [`build_strategy`].
+`adaptive_sampling` chooses one. To add a mode, write a subclass of [`SamplingStrategy`], add its name to [`STRATEGIES`] and build it
+in [`build_strategy`].
 """
 
 from abc import ABC, abstractmethod
@@ -155,7 +156,7 @@ class RetryAcrossSteps(SequentialSampling):
         self.rounds_per_step = 1
 
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
-        return SamplingStrategy.select(self, pool, seed)
+        return SamplingStrategy.select(self, pool, seed)  # all rollouts of the round, instead of a group
 
     def describe(self) -> str:
         rollouts = pluralize(self.num_generations, "rollout")

@@ -7,7 +7,7 @@ from trl import GRPOConfig
 
 from ..core import ExitCondition
 from ..sampling.strategies import SamplingStrategy, build_strategy, strategy_class
-from .validation import (
+from .config_validation import (
     CHOICES,
     check_config,
     check_types,
@@ -185,7 +185,7 @@ class AdaGRPOConfig(GRPOConfig):
     >   `"uniform"` sampling.
     > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. `"group"` divides by the standard deviation of all
     >   rewards of the prompt in this step, `"batch"` by that of all pools; with `baseline="posterior"` or `"batch"`,
-    >   `"batch"` divides by a running standard deviation of earlier generations.
+    >   `"batch"` divides by a running standard deviation of earlier generation batches.
     > - `epsilon_high`: Defaults to `0.28` instead of `None`.
     """
 
@@ -198,7 +198,7 @@ class AdaGRPOConfig(GRPOConfig):
         default="none",
         metadata={
             "help": "Divisor of the advantages: `'none'`, `'group'` (standard deviation of all rewards of the prompt in "
-            "this step) or `'batch'` (of all pools; a running one of earlier generations with `baseline='posterior'` or "
+            "this step) or `'batch'` (of all pools; a running one of earlier generation batches with `baseline='posterior'` or "
             "`'batch'`)."
         },
     )
@@ -405,7 +405,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def is_multi_round(self) -> bool:
         """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
-        return self.max_rounds_per_step > 1 or self.selects_groups
+        return self.max_rounds_per_slot > 1 or self.selects_groups
 
     @property
     def selects_groups(self) -> bool:
@@ -424,8 +424,8 @@ class AdaGRPOConfig(GRPOConfig):
         return self.resamples_prompts or self.max_staleness > 0
 
     @property
-    def max_rounds_per_step(self) -> int:
-        """Maximum number of rounds of a prompt, or of a batch slot, in one step."""
+    def max_rounds_per_slot(self) -> int:
+        """Maximum number of rounds of a batch slot in one step: those of a prompt, times the prompts that are sampled for the slot."""
         of_prompt = self.max_rounds if self.selects_groups else 1
         prompts_per_slot = self.max_rounds if self.zero_variance_groups == "resample" else 1
         return of_prompt * prompts_per_slot

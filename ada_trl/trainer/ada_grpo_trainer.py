@@ -31,6 +31,7 @@ from ..sampling.prompt_sources import (
     DataLoaderPrompts,
     PlaceholderRow,
     PromptBatch,
+    PromptSource,
     QueuedPrompts,
     SampledPrompts,
     StepPlan,
@@ -41,7 +42,14 @@ from ..utils.distributed import exchange_rows, synchronized_errors
 from ..utils.logging import get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
-from .argument_validation import (
+from .baselines import LARGEST_POOL, build_baseline
+from .callbacks import constant_metrics, show_one_line
+from .checkpointing import load_state, save_state
+from .diagnostics import TrainingDiagnostics
+from .multi_round import MultiRoundSampling
+from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
+from .round_generator import RoundGenerator
+from .trainer_validation import (
     check_arguments,
     check_overrides,
     check_prompt_format,
@@ -53,14 +61,8 @@ from .argument_validation import (
     read_settings,
     report_too_few_prompts,
     tokenize_prompts,
+    use_counts_beyond_text,
 )
-from .baselines import build_baseline
-from .callbacks import constant_metrics, show_one_line
-from .checkpointing import load_state, save_state
-from .diagnostics import TrainingDiagnostics
-from .multi_round import MultiRoundSampling
-from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
-from .round_generator import RoundGenerator
 from .trl_hooks import Hook, StepCapture, injecting, using_hook
 from .user_code import TrainingState
 from .vllm_session import VLLMSession, ess_ratio
@@ -88,7 +90,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     Args:
         model, reward_funcs, args, ...:
             As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires
-            `adaptive_sampling="uniform"`; `environment_factory` and vision-language models require
+            plain GRPO (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and vision-language models require
             `pass_rate_estimator="ema"` where pass rates are estimated before sampling.
 
     Raises:
@@ -193,6 +195,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # Again: GRPOTrainer has now loaded the reward models, the environments and the processing class.
         check_success_reward(args, self.reward_func_names)
         check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
+        use_counts_beyond_text(args, self.environment_factories, self.processing_class)
         check_trainable(self.model, self.optimizer)
         check_prompt_format(self)
         self.vllm = VLLMSession(self)
@@ -212,7 +215,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.strategy = args.sampling_strategy
         self.baseline = build_baseline(args, self.pass_rates)
         # Where prompts come from the queue, `get_train_dataloader` replaces it.
-        self.prompt_source = DataLoaderPrompts(
+        self.prompt_source: PromptSource = DataLoaderPrompts(
             self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo
         )
         self._rounds = RoundGenerator(self)
@@ -243,7 +246,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             lambda: self.model,
             self.accelerator,
             lambda prompts: self._tokenize_prompts(prompts)[0],
-            pad_token_id=self._tokenizer.pad_token_id,
+            pad_token_id=trl_hooks.tokenizer(self).pad_token_id,
             batch_size=self.args.per_device_train_batch_size,
         )
         return PassRateTracker(self.args, reader, hash_entire_row=self.environment_factories is not None)
@@ -259,12 +262,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             positive_threshold=args.positive_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
-        # As TRL's data loader removes unused columns: those of a stream are known when its rows are read.
-        dataset, collate = self.train_dataset, self.data_collator
-        if isinstance(dataset, Dataset):
-            dataset = self._remove_unused_columns(dataset, description="Training")
-        else:
-            collate = self._get_collator_with_removed_columns(collate, description="Training")
+        dataset, collate = trl_hooks.dataset_and_collator(self)
 
         def load_rows(rows: Iterable[dict]) -> list[dict]:
             with TrainingState(self.model).preserved():  # a transform or a collator may be user code
@@ -282,7 +280,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             config,
             self.accelerator,
             self.pass_rates,
-            lambda p: prompt_weight(p, args.max_samples, args.prompt_weighting) * p * (1 - p),
+            lambda p: prompt_weight(p, LARGEST_POOL, args.prompt_weighting) * p * (1 - p),
             load_rows,
             shuffle=self.shuffle_dataset,
             seed=args.seed,
@@ -309,7 +307,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             )
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
         if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.predictions = plan.predictions
+            self.pass_rates.predictions = plan.predictions  # a prefetched plan was made during the step before
         if self.args.is_multi_round:
             batch, output = self._run_multiple_rounds(plan)
         else:
@@ -383,8 +381,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         with using_hook(self, capture):
             output = super()._generate_and_score_completions(plan.rows)
         assert sampled is not None, "GRPOTrainer made a batch without calling `_calculate_rewards`"
-        if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.predictions = plan.predictions  # the prefetched step has replaced them by its predictions
         groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
         batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
         batch.metrics |= queue_metrics | self._average_seconds(capture.seconds) | self.vllm.collect_metrics()
@@ -415,9 +411,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         micro_steps += trl_hooks.micro_step(self) % args.gradient_accumulation_steps
         after_this = micro_steps + trl_hooks.micro_steps_per_generation(self)
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
-            return  # this is the last generation
+            return  # this is the last generation batch
+        tracker = self.pass_rates
+        predictions = None if tracker is None else tracker.predictions
         plan = self._plan_step([])
         plan.is_prefetched = True
+        if tracker is not None and predictions is not None:
+            tracker.predictions = predictions  # those of this step, whose advantages are computed next
         # Before the requests: if one cannot be sent, `cancel_prefetch` makes the plan's prompts the next ones again.
         self._prefetched = plan
         with synchronized_errors():
@@ -647,7 +647,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
 
     def _sampler_state_dict(self) -> dict[str, Any]:
-        # A generation that is still being trained on is generated again after a resume, and so is a prefetched one.
+        # A generation batch that is still being trained on is generated again after a resume, and so is a prefetched one.
         is_unfinished = trl_hooks.micro_step(self) % trl_hooks.micro_steps_per_generation(self) > 0
         steps_back = is_unfinished + (self._prefetched is not None)
         return self.prompt_source.state_dict(steps_back) | self.baseline.state_dict()

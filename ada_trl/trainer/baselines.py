@@ -1,8 +1,10 @@
 """
 Baselines b_i of the advantages A_i = r_i − b_i. `AdaGRPOConfig.baseline` selects one of the classes below.
 
-To add a baseline, write a class with the methods of [`Baseline`] and return it from [`build_baseline`]. Once per generation
-the trainer calls `compute`, which must not change any state, and after the advantages are known `update`.
+To add a baseline, write a class with the methods of [`Baseline`], return it from [`build_baseline`] and add its name to `CHOICES`
+(config_validation.py). Once per generation batch the trainer calls `compute`, which must not change any state, and after the
+advantages are known `update`. The pool mean is special: only its advantages depend on which rollouts of a pool are trained on, so
+`RolloutBatch.compute_advantages` computes them.
 """
 
 from abc import ABC, abstractmethod
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from ..pass_rates.tracker import PassRateTracker
 
 
-LARGEST_POOL = 32  # rollouts, M · N of the paper
+LARGEST_POOL = 32  # rollouts, M · N of the paper; a predicted pass rate is clamped at 1 / 32 in the prompt weight
 
 
 class BaselineValues(NamedTuple):
     """
-    What is needed for the advantages A_i = w · (r_i − b_i) [/ σ] of one generation ([`~core.baseline_advantages`]), by prompt.
+    What is needed for the advantages A_i = w · (r_i − b_i) [/ σ] of one generation batch ([`~core.baseline_advantages`]), by prompt.
 
     Args:
         baselines (`list[list[float]]`):
             b_i of each rollout of the prompt.
         weights (`list[float]`):
-            w of each prompt, independent of this generation's rollouts.
+            w of each prompt, independent of this generation batch's rollouts.
         stds (`list[float]`, *optional*):
             σ; by default advantages are not divided.
         pseudo_counts (`list[float]`, *optional*):
@@ -48,7 +50,7 @@ class Baseline(ABC):
     @abstractmethod
     def compute(self, pools: Sequence[Pool]) -> BaselineValues | None:
         """
-        Compute the baselines of one generation, without changing any state. Collective.
+        Compute the baselines of one generation batch, without changing any state. Collective.
 
         Args:
             pools (`Sequence[Pool]`):
@@ -60,7 +62,7 @@ class Baseline(ABC):
         """
 
     def update(self, pools: Sequence[Pool]) -> None:  # noqa: B027 # stateless baselines need none
-        """Update the state with the rewards of one generation, after its advantages were computed."""
+        """Update the state with the rewards of one generation batch, after its advantages were computed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
@@ -70,7 +72,7 @@ class Baseline(ABC):
         """Continue from `state_dict()`."""
 
 
-class GroupMeanBaseline(Baseline):
+class PoolMeanBaseline(Baseline):
     """b_i = mean reward of the prompt's own pool, as in GRPO and the paper. Stateless."""
 
     def compute(self, pools: Sequence[Pool]) -> None:
@@ -79,7 +81,7 @@ class GroupMeanBaseline(Baseline):
 
 class BatchLeaveOneOutBaseline(Baseline):
     """
-    b_i = Σ_{j ≠ i} r_j / (N − 1), the mean of all other rollouts of the generation (RLOO over the batch, REINFORCE++).
+    b_i = Σ_{j ≠ i} r_j / (N − 1), the mean of all other rollouts of the generation batch (RLOO over the batch, REINFORCE++).
 
     Args:
         scaled (`bool`):
@@ -117,7 +119,7 @@ class EmpiricalBayesBaseline(Baseline):
     b_i = (s·m_x + Σ_{j ≠ i} r_j) / (s + n − 1), the posterior mean of the prompt's reward given its other rollouts.
 
     m_x and s come from a [`~core.RewardEstimator`] (the prompt's history and, if there is one, a value network), shifted by
-    the mean residual of the other prompts of the generation.
+    the mean residual of the other prompts of the generation batch.
 
     `update` does nothing here: `PassRateTracker.observe` updates the estimator together with the value network, whose
     regression targets depend on it, and `PassRateTracker.save` writes both.
@@ -147,8 +149,9 @@ class EmpiricalBayesBaseline(Baseline):
 def build_baseline(args: AdaGRPOConfig, tracker: "PassRateTracker | None") -> Baseline:
     """Return the baseline that `args` select; `tracker` is needed where pass rates or rewards are estimated."""
     scaled, weighting = args.scale_rewards == "batch", args.prompt_weighting
+    if args.baseline == "pool":
+        return PoolMeanBaseline()
     if args.baseline == "batch":
         return BatchLeaveOneOutBaseline(scaled=scaled, weighting=weighting, tracker=tracker)
-    if tracker is not None and tracker.reward_estimator is not None:
-        return EmpiricalBayesBaseline(scaled=scaled, weighting=weighting, tracker=tracker)
-    return GroupMeanBaseline()
+    assert tracker is not None
+    return EmpiricalBayesBaseline(scaled=scaled, weighting=weighting, tracker=tracker)

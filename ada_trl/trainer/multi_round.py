@@ -66,14 +66,14 @@ class MultiRoundSampling:
             pools = sampler.sample(
                 exit_condition=strategy.exit_condition if plan.slots is None else slot_done,
                 samples_per_round=strategy.rollouts_per_round,
-                max_rounds=args.max_rounds_per_step,
+                max_rounds=args.max_rounds_per_slot,
                 positive_threshold=args.positive_threshold,
                 progress=progress,
             )
         sampled = prompt_source.sampled_prompts(pools)
         if tracker is not None:
             tracker.restrict_to(sampled.indices)
-        # Seeded by the position of this generation in the run, which a resumed run shares.
+        # Seeded by the position of this generation batch in the run, which a resumed run shares.
         micro_step = trl_hooks.micro_step(trainer) % args.gradient_accumulation_steps
         seed = (args.seed, trainer.state.global_step, micro_step)
         groups = [

@@ -19,12 +19,15 @@ Two patches of TRL's module act only while one of our trainers is constructed or
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate.utils import gather, gather_object
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -52,6 +55,9 @@ _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 class Hook:
     """
     Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`].
+
+    A call of TRL goes through these layers, from the outside to the inside: the hook's outer method, if it has one for this name; an
+    override of a user's subclass; the override of [`AdaGRPOTrainer`]; the hook's method; `call`.
 
     TRL resets environments before it calls `_generate`, and runs tools between the turns. Training state that they have changed is
     restored at the next call of one of these methods.
@@ -167,13 +173,13 @@ class StepCapture(HiddenStateHook):
         self.rewards: torch.Tensor | None = None
         self.seconds: dict[str, float] = {}
         # Bound methods of the user's subclass, whose results are those that are trained on.
-        self._generate, self._calculate_rewards = trainer._generate, trainer._calculate_rewards
+        self._generate_inside, self._score_inside = trainer._generate, trainer._calculate_rewards
 
     def outer_methods(self) -> dict[str, Callable]:
         return {"_generate": self.capture_generation, "_calculate_rewards": self.capture_rewards}
 
     def capture_generation(self, prompts: list) -> tuple:
-        columns = self._generate(prompts)
+        columns = self._generate_inside(prompts)
         if self.score_early:
             _, completion_ids, _, completions, *_ = columns
             self.capture_rewards(self.rows, prompts, completions, completion_ids)
@@ -182,7 +188,7 @@ class StepCapture(HiddenStateHook):
     def capture_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
         if self.rewards is None:
             started = time.perf_counter()
-            rewards = self._calculate_rewards(inputs, prompts, completions, ids)
+            rewards = self._score_inside(inputs, prompts, completions, ids)
             # GRPO's own statistics are left as they are where nothing but logging differs from it.
             self.rewards = rewards if self.trainer.args.is_vanilla_grpo else without_infinities(rewards)
             self.seconds["time/reward"] = time.perf_counter() - started
@@ -240,6 +246,7 @@ class LocalSampling(HiddenStateHook):
         self.tool_calls = (0, 0)  # calls, and how many of them failed
 
     def generate(self, call: Callable, prompts: list) -> tuple:
+        # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
         return super().generate(call, SharedLeaves(prompts))
 
     def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
@@ -443,13 +450,70 @@ def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) ->
     trainer._pending_extra_logs.update(columns)
 
 
-# TRL's position in the run, and the columns that it reads
+@contextmanager
+def isolated_metrics(trainer: GRPOTrainer, mode: str = "train", *, pending: bool = False) -> Iterator[dict[str, list]]:
+    """
+    While the block runs, TRL's metrics of `mode` are kept apart from those logged before; yields them.
+
+    Args:
+        pending (`bool`, *optional*, defaults to `False`):
+            Whether metrics that reward functions log are kept apart too, and dropped.
+    """
+    isolated: dict[str, list] = defaultdict(list)
+    attributes: dict[str, Any] = {"_metrics": trainer._metrics | {mode: isolated}}
+    if pending:
+        attributes["_pending_metrics"] = defaultdict(list)
+    with override_attributes(trainer, **attributes):
+        yield isolated
+
+
+def pending_extra_columns(trainer: GRPOTrainer) -> dict[str, list]:
+    """Values that reward functions have logged with `log_extra` since TRL gathered them last, by column."""
+    return trainer._pending_extra_logs
+
+
+# TRL's model of prompts: tokenizer, environments, and the columns that are read
+
+
+def tokenizer(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
+    """The tokenizer, which is part of the processor of a vision-language model."""
+    return trainer._tokenizer
+
+
+def is_vision_language_model(trainer: GRPOTrainer) -> bool:
+    return trainer._is_vlm
+
+
+def environment_pool(trainer: GRPOTrainer) -> dict[str | None, list]:
+    """Free environments by name, from the front of which TRL takes those of a batch."""
+    return trainer._environment_pool
+
+
+def environment_names(trainer: GRPOTrainer) -> list[str | None]:
+    """The name of the environment of each row of the last batch; `None` if there is only one kind."""
+    return trainer._batch_environments
+
+
+def has_named_environments(trainer: GRPOTrainer) -> bool:
+    return trainer.environment_factories is not None and trainer._multi_environment
+
+
+def dataset_and_collator(trainer: GRPOTrainer) -> tuple[Dataset | IterableDataset, Callable]:
+    """The training set and its collator without unused columns, as TRL's data loader uses them."""
+    dataset, collate = trainer.train_dataset, trainer.data_collator
+    if isinstance(dataset, Dataset):
+        return trainer._remove_unused_columns(dataset, description="Training"), collate
+    # The columns of a stream are known when its rows are read.
+    return dataset, trainer._get_collator_with_removed_columns(collate, description="Training")
 
 
 def signature_columns(trainer: GRPOTrainer) -> list[str]:
     """Return the columns of the data set that are kept with `remove_unused_columns=True`."""
     trainer._set_signature_columns_if_needed()
     return list(trainer._signature_columns)
+
+
+# TRL's position in the run
 
 
 def micro_steps_per_generation(trainer: GRPOTrainer) -> int:

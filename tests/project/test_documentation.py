@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core.advantages import POWERS
-from ada_trl.trainer.validation import CHOICES
+from ada_trl.trainer.config_validation import CHOICES
 from benchmarks.analyses import diagram
 
 from ..documentation import (

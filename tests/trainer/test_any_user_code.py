@@ -22,7 +22,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.trainer.argument_validation import DATA_LOADING
+from ada_trl.trainer.trainer_validation import DATA_LOADING
 
 from ..helpers import PROMPTS, QUICK, config, even_reward, tiny_model, tiny_tokenizer
 

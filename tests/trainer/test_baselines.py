@@ -10,12 +10,12 @@ from ada_trl.core import Pool, RewardEstimator, Rollout, baseline_advantages
 from ada_trl.trainer.baselines import (
     BatchLeaveOneOutBaseline,
     EmpiricalBayesBaseline,
-    GroupMeanBaseline,
+    PoolMeanBaseline,
     build_baseline,
 )
 
 
-CLASSES = {"pool": GroupMeanBaseline, "batch": BatchLeaveOneOutBaseline, "posterior": EmpiricalBayesBaseline}
+CLASSES = {"pool": PoolMeanBaseline, "batch": BatchLeaveOneOutBaseline, "posterior": EmpiricalBayesBaseline}
 
 
 class Tracker:

@@ -5,14 +5,16 @@ import math
 import os
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, get_args
-
-from trl import GRPOConfig
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..core.advantages import POWERS
 from ..core.allocation import check_rule
 from ..sampling.strategies import STRATEGIES, strategy_class
 from ..utils.logging import get_logger
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_config import AdaGRPOConfig
 
 
 logger = get_logger(__name__)
@@ -27,7 +29,7 @@ CHOICES = {
 }
 
 
-def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
+def check_types(args: "AdaGRPOConfig", annotations: Mapping[str, Any]) -> None:
     """
     Check choices and types first, because the checks below and those of TRL compute with the values.
 
@@ -57,7 +59,7 @@ def check_types(args: GRPOConfig, annotations: Mapping[str, Any]) -> None:
         raise ValueError(f"num_generations ({args.num_generations}) must be at least 1.")
 
 
-def resolve_sampling(args: GRPOConfig) -> None:
+def resolve_sampling(args: "AdaGRPOConfig") -> None:
     """Set `adaptive_sampling` and `num_generations`, if they are `None`, to the defaults for the baseline."""
     needs_no_group = (
         args.baseline != "pool"
@@ -68,7 +70,7 @@ def resolve_sampling(args: GRPOConfig) -> None:
         args.num_generations = 1 if needs_no_group and args.adaptive_sampling == "uniform" else 4
 
 
-def placeholder_group_size(args: GRPOConfig) -> int:
+def placeholder_group_size(args: "AdaGRPOConfig") -> int:
     """
     A group size of at least 2 that divides the generation batch, for the checks of [`~trl.GRPOConfig`].
 
@@ -85,23 +87,26 @@ def placeholder_group_size(args: GRPOConfig) -> int:
     )
 
 
-def resolve_defaults(args: GRPOConfig) -> None:
+def resolve_defaults(args: "AdaGRPOConfig") -> None:
     """Set the fields of `args` that are `None` to defaults that depend on the other fields."""
     strategy = strategy_class(args.adaptive_sampling, args.baseline)
     if args.samples_per_round is None and strategy.is_sequential:
         args.samples_per_round = args.num_generations * (1 if strategy.retries_across_steps else 2)
-    if args.prompt_weighting is None:
-        args.prompt_weighting = strategy.default_weighting
+    # A command line passes numbers as strings.
+    weighting: Any = strategy.default_weighting if args.prompt_weighting is None else args.prompt_weighting
+    args.prompt_weighting = read_weighting(weighting)
+    if strategy.uses_estimated_budgets:
+        args.allocation_rule = check_rule(args.allocation_rule)  # type: ignore[assignment] # a name or a number
     if args.pass_rate_estimator is None and args.needs_pass_rate_estimates:
         args.pass_rate_estimator = "ema+value"
         args.estimator_is_explicit = False
-    # A command line passes strings. GRPOConfig takes booleans.
+    # GRPOConfig takes booleans.
     args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
     if args.vllm_weight_sync_dir is None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
 
 
-def check_config(args: GRPOConfig) -> None:
+def check_config(args: "AdaGRPOConfig") -> None:
     """
     Check the fields of `args` together.
 
@@ -124,9 +129,6 @@ def check_config(args: GRPOConfig) -> None:
             "num_generations=1 requires baseline='batch' or 'posterior': the group mean is undefined for a single rollout. "
             "Set one of these, or num_generations >= 2."
         )
-    if strategy_class(args.adaptive_sampling, args.baseline).uses_estimated_budgets:
-        args.allocation_rule = check_rule(args.allocation_rule)
-    _check_weight(args)
     _check_generation(args)
     _check_vllm(args)
     _check_estimates(args)
@@ -146,7 +148,7 @@ def _are_finite(values: Any) -> bool:
         return False
 
 
-def _check_unused(args: GRPOConfig) -> None:
+def _check_unused(args: "AdaGRPOConfig") -> None:
     """Reject options that are set but not used in the chosen mode."""
     strategy = strategy_class(args.adaptive_sampling, args.baseline)
     shared = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
@@ -171,22 +173,28 @@ def _check_unused(args: GRPOConfig) -> None:
                 )
 
 
-def _check_weight(args: GRPOConfig) -> None:
-    """Check `prompt_weighting` and convert numbers to floats: a command line passes strings."""
-    weighting = args.prompt_weighting
-    if weighting not in POWERS:
-        try:
-            args.prompt_weighting = float(weighting)
-        except (TypeError, ValueError):
-            args.prompt_weighting = math.nan
-        if not 0 <= args.prompt_weighting <= 1:
-            raise ValueError(
-                f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
-                "from 0 to 1 for the weight p^(alpha - 1)."
-            )
+def read_weighting(weighting: Any) -> Any:
+    """
+    Return a name of `prompt_weighting` as it is, and a number as a float.
+
+    Raises:
+        `ValueError`: If it is neither a name nor a number from 0 to 1.
+    """
+    if weighting in POWERS:
+        return weighting
+    try:
+        alpha = float(weighting)
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not 0 <= alpha <= 1:
+        raise ValueError(
+            f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
+            "from 0 to 1 for the weight p^(alpha - 1)."
+        )
+    return alpha
 
 
-def _check_prompt_selection(args: GRPOConfig) -> None:
+def _check_prompt_selection(args: "AdaGRPOConfig") -> None:
     """Check the options that select prompts."""
     for name in ("prompt_oversampling", "max_rounds"):
         if getattr(args, name) < 1:
@@ -209,7 +217,7 @@ def _check_prompt_selection(args: GRPOConfig) -> None:
         )
 
 
-def _check_skipping(args: GRPOConfig) -> None:
+def _check_skipping(args: "AdaGRPOConfig") -> None:
     """Check that no other term of the loss acts on rows with advantage 0, which are left out."""
     needed = {
         "beta": (args.beta, 0.0),
@@ -225,7 +233,7 @@ def _check_skipping(args: GRPOConfig) -> None:
             )
 
 
-def _check_baseline(args: GRPOConfig) -> None:
+def _check_baseline(args: "AdaGRPOConfig") -> None:
     """Check the options that are incompatible with `baseline="batch"` and `"posterior"`."""
     if args.scale_rewards == "group":
         raise ValueError(
@@ -244,7 +252,7 @@ def _check_baseline(args: GRPOConfig) -> None:
         )
 
 
-def _check_estimates(args: GRPOConfig) -> None:
+def _check_estimates(args: "AdaGRPOConfig") -> None:
     if args.pass_rate_estimator not in (None, "ema") and not args.needs_pass_rate_estimates:
         raise ValueError(
             f"pass_rate_estimator ({args.pass_rate_estimator!r}) is only used with adaptive_sampling='est', "
@@ -261,7 +269,7 @@ def _check_estimates(args: GRPOConfig) -> None:
         )
 
 
-def _check_generation(args: GRPOConfig) -> None:
+def _check_generation(args: "AdaGRPOConfig") -> None:
     """Check options in `generation_kwargs` that [`~trl.GRPOTrainer`] accepts and then fails with, or ignores."""
     options = args.generation_kwargs or {}
     if not isinstance(options, dict):
@@ -288,7 +296,7 @@ def _check_generation(args: GRPOConfig) -> None:
             )
 
 
-def _check_vllm(args: GRPOConfig) -> None:
+def _check_vllm(args: "AdaGRPOConfig") -> None:
     """Check the options of a vLLM server."""
     if args.vllm_request_timeout <= 0:
         raise ValueError(f"vllm_request_timeout ({args.vllm_request_timeout}) must be positive.")
@@ -308,7 +316,7 @@ def _check_vllm(args: GRPOConfig) -> None:
             f"max_staleness={args.max_staleness} requires vllm_importance_sampling_correction=True, because the rollouts "
             "come from earlier weights. Set it, or max_staleness=0."
         )
-    if args.max_staleness and args.max_rounds_per_step > 1:
+    if args.max_staleness and args.max_rounds_per_slot > 1:
         raise ValueError(
             f"max_staleness={args.max_staleness} supports only modes with one sampling round per step, but adaptive_sampling="
             f"{args.adaptive_sampling!r}, baseline={args.baseline!r} and zero_variance_groups={args.zero_variance_groups!r} "

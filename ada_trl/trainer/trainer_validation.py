@@ -24,13 +24,13 @@ DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
 RESERVED_COLUMNS = ("prompts", "completions")
 
 
-def check_size(args: GRPOConfig, dataset: Any) -> None:
+def check_size(args: AdaGRPOConfig, dataset: Any) -> None:
     """Check that the training dataset has enough rows for one step, see [`report_too_few_prompts`]."""
     if isinstance(dataset, Dataset) and len(dataset) < args.prompts_per_step:
         report_too_few_prompts(args, f"only {len(dataset)}")
 
 
-def report_too_few_prompts(args: GRPOConfig, found: str) -> None:
+def report_too_few_prompts(args: AdaGRPOConfig, found: str) -> None:
     """
     Report that the training dataset has fewer rows than a step has prompts, so that no step is run.
 
@@ -54,7 +54,7 @@ def report_too_few_prompts(args: GRPOConfig, found: str) -> None:
     logger.warning(text)
 
 
-def check_columns(args: GRPOConfig, dataset: Any, name: str) -> None:
+def check_columns(args: AdaGRPOConfig, dataset: Any, name: str) -> None:
     """
     Check the columns of a dataset, as far as they are known without streaming it.
 
@@ -145,7 +145,7 @@ def _is_conversation(prompt: Any) -> bool:
 
 
 def check_arguments(
-    args: GRPOConfig,
+    args: AdaGRPOConfig,
     train_dataset: Any,
     eval_dataset: Any,
     reward_funcs: Any,
@@ -161,6 +161,7 @@ def check_arguments(
             unknown.
     """
     check_support(args, rollout_func, environment_factory, processing_class)
+    use_counts_beyond_text(args, environment_factory, processing_class)
     if environment_factory is None:  # which may bring the prompts and a reward
         check_columns(args, train_dataset, "training")
         check_size(args, train_dataset)
@@ -172,7 +173,7 @@ def check_arguments(
             check_success_reward(args, names)
 
 
-def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
+def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
     """
     Check the arguments of [`~trl.GRPOTrainer`] that only some modes support.
 
@@ -182,21 +183,31 @@ def check_support(args: GRPOConfig, rollout_func: Any, environment_factory: Any,
     if rollout_func is not None and not args.is_vanilla_grpo:
         fix = "adaptive_sampling='uniform', baseline='pool' and prompt_weighting='none'"
         _reject_argument(args, "rollout_func", "a rollout function contains a separate sampling loop", fix)
-    beyond_text = {}  # by argument: why the text alone does not identify the prompt
-    if environment_factory is not None:
-        beyond_text["environment_factory"] = "the environment adds to the prompt"
-    if isinstance(processing_class, ProcessorMixin):
-        beyond_text["a vision-language model"] = "the images are part of the prompt"
-    reads_text_only = args.uses_value_network and (args.value_model is not None or not args.reuses_hidden_states)
-    for name, reason in beyond_text.items() if reads_text_only else ():
-        reason = f"the value network reads only the text of the prompt, but {reason}"
-        if args.estimator_is_explicit or args.value_model is not None:
+    if args.estimator_is_explicit or args.value_model is not None:
+        for name, reason in _beyond_text(args, environment_factory, processing_class).items():
             _reject_argument(args, name, reason, "pass_rate_estimator='ema'")
+
+
+def use_counts_beyond_text(args: AdaGRPOConfig, environment_factory: Any, processing_class: Any) -> None:
+    """Set `pass_rate_estimator="ema"`, if it is a default, where a value network would not read the whole prompt."""
+    for name, reason in _beyond_text(args, environment_factory, processing_class).items():
         logger.info(f"pass_rate_estimator is set to 'ema' with {name}: {reason}.")
         args.pass_rate_estimator = "ema"
 
 
-def check_success_reward(args: GRPOConfig, reward_names: Sequence[str]) -> None:
+def _beyond_text(args: AdaGRPOConfig, environment_factory: Any, processing_class: Any) -> dict[str, str]:
+    """By argument: why a value network that reads the text of the prompt only cannot estimate its pass rate."""
+    if not args.uses_value_network or (args.value_model is None and args.reuses_hidden_states):
+        return {}
+    found = {}
+    if environment_factory is not None:
+        found["environment_factory"] = "the environment adds to the prompt"
+    if isinstance(processing_class, ProcessorMixin):
+        found["a vision-language model"] = "the images are part of the prompt"
+    return {name: f"the value network reads only the text of the prompt, but {why}" for name, why in found.items()}
+
+
+def check_success_reward(args: AdaGRPOConfig, reward_names: Sequence[str]) -> None:
     """
     Check that `success_reward` is a known reward function.
 
@@ -227,14 +238,14 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
     return names
 
 
-def _reject_argument(args: GRPOConfig, name: str, reason: str, fix: str) -> None:
+def _reject_argument(args: AdaGRPOConfig, name: str, reason: str, fix: str) -> None:
     raise ValueError(
         f"{name} is not supported with adaptive_sampling={args.adaptive_sampling!r}, baseline={args.baseline!r} and "
         f"pass_rate_estimator={args.pass_rate_estimator!r}: {reason}. Use {fix}, or trl.GRPOTrainer."
     )
 
 
-def check_overrides(trainer: GRPOTrainer, base: type, args: GRPOConfig) -> None:
+def check_overrides(trainer: GRPOTrainer, base: type, args: AdaGRPOConfig) -> None:
     """
     Check that no override of a subclass is without effect in the chosen mode.
 
@@ -265,7 +276,7 @@ def is_overridden(trainer: GRPOTrainer, base: type, name: str) -> bool:
     return name in trainer.__dict__ or getattr(type(trainer), name) is not getattr(base, name)
 
 
-def _reject_override(trainer: GRPOTrainer, args: GRPOConfig, name: str, reason: str, fix: str) -> None:
+def _reject_override(trainer: GRPOTrainer, args: AdaGRPOConfig, name: str, reason: str, fix: str) -> None:
     raise ValueError(
         f"{type(trainer).__name__}.{name} would have no effect with adaptive_sampling={args.adaptive_sampling!r}, "
         f"baseline={args.baseline!r}, zero_variance_groups={args.zero_variance_groups!r}, prompt_oversampling="
