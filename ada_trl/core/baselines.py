@@ -20,7 +20,7 @@ LARGEST_DEVIATION = 1.5  # scaled residuals (r − b) / σ are clipped to ± thi
 
 def batch_leave_one_out_baselines(pools: Sequence[Pool]) -> list[list[float]]:
     """
-    Compute b_i = Σ_{j ≠ i} r_j / (N − 1), the mean reward of all other rollouts of the generation (RLOO over the batch).
+    Compute b_i = Σ_{j ≠ i} r_j / (N − 1), the mean reward of all other rollouts of the generation batch (RLOO over the batch).
 
     Returns:
         `list[list[float]]`: b_i for the rollouts of each pool, in their order; NaN for rollouts without a reward, and if no other
@@ -164,7 +164,7 @@ def is_level_shift(residuals: ResidualSums, num_prompts: Any, reward_std: float)
         num_prompts (`int` or `np.ndarray`):
             Number of these prompts. Fewer than three never show a shift.
         reward_std (`float`):
-            σ of earlier generations.
+            σ of earlier generation batches.
     """
     n = np.maximum(residuals.num_rollouts, 1)
     mean = residuals.sums / n
@@ -205,7 +205,7 @@ def shift_by_batch_residual(
             c, the number of rollouts at which the mean residual counts half. With 0 the common mean of the estimates comes
             from the other prompts alone; without any other rollout the result is then a mean of NaN worth 0 rollouts.
         reward_std (`float`, *optional*):
-            σ of earlier generations. With it, a residual of the other prompts that shows a change of the common mean
+            σ of earlier generation batches. With it, a residual of the other prompts that shows a change of the common mean
             ([`is_level_shift`]) is added in full, as with a shrinkage of 0: shrinking would leave a large part of it.
     """
     num_rollouts = np.array([len(pool.rewards) for pool in pools], dtype=float)

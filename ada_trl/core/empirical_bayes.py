@@ -1,4 +1,4 @@
-"""Empirical-Bayes estimate of the mean reward of each prompt, from the rewards of earlier generations."""
+"""Empirical-Bayes estimate of the mean reward of each prompt, from the rewards of earlier generation batches."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,24 +25,24 @@ PSEUDO_COUNTS = (8.0, 0.5, 1.0, 2.0, 4.0, 16.0, 32.0, 64.0)  # s, rollouts that 
 DECAYS = (0.9, 1.0, 0.7)  # λ, of a prompt's earlier rollouts each time the prompt is sampled
 SHRINKAGE_COUNTS = (16.0, 0.0, 4.0, 64.0, 256.0)  # c, rollouts of others at which their mean residual counts half
 
-ERROR_MEMORY = 0.98  # weight of the errors of earlier generations
-MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation's errors, relative to the variance of its rewards
-MIN_AVERAGE_WEIGHT = 0.1  # weight of a new generation in the running variance, after the first ten
+ERROR_MEMORY = 0.98  # weight of the errors of earlier generation batches
+MIN_ERROR_UNIT = 1 / 8  # smallest unit of a generation batch's errors, relative to the variance of its rewards
+MIN_AVERAGE_WEIGHT = 0.1  # weight of a new generation batch in the running variance, after the first ten
 MIN_STD_RATIO = 0.1  # smallest divisor of rewards, relative to the largest standard deviation
-MAX_VARIANCE_DECAY = 0.98  # of the largest variance, in each generation whose rewards differ
-# Largest variance of a generation, relative to the running mean, that counts as a change of scale.
+MAX_VARIANCE_DECAY = 0.98  # of the largest variance, in each generation batch whose rewards differ
+# Largest variance of a generation batch, relative to the running mean, that counts as a change of scale.
 RESTART_RATIO = 1 / 16
-RESTART_AFTER = 8  # consecutive generations of such a small variance
-RECENT_MEMORY = 0.25  # weight of earlier generations in the comparison with the batch mean
+RESTART_AFTER = 8  # consecutive generation batches of such a small variance
+RECENT_MEMORY = 0.25  # weight of earlier generation batches in the comparison with the batch mean
 MISLED_RATIO = 2.0  # squared error, relative to that of the batch mean, from which the batch mean is used instead
-MIN_PROMPTS_TO_SWITCH = 4  # of a generation, for this comparison
+MIN_PROMPTS_TO_SWITCH = 4  # of a generation batch, for this comparison
 
 
 class RunningRewardStd:
     """
-    Running mean of the variance of the rewards within a generation, known before the next generation is sampled.
+    Running mean of the variance of the rewards within a generation batch, known before the next generation batch is sampled.
 
-    The mean restarts when the variances of [`RESTART_AFTER`] consecutive generations are all far below it: the reward
+    The mean restarts when the variances of [`RESTART_AFTER`] consecutive generation batches are all far below it: the reward
     function has changed, or an outlier has entered the mean. Generations whose rewards are all equal count in the mean, but
     say nothing about the scale of the rewards and are left out of this comparison.
     """
@@ -50,11 +50,11 @@ class RunningRewardStd:
     def __init__(self) -> None:
         self.variance = self.largest = 0.0  # σ², current and (slowly decaying) largest
         self.generations = 0
-        self.small_variances: list[float] = []  # of the latest generations, if they are far below the mean
+        self.small_variances: list[float] = []  # of the latest generation batches, if they are far below the mean
 
     @property
     def bounded_variance(self) -> float:
-        """σ², but at least a hundredth of its largest value: generations of equal rewards would let it vanish."""
+        """σ², but at least a hundredth of its largest value: generation batches of equal rewards would let it vanish."""
         return max(self.variance, MIN_STD_RATIO**2 * self.largest)
 
     @property
@@ -63,13 +63,13 @@ class RunningRewardStd:
         return math.sqrt(self.bounded_variance)
 
     def observe(self, rewards: Sequence[float] | np.ndarray) -> bool:
-        """Update the running variance with all rewards of one generation. Return whether it has restarted."""
+        """Update the running variance with all rewards of one generation batch. Return whether it has restarted."""
         if not len(rewards):
             return False
         variance = float(np.var(rewards)) if len(set(rewards)) > 1 else 0.0  # exactly 0, not a rounding error
         if variance > 0:
             self.largest *= MAX_VARIANCE_DECAY
-            # With the bound, which generations of equal rewards do not lower: an outlier may have entered that one alone.
+            # With the bound, which generation batches of equal rewards do not lower: an outlier may have entered that one alone.
             is_small = variance < RESTART_RATIO * self.bounded_variance
             self.small_variances = [*self.small_variances, variance] if is_small else []
         if len(self.small_variances) >= RESTART_AFTER:
@@ -84,8 +84,8 @@ class RunningRewardStd:
 
     def reward_stds(self, pools: Sequence[Pool]) -> list[float]:
         """
-        Return, per pool, a standard deviation that its rewards can be divided by without a bias: σ of earlier generations.
-        Until rewards have differed, that of the other prompts in this generation, 0 if their rewards are all equal.
+        Return, per pool, a standard deviation that its rewards can be divided by without a bias: σ of earlier generation batches.
+        Until rewards have differed, that of the other prompts in this generation batch, 0 if their rewards are all equal.
         """
         if self.largest:
             return [self.std] * len(pools)
@@ -105,7 +105,7 @@ class RunningRewardStd:
 
 class PromptFeatures(NamedTuple):
     """
-    Inputs of [`RewardEstimator`] for the prompts of one generation, before they are sampled; one entry per prompt.
+    Inputs of [`RewardEstimator`] for the prompts of one generation batch, before they are sampled; one entry per prompt.
 
     Args:
         keys (`list[str]`):
@@ -130,23 +130,23 @@ class RewardEstimator:
     m_x = μ + (s · κ σ ẑ_x + S_x) / (s + N_x),    worth s + N_x rollouts.
 
     μ and σ are mean and standard deviation of the run's rewards, ẑ_x is a value prediction (in standard deviations), S_x
-    sums the residuals of the prompt's earlier rollouts from the mean of *their* generation, and N_x counts them; both are
+    sums the residuals of the prompt's earlier rollouts from the mean of *their* generation batch, and N_x counts them; both are
     discounted by λ each time the prompt is sampled. For binary rewards this equals the Beta posterior mean, for Gaussian
-    rewards the normal posterior mean. When a generation's baseline is computed, μ is corrected by the residuals of all
+    rewards the normal posterior mean. When a generation batch's baseline is computed, μ is corrected by the residuals of all
     *other* prompts ([`~core.shift_by_batch_residual`], with c).
 
     κ, λ, s and c are selected together from a grid ([`~core.grid_selector.GridSelector`]), by the squared error of the
     baseline on rollouts that had no influence on it, which is the noise of the update. This works without a value network
     and with one rollout per prompt, where a likelihood of counts does not identify s (a single trial of a beta-binomial is a
-    Bernoulli variable). A generation has no influence on its own baseline, so the baseline is unbiased whatever is selected.
+    Bernoulli variable). A generation batch has no influence on its own baseline, so the baseline is unbiased whatever is selected.
 
-    Changes of the reward function: a shift of all rewards is corrected within the generation in which it happens
+    Changes of the reward function: a shift of all rewards is corrected within the generation batch in which it happens
     ([`~core.baselines.is_level_shift`]). While the estimate's recent squared error is more than twice that of the batch mean
     (rewards have become much smaller, say, and histories are in the old units), [`compute_baselines`] returns the batch mean.
     When the running standard deviation restarts, histories and errors are dropped as well.
 
     The estimates are equivariant: shifting all rewards by a constant or multiplying them by a positive one does the same to
-    every m_x, from the second generation on.
+    every m_x, from the second generation batch on.
 
     Args:
         has_value_predictions (`bool`):
@@ -210,7 +210,7 @@ class RewardEstimator:
         self, estimates: Sequence[BaselineEstimate], keys: Sequence[str], pools: Sequence[Pool]
     ) -> list[list[float]]:
         """
-        Compute b_i for the rollouts of each pool: from `estimates` and the rest of the generation
+        Compute b_i for the rollouts of each pool: from `estimates` and the rest of the generation batch
         ([`~core.add_batch_information`]), or the batch mean while the estimates are much worse. All arguments have one entry per
         prompt.
         """
@@ -223,7 +223,7 @@ class RewardEstimator:
 
     def observe(self, features: PromptFeatures, pools: Sequence[Pool]) -> None:
         """
-        Update with the rewards of one generation.
+        Update with the rewards of one generation batch.
 
         Args:
             features ([`PromptFeatures`]):
@@ -246,14 +246,14 @@ class RewardEstimator:
             residual_of_others(shifted, shrinkage=0.0 if is_first else shrinkage, reward_std=std)[0]
             for shrinkage in self.shrinkage_counts
         ]
-        # The selection before this generation's errors are added, with which its baseline was computed.
+        # The selection before this generation batch's errors are added, with which its baseline was computed.
         *best, shrinkage = self.selector.indices
         selected_deviations, correction = deviations[tuple(best)], corrections[shrinkage][tuple(best)]  # (P,)
         if not is_first:
             by_shrinkage = [_squared_error(deviations + shift, total_counts, residuals) for shift in corrections]
             errors = np.stack(by_shrinkage, axis=-1) / len(all_rewards)  # (K, L, S, C)
-            # In units of the running variance, as a weight that depends on this generation's rewards would bias the selection;
-            # but after a change to much larger rewards one generation must not outweigh all earlier ones.
+            # In units of the running variance, as a weight that depends on this generation batch's rewards would bias the selection;
+            # but after a change to much larger rewards one generation batch must not outweigh all earlier ones.
             variance = max(MIN_ERROR_UNIT * float(all_rewards.var()), self.reward_std.bounded_variance)
             if variance > 0:
                 self.selector.observe(errors / variance)
@@ -271,7 +271,7 @@ class RewardEstimator:
             self.selector.reset()
 
     def _compare_with_batch_mean(self, error: float, residuals: ResidualSums) -> None:
-        """Update `is_misled` with the estimate's mean squared error in one generation and the residuals from its mean."""
+        """Update `is_misled` with the estimate's mean squared error in one generation batch and the residuals from its mean."""
         n, sums, squares = residuals
         total, num_rollouts = sums.sum(), n.sum()
         if num_rollouts < 2:

@@ -43,7 +43,7 @@ class PassRateTracker:
     them. For `baseline="posterior"` it also predicts mean rewards ([`~core.RewardEstimator`]).
 
     Every rank has the same tracker: all ranks call `start_step`, `predict` and `observe` for all prompts, in the same order,
-    once per generation. Discounted counts are kept in every mode; a value network only if the estimator needs
+    once per generation batch. Discounted counts are kept in every mode; a value network only if the estimator needs
     one.
 
     Args:

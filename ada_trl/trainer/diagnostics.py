@@ -27,10 +27,10 @@ OBSERVATIONS = {
 
 class TrainingDiagnostics:
     """
-    Checks the metrics of every generation, and logs each of these warnings at most once:
+    Checks the metrics of every generation batch, and logs each of these warnings at most once:
 
     - several reward functions without `success_reward` (at construction), or a `positive_threshold` outside the range of the
-      rewards (after two generations), if sampling, prompt weights or a record of pass rates depend on them;
+      rewards (after two generation batches), if sampling, prompt weights or a record of pass rates depend on them;
     - for `steps` steps, more than `max_fraction` of the prompts with successes only, with failures only or without rewards;
     - for `steps` steps, equal rewards in the whole batch, with a baseline that does not need a group;
     - for `steps` steps, no prompt with a gradient, for any other reason;
@@ -183,7 +183,7 @@ class TrainingDiagnostics:
             rollouts = "every rollout" if pass_rate > 0.5 else "no rollout"
             rollouts = rollouts.capitalize() if is_one_sided else f"Nearly {rollouts}"
             logger.warning(
-                f"{rollouts} of the first two generations is a success. {self._threshold_fix(low, high, mean)}"
+                f"{rollouts} of the first two generation batches is a success. {self._threshold_fix(low, high, mean)}"
             )
 
     def _is_one_sided(self, low: float, high: float) -> bool:

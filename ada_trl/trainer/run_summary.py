@@ -78,7 +78,7 @@ def _describe_step(args: AdaGRPOConfig) -> str:
 def _unit(args: AdaGRPOConfig) -> str:
     """Return whose prompts and rollouts are counted: a generation batch may be trained on in several steps, or in part of one."""
     one_step = args.steps_per_generation * args.num_iterations == args.gradient_accumulation_steps
-    return "step" if one_step else "generation"
+    return "step" if one_step else "generation batch"
 
 
 def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
@@ -181,9 +181,8 @@ def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
         return ""
     steps, grpo_steps = (training_steps(args, num_prompts, k, epochs) for k in (1, n))
     return (
-        f"num_train_epochs={epochs:g} gives {pluralize(steps, 'step')}, because with one rollout per prompt an epoch has 1/n "
-        f"of the steps of GRPO with num_generations=n ({grpo_steps} for n={n}). Set max_steps={grpo_steps} or "
-        f"num_train_epochs={epochs * n:g} to train on as many rollouts as GRPO with n={n}."
+        f"num_train_epochs={epochs:g} gives {pluralize(steps, 'step')} with one rollout per prompt; GRPO with num_generations={n} "
+        f"would make {grpo_steps}. Set max_steps={grpo_steps} or num_train_epochs={epochs * n:g} to train on as many rollouts."
     )
 
 

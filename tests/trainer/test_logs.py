@@ -81,7 +81,9 @@ def test_the_summary_compares_an_explicit_group_with_the_same_in_grpo():
 @pytest.mark.parametrize("options", [{"steps_per_generation": 4}, {"num_iterations": 2}])
 def test_the_summary_counts_per_generation_if_a_step_is_not_one(options):
     text = summary(config(baseline="batch", **options), num_prompts=1000)
-    assert text.startswith("Each generation: ") and re.search(r"\d+ prompts per generation instead of \d+;", text)
+    assert text.startswith("Each generation batch: ") and re.search(
+        r"\d+ prompts per generation batch instead of \d+;", text
+    )
 
 
 def test_the_summary_names_the_rollouts_of_evaluations():

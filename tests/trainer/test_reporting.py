@@ -151,7 +151,7 @@ def test_several_reward_functions_without_success_reward_are_reported_at_constru
     assert "2 reward functions and no success_reward" in first
     assert "the weighted sum of format_reward and even_reward exceeds positive_threshold (0.7)" in first
     assert "success_reward='format_reward' or success_reward='even_reward'" in first
-    assert "Every rollout of the first two generations is a success" in second
+    assert "Every rollout of the first two generation batches is a success" in second
     assert "ranges from 1 to 2 and positive_threshold is 0.7" in second and "success_reward='even_reward'" in second
     assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
 
@@ -181,7 +181,7 @@ def test_several_reward_functions_without_success_reward_are_reported_at_constru
 )  # fmt: skip
 def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generations(reward, options, fragments, train):
     _, (warning,) = train(reward, **options)
-    assert f"{fragments[0]} of the first two generations is a success" in warning
+    assert f"{fragments[0]} of the first two generation batches is a success" in warning
     assert all(fragment in warning for fragment in fragments)
 
 
@@ -283,9 +283,10 @@ def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of
     """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts per prompt, 62 with one."""
     n = num_generations_of_grpo
     warning = start_warnings(baseline="batch", num_train_epochs=1, rows=rows)[0]
-    assert f"num_train_epochs=1 gives {steps[0]} steps" in warning and f"({steps[1]} for n={n})" in warning
+    assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
     assert (
-        f"Set max_steps={steps[1]} or num_train_epochs={n} to train on as many rollouts as GRPO with n={n}" in warning
+        f"GRPO with num_generations={n} would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={n} "
+        in warning
     )
     grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
     assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
