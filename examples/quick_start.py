@@ -18,6 +18,7 @@ trainer = AdaGRPOTrainer(
         baseline="batch",  # one rollout for each of 64 prompts per step
         per_device_train_batch_size=8,
         gradient_accumulation_steps=8,
+        max_steps=200,
     ),
     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
 )

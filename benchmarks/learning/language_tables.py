@@ -47,7 +47,7 @@ ORDER = (  # of the comparison at equal tokens
 )
 COMPARED = (names.BATCH, names.POSTERIOR, names.OVERSAMPLING, names.RETRIES)  # in sentences
 README_METHODS = (names.GRPO_4, names.GRPO_8, names.BATCH, names.OVERSAMPLING)
-TOKENS_TO_REACH = f"Tokens to the accuracy of {STRONG_REFERENCE}"
+TOKENS_TO_REACH = f"Tokens to the final accuracy of {REFERENCE}"
 # Other runs on the machine make a step slower, never faster.
 CPU_SECONDS = "CPU s per step, fastest seed"
 
@@ -170,17 +170,17 @@ def readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
     """A few methods with at least `MIN_SEEDS` seeds at equal tokens."""
     whole = of_all_families(runs)
     found = {m: own for m, own in of_methods(whole, prompt_set, README_METHODS).items() if len(own) >= MIN_SEEDS}
-    weak, strong = found.get(REFERENCE, {}), found.get(STRONG_REFERENCE, {})
+    reference = found.get(REFERENCE, {})
     start = start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})
     rows = [start | {f"against {REFERENCE}": "", TOKENS_TO_REACH: ""}]
     for method, own in found.items():
-        is_compared = method != REFERENCE and bool(weak)
+        is_compared = method != REFERENCE and bool(reference)
         rows.append(
             {
                 "Method": method,
                 "Accuracy": f"{mean_of(final(own))[0]:.3f}",
-                f"against {REFERENCE}": against(final(own), final(weak)) if is_compared else "",
-                TOKENS_TO_REACH: share_to_reach(own, strong),
+                f"against {REFERENCE}": against(final(own), final(reference)) if is_compared else "",
+                TOKENS_TO_REACH: share_to_reach(own, reference) if is_compared else "",
                 "pass@16": f"{mean_of(final(own, 'pass@16'))[0]:.3f}",
             }
         )
