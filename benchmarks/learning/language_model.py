@@ -101,25 +101,6 @@ PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
     **{names.GRPO_4: 16, names.GRPO_8: 8},
     **{names.DAPO: 4, f"{names.HYBRID}, 3 prompts": 3},  # about 64 rollouts on average
 }
-FORMER_NAMES = {  # of methods, of a step's metrics and of an evaluation, in files of runs from before they were renamed
-    "Posterior n=1": names.POSTERIOR,
-    "Batch n=1": names.BATCH,
-    "Posterior n=1, 1 of 3": names.OVERSAMPLING,
-    "Posterior n=1, 2 iterations": names.POSTERIOR_2_ITERATIONS,
-    "Rounds across steps": names.RETRIES,
-    "DAPO n=4": names.DAPO,
-    "Seq-balance": f"{names.HYBRID}, 3 prompts",
-    "Paper: Seq-balance": names.ALGORITHM_2 + PAPER_SUFFIX,
-    "Paper: Seq-balance, default": names.CORRECTED + PAPER_SUFFIX,
-    "Paper: Seq-balance, hybrid": names.HYBRID + PAPER_SUFFIX,
-    "Paper: Seq-pos": names.SEQ_POS + PAPER_SUFFIX,
-    "Paper: Est-EMA n=8": f"{names.EST} (EMA) n=8{PAPER_SUFFIX}",
-    "Paper: Est-value n=8": f"{names.EST} (value head) n=8{PAPER_SUFFIX}",
-    "Paper: GRPO n=8": names.GRPO_8 + PAPER_SUFFIX,
-    "Paper: GRPO n=16": names.GRPO_16 + PAPER_SUFFIX,
-    "zero_signal/final": "frac_zero_advantage_groups",
-    "alike": "frac_zero_variance",
-}
 
 
 def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset, None]:
@@ -212,7 +193,7 @@ def results(runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0
     for row in load_rows("language_model") if (RESULTS / "language_model.parquet").exists() else []:
         rows[Run(*(row[name] for name in Run._fields)), row["step"], row["family"]] = row
     for path in sorted(runs_dir.glob("*.json")):
-        record = json.loads(path.read_text(), object_hook=_with_current_names)
+        record = json.loads(path.read_text())
         if paper_protocol and record["method"] == names.GRPO_4:
             record["method"] += PAPER_SUFFIX
         run = Run(*(record[name] for name in Run._fields))
@@ -232,14 +213,6 @@ def results(runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0
                 row |= {"frac_zero_variance": evaluation.get("frac_zero_variance", {}).get(family)}
                 rows[run, evaluation["step"], family] = run._asdict() | row | whole | spent
     return list(rows.values())
-
-
-def _with_current_names(record: dict) -> dict:
-    """A JSON object with the current names of its keys and of its method."""
-    renamed = {FORMER_NAMES.get(name, name): value for name, value in record.items()}
-    if "method" in renamed:
-        renamed["method"] = FORMER_NAMES.get(renamed["method"], renamed["method"])
-    return renamed
 
 
 def main() -> None:

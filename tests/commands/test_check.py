@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.commands import check, findings, start
-from ada_trl.commands.findings import SIMULATED_GROUPS, CheckResult, Sample, difficulty, expected_sampling
+from ada_trl.commands import findings, start
+from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling
 from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
@@ -213,11 +213,6 @@ def test_existing_files_of_a_run_are_not_changed(task, tmp_path, capsys):
     checked(capsys, *words(task, output_dir=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_text() == "mine"
-
-
-def test_cells_of_the_table_are_escaped():
-    text = check.report([CheckResult("a", "b | c")])
-    assert text.splitlines()[-1] == "| a | b / c |  |"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from trl import ModelConfig
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.errors import UserError
-from ada_trl.commands.options import AdaScriptArguments, build_parser, parse_args
+from ada_trl.commands.options import AdaScriptArguments, parse_args
 from ada_trl.commands.parser import MAPPING_OR_PATH
 
 
@@ -136,10 +136,3 @@ def test_a_field_that_is_set_twice_is_rejected(tmp_path):
     path.write_text("learning_rate: 1.0e-5\nseed: 1\nlearning_rate: 2.0e-5\n")
     with pytest.raises(UserError, match="run.yaml has learning_rate 2 times"):
         parse_args([f"--config={path}"], required=())
-
-
-def test_the_parser_has_every_field_once():
-    names = [
-        action.dest for action in build_parser("train")._actions if not action.option_strings[0].startswith("--no_")
-    ]
-    assert sorted(names) == sorted({*FIELDS, "help", "help_all", "config"})

@@ -1,9 +1,7 @@
 """Figures of the logs of Reinforce-Ada and GRPO runs."""
 
-import importlib
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -150,12 +148,6 @@ def test_costs_are_per_step_and_relative_to_the_first_run():
     ]
 
 
-def test_an_isolated_value_is_a_dot():
-    log = [{"step": step, "reward": value} for step, value in enumerate((1.0, math.nan, 2.0, 3.0, math.nan, 4.0))]
-    assert learning_figure({"run": log}).axes[0].lines[0].get_markevery() == [0, 5]
-    assert learning_figure({"run": log[:1]}).axes[0].lines[0].get_markevery() == [0]
-
-
 def test_the_first_round_is_plotted_for_runs_with_several_rounds_only():
     """With one rollout per prompt its fraction is 1, which has no meaning."""
     step = {"step": 1, "frac_reward_zero_std": 1.0, "ada/frac_zero_advantage_groups": 0.0}
@@ -168,10 +160,3 @@ def test_rounds_that_were_not_logged_had_no_prompts():
     log = [{"step": 1, "ada/active_prompts/round_1": 4.0, "ada/active_prompts/round_2": 2.0}]
     log += [{"step": 2, "ada/active_prompts/round_1": 4.0}, {"step": 3, "reward": 1.0}]
     assert by_round(log, "ada/active_prompts")[2].values.tolist() == [2, 0]
-
-
-def test_matplotlib_is_imported_only_to_draw(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises ImportError
-    assert importlib.reload(plotting).curve([], "reward").steps.size == 0
-    with pytest.raises(ImportError):
-        plotting.signal_figure({})

@@ -97,13 +97,6 @@ def test_budgets_by_hand(pass_rates, total, low, high, rule, expected):
     assert allocate(pass_rates, total, min_samples=low, max_samples=high, rule=rule) == expected
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("rule", ["power", "variance", "reward_std"])
-def test_equal_pass_rates_share_equally_and_the_rest_by_position(p, rule):
-    assert allocate([p] * 4, 18, min_samples=1, max_samples=32, rule=rule) == [5, 5, 4, 4]
-    assert allocate([p], 7, min_samples=1, max_samples=32, rule=rule) == [7]
-
-
 def log_objective_variance(pass_rates, sizes):
     """Σ p(1−p) / (N p²): the variance of Σ_x ∇p / p, up to the same factor for all prompts, from N_x rollouts each."""
     return float(np.sum((1 - pass_rates) / (sizes * pass_rates)))

@@ -124,13 +124,6 @@ def test_mean_and_std_with_each_prompt_once():
     assert all(map(math.isnan, mean_and_std([[NAN], []], each_prompt_once=True)))
 
 
-@pytest.mark.parametrize(
-    ("modules", "without"),
-    [
-        ("ada_trl.core, benchmarks.analyses.outcomes", {"torch", "trl", "transformers"}),
-        ("ada_trl.commands.plots", {"torch", "transformers"}),  # its options are parsed by TRL's parser
-    ],
-)
-def test_core_and_plots_start_without_torch(modules, without):
-    code = f"import sys, {modules}; print({without!r} & set(sys.modules))"
+def test_core_is_imported_without_torch():
+    code = "import sys, ada_trl.core, benchmarks.analyses.outcomes; print({'torch', 'trl', 'transformers'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

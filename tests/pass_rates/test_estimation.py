@@ -9,7 +9,6 @@ import torch
 from datasets import load_dataset
 from transformers import Trainer
 
-from ada_trl.commands.options import parse_args
 from ada_trl.core import prompt_key
 from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
 from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
@@ -292,13 +291,3 @@ def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
 
 
 # Configuration
-
-
-def test_the_prior_from_a_file_and_from_the_command_line(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "adaptive_sampling: est\npass_rate_estimator: ema\npass_rate_prior: [2.0, 6.0]\nbf16: false\nuse_cpu: true\n"
-    )
-    command_line = ["--config", str(path), f"--output_dir={tmp_path}"]
-    assert parse_args(command_line, required=())[1].pass_rate_prior == [2.0, 6.0]
-    assert parse_args([*command_line, "--pass_rate_prior", "1", "3"], required=())[1].pass_rate_prior == [1.0, 3.0]

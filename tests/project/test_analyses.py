@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, group_advantages, prompt_weight, select_group
+from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
 from benchmarks import common, names
 from benchmarks.analyses import (
     baselines,
     cost_benefit,
-    objectives,
     paper,
     sampling_cost,
     signal_loss,
@@ -194,22 +193,6 @@ def test_the_sampling_cost_of_the_prompts_of_a_run(tmp_path, monkeypatch, capsys
         sampling_cost.main()
 
 
-def test_figure_7_is_the_rules_of_the_paper():
-    for rule, (rates, sizes) in objectives.allocations().items():
-        assert sum(sizes) == 4096 and len(sizes) == 512
-        weights = rates**-0.5 if rule == "power" else np.sqrt((1 - rates) / rates)
-        middle = (rates > 0.02) & (rates < 0.6)  # away from the bound of one rollout
-        expected = np.sum(np.array(sizes)[middle]) * weights[middle] / weights[middle].sum()
-        assert np.array(sizes)[middle] == pytest.approx(expected, abs=1.01)
-
-
-@pytest.mark.parametrize("alpha", objectives.POWERS)
-def test_figure_3_shows_objectives_and_their_derivatives(alpha):
-    p = np.linspace(0.1, 1, 10)
-    slope = (objectives.objective(alpha, p + 1e-6) - objectives.objective(alpha, p - 1e-6)) / 2e-6
-    assert slope == pytest.approx([prompt_weight(value, 10**9, alpha) for value in p], rel=1e-5)
-
-
 # Baselines
 
 
@@ -286,11 +269,3 @@ def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
     assert document.read_text() == "<!-- a -->\nnew\n<!-- end -->\n\n<!-- b -->\na \\1 table\n<!-- end -->\n"
     with pytest.raises(ValueError, match="0 places marked 'c'"):
         common.fill("c", "new")
-
-
-def test_pools_are_drawn_at_their_own_pass_rates():
-    pools = common.bernoulli_pools(
-        [0.0, 1.0], np.random.default_rng(0), ExitCondition(1), samples_per_round=2, max_rounds=3
-    )
-    assert [(len(pool), pool.positives) for pool in pools] == [(6, 0), (2, 2)]
-    assert isinstance(pools[0], Pool)

@@ -81,11 +81,6 @@ def test_help_text_and_settings_page_name_every_choice(name):
         assert f"`'{choice}'`" in text and f'`"{choice}"`' in row, choice
 
 
-def test_options_of_the_command_line_have_help_texts():
-    rows = table_rows(option_tables())
-    assert rows and all(len(row) == 3 and row[2] for row in rows)
-
-
 @page
 def test_settings_in_the_text_exist(page):
     """`name=value` in the text, and fields of our own in YAML blocks."""

@@ -10,10 +10,8 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from ada_trl import AdaGRPOTrainer
 from ada_trl.commands.reward_funcs import load_reward_funcs
 from ada_trl.commands.train import main, parse_args
-from benchmarks import names
 from benchmarks.common import load_rows, save_rows
 from benchmarks.learning import equal_tokens, sorting
 from recipes.arithmetic.task import build_tokenizer
@@ -241,34 +239,3 @@ def test_the_two_best_rates_are_tried_on_a_second_seed():
     assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 4e-4
     rows += [row(4e-4, 1, 0.5), row(2e-4, 2, 0.9)]
     assert equal_tokens.reported(rows)["seed"].tolist() == [1]
-
-
-def test_oracle_runs_do_not_include_sorting(monkeypatch):
-    monkeypatch.setattr(equal_tokens, "best_rate", lambda method, name, rows: 1e-4)
-    methods, sets = ["GRPO n=4", names.ORACLE], ["hard", "sorting", "sorting-graded"]
-    runs = equal_tokens.reported_runs(methods, sets, [1, 2], [])
-    assert [run[:3] for run in runs[:4]] == [
-        ("GRPO n=4", "hard", 1),
-        (names.ORACLE, "hard", 1),
-        ("GRPO n=4", "sorting", 1),
-        ("GRPO n=4", "sorting-graded", 1),
-    ]
-    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
-
-
-def test_trainer_and_number_of_prompts_of_a_method(monkeypatch, tmp_path):
-    num_prompts, trainers = {}, {}
-
-    def record(run, options, prompts, *others):
-        num_prompts[run.method, run.prompt_set], trainers[run.method] = prompts, others[-1]
-        return {}
-
-    monkeypatch.setattr(equal_tokens, "train_once", record)
-    for method in (names.DAPO, "GRPO n=4", equal_tokens.MORE_TOKENS, names.ORACLE):
-        for name in ("easy", "hard", "sorting"):
-            run = equal_tokens.Run(method, name, 1, 1e-4)
-            equal_tokens.train_and_save(run, tmp_path, dict.fromkeys(equal_tokens.SETS, tmp_path), None, 20)
-    assert [num_prompts[names.DAPO, name] for name in ("easy", "hard", "sorting")] == [20, 17, 8]
-    assert [num_prompts["GRPO n=4", name] for name in ("easy", "hard", "sorting")] == [32, 32, 16]
-    assert num_prompts[equal_tokens.MORE_TOKENS, "hard"] == 32  # of 16 rollouts
-    assert trainers[names.ORACLE] is equal_tokens.OraclePassRateTrainer and trainers["GRPO n=4"] is AdaGRPOTrainer

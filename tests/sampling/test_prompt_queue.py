@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset
-from trl import GRPOTrainer
 
-from ada_trl.sampling.prompt_sources import DataLoaderPrompts, QueuedPrompts
+from ada_trl.sampling.prompt_sources import QueuedPrompts
 from ada_trl.trainer.checkpointing import STATE_FILE
 
 from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools, train_with_and_without_resume
@@ -247,12 +246,6 @@ def test_steps_and_epochs_are_counted_as_for_grpo(mode, tmp_path):
     assert "ada/prompts/epoch" in logs_of(trainer)[-1]
 
 
-def test_an_iterable_data_set_that_ends_starts_again(tmp_path):
-    trainer = build(tmp_path, even_reward, prompts(11, streaming=True), max_steps=4, **RETRIES)
-    trainer.train()
-    assert logs_of(trainer)[-1]["ada/prompts/epoch"] >= 1 and trainer.state.global_step == 4
-
-
 def test_the_data_loader_has_placeholder_rows(tmp_path):
     trainer = build(tmp_path, even_reward, prompts(), **DYNAMIC)
     rows = [row for batch in trainer.get_train_dataloader() for row in batch]
@@ -279,10 +272,3 @@ def test_a_checkpoint_without_a_queue_warns_and_a_broken_one_is_rejected(tmp_pat
         caplog.clear()
         build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
         assert sum("prompts are taken from the start of the data set" in text for text in caplog.messages) == 1
-
-
-def test_other_modes_use_the_data_loader(tmp_path):
-    trainer = build(tmp_path, num_generations=4)
-    assert type(trainer.prompt_source) is DataLoaderPrompts
-    assert type(trainer).get_train_dataloader is not GRPOTrainer.get_train_dataloader
-    assert {row["prompt"] for batch in trainer.get_train_dataloader() for row in batch} != {""}

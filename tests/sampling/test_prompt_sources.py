@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import ExitCondition, Pool, Rollout
+from ada_trl.core import ExitCondition, Rollout
 from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from ada_trl.sampling.prompt_queue import (
     MAX_SKIPS,
@@ -357,16 +357,3 @@ def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, 
     queue.rollback()  # nothing to undo
     assert queue.next_slots(scores) == expected
     assert queue.state_dict(steps_back=1)["skips"] == state["skips"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_data_set_smaller_than_a_step_is_rejected(number, streaming):
-    with pytest.raises(ValueError, match=f"needs 4 distinct prompts, but the training data set has only {number}"):
-        PromptQueue(stream(number, streaming), slot_config()).next_slots()
-
-
-def test_a_slot_is_a_pool_of_all_its_rollouts():
-    played = slot(2, fixed_budget=False, max_rounds=1)
-    play(played, lambda position: 1.0, 2)
-    assert isinstance(played, Pool) and len(played) == played.positives == 2

@@ -1,7 +1,7 @@
 """Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -236,15 +236,6 @@ def test_prompts_may_be_made_by_a_transform():
     assert trainer.state.global_step == QUICK["max_steps"]
     with pytest.raises(ValueError, match="no column 'prompt'"):
         build(dataset=dataset.with_transform(lambda rows: {"text": rows["question"]}))
-
-
-def test_streaming_dataset_without_known_columns_is_accepted():
-    def rows():
-        yield from ({"prompt": prompt} for prompt in prompt_dataset()["prompt"])
-
-    trainer = build(dataset=IterableDataset.from_generator(rows))
-    trainer.train()
-    assert trainer.state.global_step == QUICK["max_steps"]
 
 
 def test_rollout_func_is_supported_in_uniform_mode_only():

@@ -6,8 +6,8 @@ from pathlib import Path
 import peft
 import pytest
 import transformers
-from datasets import Dataset, DatasetDict
-from transformers import EarlyStoppingCallback, set_seed
+from datasets import Dataset
+from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -17,7 +17,6 @@ from ..helpers import (
     QUICK,
     build,
     chat_tokenizer,
-    config,
     even_reward,
     moved,
     prompt_dataset,
@@ -134,25 +133,6 @@ def test_a_single_prompt(tmp_path):
     train(tmp_path, dataset=prompt_dataset(1).select([0]), per_device_train_batch_size=4, max_steps=3)
 
 
-@pytest.mark.parametrize("mode", [None, "uniform", "seq-balance"])
-def test_too_few_prompts_for_a_step_are_an_error_and_a_warning_in_the_mode_that_equals_grpo(mode, tmp_path, caplog):
-    config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if mode else (GRPOConfig, GRPOTrainer)
-    options = {"num_generations": 4} | ({"adaptive_sampling": mode} if mode else {})
-    args, dataset = config_class(str(tmp_path), **QUICK | options), prompt_dataset(1).select([0])
-
-    def built():
-        return trainer_class(tiny_model(), even_reward, args, dataset, processing_class=tiny_tokenizer())
-
-    if mode == "seq-balance":
-        with pytest.raises(ValueError, match="needs 2 distinct prompts.*has only 1. Use a smaller batch"):
-            built()
-        return
-    trainer = built()
-    trainer.train()
-    assert trainer.state.global_step == 0
-    assert ("No training step can be run" in caplog.text) == (mode == "uniform")
-
-
 def of_some(prompts, completions, **kwargs):
     return [reward if prompt < "4" else None for prompt, reward in zip(prompts, even_reward(completions), strict=True)]
 
@@ -164,27 +144,6 @@ def of_others(prompts, completions, **kwargs):
 def test_a_reward_function_per_data_set(tmp_path):
     trainer = train(tmp_path, [of_some, of_others])
     assert trainer.state.log_history[0]["ada/frac_unscored"] == 0
-
-
-@pytest.mark.parametrize("names", ["", "ab"], ids=["one", "a dict"])
-def test_the_best_model_is_chosen_by_evaluation(names, tmp_path):
-    evaluation = DatasetDict(dict.fromkeys(names, prompt_dataset(1))) if names else prompt_dataset(1)
-    best = "eval_reward"  # of the last one, in TRL
-    trainer = train(
-        tmp_path,
-        eval_dataset=evaluation,
-        callbacks=[EarlyStoppingCallback(10)],
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=4,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=best,
-    )
-    found = [logs[best] for logs in trainer.state.log_history if best in logs]
-    sets = len(names) or 1
-    assert len(found) >= 2 * sets and trainer.state.best_metric == max(found[sets - 1 :: sets][:2])
 
 
 @pytest.mark.parametrize(
@@ -199,17 +158,6 @@ def test_resuming(options, tmp_path):
     assert trainer.state.global_step == 3
     if "use_adaptive_entropy" in options:
         assert trainer.entropy_coef > first.entropy_coef > 0, "Two steps, then a third."
-
-
-def test_a_model_by_its_path(tmp_path):
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    options = QUICK | {"beta": 0.1, "model_init_kwargs": {"dtype": "float32", "attn_implementation": "eager"}}
-    args = config(tmp_path, **options)
-    trainer = AdaGRPOTrainer(str(tmp_path / "model"), even_reward, args, prompt_dataset())
-    trainer.train()
-    assert trainer.model.config._attn_implementation == "eager" and trainer.ref_model is not None
-    assert trainer.state.global_step == 2
 
 
 EXPERTS = {"num_experts_per_tok": 2}

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForSequenceClassification
 
@@ -13,18 +12,16 @@ from ada_trl.core import Pool, Rollout
 from ada_trl.trainer.rollout_batch import pool_advantages
 
 from ..helpers import (
-    PROMPTS,
     QUICK,
     build,
-    chat_tokenizer,
     config,
     even_reward,
     length_reward,
     logs_of,
+    moved,
     prompt_dataset,
     remember_pools,
     saved_tiny_model,
-    tiny_chat_model,
     tiny_config,
     tiny_model,
     tiny_tokenizer,
@@ -102,9 +99,9 @@ def test_the_head_can_be_cast_to_float32(tmp_path):
     assert trainer.model.lm_head.weight.dtype == torch.float32 and len(logs_of(trainer)) == 2
 
 
-def test_kl_against_the_base_model_under_a_new_adapter(tmp_path):
+def test_a_new_adapter_is_trained_alone_and_compared_with_the_base_model(tmp_path):
     trainer = build(tmp_path, peft_config=lora(), beta=0.1, max_steps=3)
-    trainer.train()
+    assert all(has_moved == ("lora_" in name) for name, has_moved in moved(trainer).items())
     assert trainer.ref_model is None
     assert [logs["kl"] > 0 for logs in logs_of(trainer)] == [False, True, True]
 
@@ -142,29 +139,6 @@ def test_reward_models(tmp_path):
     text = trainer._logs["prompt"][0] + trainer._logs["completion"][0]
     expected = model(**tokenizer([text], return_tensors="pt")).logits.item()
     assert trainer._logs["rewards"][name][0] == pytest.approx(expected, rel=1e-4)
-
-
-def test_conversations(tmp_path):
-    tokenizer = chat_tokenizer("qwen2_5")
-
-    def reward(prompts, completions, **kwargs):
-        assert all(prompt[0]["role"] == "system" and prompt[-1]["role"] == "user" for prompt in prompts)
-        assert all([message["role"] for message in completion] == ["assistant"] for completion in completions)
-        return even_reward([completion[0]["content"] for completion in completions])
-
-    rows = [
-        {"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": prompt}]} for prompt in PROMPTS
-    ]
-    trainer = AdaGRPOTrainer(
-        tiny_chat_model(tokenizer),
-        reward,
-        AdaGRPOConfig(str(tmp_path), **QUICK),
-        Dataset.from_list(rows),
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    assert len(logs_of(trainer)) == 2
-    assert all(isinstance(prompt, list) for prompt in trainer._logs["prompt"])
 
 
 def _random_pool(rng, size):

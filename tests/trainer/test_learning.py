@@ -22,16 +22,6 @@ EST_VALUE = f"{names.EST} (value head) n=4"
 # The runner
 
 
-def test_any_prefix_of_the_grid_has_as_many_seeds_of_each_method():
-    runs = learning.grid(list(learning.METHODS), ["easy", "hard"], [1, 2, 3])
-    assert len(set(runs)) == len(runs) == 3 * 2 * len(learning.METHODS)
-    assert len({run.file_name for run in runs}) == len(runs)
-    for prefix in range(len(runs)):
-        done = [(run.method, run.prompt_set) for run in runs[:prefix]]
-        counts = [done.count((m, s)) for m in learning.METHODS for s in ("easy", "hard")]
-        assert max(counts) - min(counts) <= 1
-
-
 def test_a_stopped_benchmark_continues_with_the_missing_runs(tmp_path):
     runs = learning.grid(list(learning.METHODS)[:3], ["hard"], [1, 2])
     done = []
@@ -156,15 +146,6 @@ def test_every_method_is_a_valid_configuration(tmp_path):
     first = equal_tokens.METHODS[next(iter(tables.ABLATION))].options
     args = AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=16, **learning.COMMON | first)
     assert args.is_vanilla_grpo and args.zero_variance_groups == "keep"
-
-
-def test_a_step_is_one_generation(task_dir):
-    options = {"adaptive_sampling": "uniform", "num_generations": 4, "num_iterations": 2}
-    run = learning.Run("two iterations", "hard", 7)
-    record = learning.train_once(run, options, prompts_per_step=4, task_dir=task_dir, steps=2, eval_every=1)
-    assert [row["step"] for row in record["steps"]] == [1, 2]
-    assert [row["rollouts"] for row in record["steps"]] == [16, 16]
-    assert [row["step"] for row in record["evaluations"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("name", "of_a_step"), [(names.ORACLE, [4]), (names.OVERSAMPLING_ORACLE, [12])])

@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from ada_trl.trainer.user_code import TrainingState, check_rewards
 
-from ..conversations import Counting
+from ..conversations import Counting, add
 from ..helpers import (
     PROMPTS,
     Recorder,
@@ -251,32 +251,20 @@ def test_a_reward_function_may_seed(mode, tmp_path):
 # Live objects in rows
 
 
-def with_locks(rows):
-    return rows | {"lock": [LOCK] * len(rows["prompt"]), "nested": [{"locks": [LOCK]}] * len(rows["prompt"])}
-
-
 LOCK = threading.Lock()
 
 
-@all_modes
-def test_objects_that_cannot_be_copied_reach_the_reward_function(mode, tmp_path):
-    def reward(completions, lock, nested, **kwargs):
-        assert all(one is LOCK for one in lock) and all(one["locks"][0] is LOCK for one in nested)
-        return even_reward(completions)
-
-    trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_locks), **MODES[mode])
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
-def with_containers(rows):
+def with_objects(rows):
     empty = {"array": np.zeros(1), "tensor": torch.zeros(1), "set": set(), "queue": deque(), "ordered": OrderedDict()}
-    return rows | {"values": [copy.deepcopy(empty) for _ in rows["prompt"]]}
+    number = len(rows["prompt"])
+    shared = {"lock": [LOCK] * number, "nested": [{"locks": [LOCK]}] * number}
+    return rows | shared | {"values": [copy.deepcopy(empty) for _ in range(number)]}
 
 
 @all_modes
-def test_containers_in_rows_belong_to_one_rollout(mode, tmp_path):
-    def reward(completions, values, **kwargs):
+def test_containers_in_rows_belong_to_one_rollout_and_other_objects_are_shared(mode, tmp_path):
+    def reward(completions, lock, nested, values, **kwargs):
+        assert all(one is LOCK for one in lock) and all(one["locks"][0] is LOCK for one in nested)
         for row in values:
             assert not any(row.values())
             row["array"] += 1
@@ -286,7 +274,7 @@ def test_containers_in_rows_belong_to_one_rollout(mode, tmp_path):
             row["ordered"]["a"] = 1
         return even_reward(completions)
 
-    trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_containers), **MODES[mode])
+    trainer = build(tmp_path, reward, prompt_dataset().with_transform(with_objects), **MODES[mode])
     trainer.train()
     assert trainer.state.global_step == 2
 
@@ -404,19 +392,6 @@ def test_conversations_without_a_chat_template_are_rejected(options, name, tmp_p
         build(tmp_path, **options)
 
 
-def add(a: int) -> int:
-    """
-    Add one.
-
-    Args:
-        a: A number.
-
-    Returns:
-        The sum.
-    """
-    return a + 1
-
-
 def test_tools_for_prompts_that_are_strings_are_rejected(tmp_path):
     tokenizer = chat_tokenizer()
     with pytest.raises(ValueError, match=r"are strings \(the first is '1\+2='\), but tools require conversations"):
@@ -439,6 +414,14 @@ INVALID_REWARDS = [
 def test_rewards_of_the_wrong_kind_name_the_function(value):
     with pytest.raises(ValueError, match="The reward function 'wrong' returned .*must return one number or None per"):
         check_rewards(value, "wrong")
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+def test_a_wrong_number_of_rewards_is_an_error(mode, tmp_path):
+    trainer = build(tmp_path, lambda completions, **kwargs: even_reward(completions)[1:], **MODES[mode])
+    with pytest.raises((ValueError, RuntimeError)):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 @pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])

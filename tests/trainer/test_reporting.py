@@ -234,20 +234,6 @@ def test_the_leave_one_out_mean_of_a_small_batch_is_not_reported_as_a_bad_baseli
     assert not any(name.startswith("ada/baseline/") for logs in logs_of(trainer) for name in logs)
 
 
-def test_rounds_without_prompts_are_logged_as_zero(tmp_path):
-    """Otherwise the mean over `logging_steps` would be that of the steps with such a round."""
-
-    def reward(completions, trainer_state, **kwargs):
-        return even_reward(completions) if trainer_state.global_step else [0.0] * len(completions)
-
-    options = {"max_steps": 4, "logging_steps": 4, "max_rounds": 3, "min_positives": 1, "min_negatives": 1}
-    trainer = build(tmp_path, reward, **options)
-    trainer.train()
-    (logs,) = logs_of(trainer)
-    assert 0.5 <= logs["ada/active_prompts/round_3"] < 1
-    assert logs["ada/active_prompts/round_1"] == 2
-
-
 # Warnings at the start of training
 
 

@@ -40,12 +40,6 @@ def test_every_loss_type_moves_every_parameter(loss_type, tmp_path):
         assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
 
 
-def test_lora_trains_the_adapter_only(tmp_path):
-    trainer = build(tmp_path, peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), max_steps=3)
-    for name, has_moved in moved(trainer).items():
-        assert has_moved == ("lora_" in name), name
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -119,6 +113,7 @@ def test_a_step_line_by_line(options, rare, tmp_path):
     assert logs["frac_reward_zero_std"] == logs["ada/frac_reward_zero_std/first_round"] == 0.75
     assert logs["ada/frac_zero_advantage_groups"] == 0.5
     assert logs["ada/samples_per_prompt/mean"] == (4 + 8 + 12 + 12) / 4
+    assert logs["ada/samples_per_prompt/max"] == 12
     assert [logs[f"ada/active_prompts/round_{k}"] for k in (1, 2, 3)] == [4, 3, 2]
 
 
@@ -140,14 +135,6 @@ def test_tokens_are_counted_once(tmp_path):
     assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == rewards.tokens + rewards.prompt_tokens
     trained = trainer.batches[0]["completion_mask"].sum().item()
     assert logs["ada/tokens/discarded"] == rewards.tokens - trained
-
-
-def test_never_more_than_the_cap(tmp_path):
-    rewards = ScriptedRewards(**{prompt: [0] * 1000 for prompt in PROMPTS})
-    trainer = build(tmp_path, rewards, per_device_train_batch_size=4, max_steps=3, samples_per_round=5, max_rounds=2)
-    trainer.train()
-    assert [len(call) for call in rewards.calls] == [5, 5] * 3
-    assert all(logs["ada/samples_per_prompt/max"] == 10 for logs in logs_of(trainer))
 
 
 def test_duplicate_prompts_in_one_batch_have_separate_pools(tmp_path):
@@ -276,15 +263,11 @@ def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
     (batch,) = trainer.batches
     everything = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])
     for prompt, mean in (("1+2=", 0.25), ("31+4=", 0.5)):
-        pool = torch.tensor(scripts_of(prompt))
+        pool = torch.tensor([float(reward) for reward in scripts[prompt]])
         std = {"none": 1.0, "group": pool.std() + 1e-4, "batch": everything.std() + 1e-4}[scale_rewards]
         rows = [i for i, p in enumerate(prompts_of(batch)) if p == prompt]
         expected = sorted([(1 - mean) / std] * 2 + [-mean / std] * 2)
         assert sorted(batch["advantages"][rows].tolist()) == pytest.approx([float(e) for e in expected])
-
-
-def scripts_of(prompt):
-    return {"1+2=": [1.0, 0, 0, 0, 1, 0, 0, 0], "31+4=": [1.0, 1, 0, 0]}[prompt]
 
 
 def test_mask_excludes_a_zero_variance_group_from_the_loss_and_its_token_count(tmp_path):

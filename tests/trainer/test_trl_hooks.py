@@ -77,24 +77,17 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
             raise ZeroDivisionError("my bug")
         return even_reward(completions)
 
+    def state():
+        return trainer._hook, id(trainer._metrics), collectives_disabled(), grpo_trainer.gather
+
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
-    metrics, gather = trainer._metrics, grpo_trainer.gather
+    idle = state()
     trainer.train()
-    assert (
-        trainer._hook is None
-        and trainer._metrics is metrics
-        and not collectives_disabled()
-        and grpo_trainer.gather is gather
-    )
+    assert state() == idle
     broken.append(True)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert (
-        trainer._hook is None
-        and trainer._metrics is metrics
-        and not collectives_disabled()
-        and grpo_trainer.gather is gather
-    )
+    assert state() == idle
 
 
 def test_a_failing_reward_function_is_not_called_from_inside_of_trls_batch(tmp_path):

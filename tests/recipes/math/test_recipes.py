@@ -242,15 +242,6 @@ def test_recipe_trains_two_steps_and_saves(model, method, hardware, models, prob
     assert ("ada/baseline/explained_variance" in steps[-1]) == method.startswith(("posterior", "retry_unsolved"))
 
 
-def test_a_generation_batch_has_four_optimizer_steps(models, problems, tmp_path):
-    arguments = command_line("qwen2.5-math-1.5b", "seq-balance", "8-gpus", models, problems, tmp_path)
-    sizes = ["--generation_batch_size=16", "--per_device_train_batch_size=1", "--gradient_accumulation_steps=4"]
-    main([*arguments, *sizes, "--max_steps=8"])
-    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
-    generations = [logs["step"] for logs in history if "ada/rounds/mean" in logs]
-    assert generations == [1, 5] and len([logs for logs in history if "grad_norm" in logs]) == 8
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
