@@ -18,7 +18,7 @@ from .config_validation import (
 
 
 def optional_field(**metadata: Any) -> Any:
-    """Field whose default is derived from other fields in `__post_init__`."""
+    """Field that is never `None` after `__post_init__`, which derives its default from other fields."""
     return field(default=None, metadata=metadata)
 
 
@@ -106,7 +106,8 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"ema+value"`: the success counts, with the prediction of the value head as the mean of the prior. Its
                   pseudo-count is fitted during the run.
 
-            If `None`, `"ema+value"` in modes that use the estimates. In all other modes nothing is estimated unless
+            If `None`, `"ema+value"` in modes that use the estimates (`"ema"` in `"est"` and with `prompt_oversampling` if there are
+            environments or images). In all other modes nothing is estimated unless
             `"ema"` is set, which records the pass rate of every prompt. The estimates are saved in each checkpoint as
             `ada_pass_rates.parquet`.
         ema_decay (`float`, *optional*, defaults to `0.9`):
@@ -138,16 +139,16 @@ class AdaGRPOConfig(GRPOConfig):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]; the three names
             correspond to α = 0.5, 0 and 1. p̂ is the pass rate of the pool, and with `baseline="posterior"` the estimate
-            from before sampling. If `None`, `"inverse_sqrt"`, except `"none"` with `"uniform"` sampling and in Seq
-            modes with `baseline="posterior"`, where hard prompts get more rollouts already: without a weight the update
-            is the gradient of Σ pass@k / k for k up to `max_rounds`.
+            from before sampling. p̂ is at least one over the number of rollouts in the pool, or 1/32 where it is estimated.
+            If `None`, `"inverse_sqrt"`, except `"none"` with `"uniform"` sampling and in Seq modes with another baseline than
+            `"pool"`, where hard prompts get more rollouts already: with `"seq-pos"` and `num_generations=1` the update
+            is then the gradient of Σ pass@k / k for k up to `max_rounds`.
         selection_correction (`bool`, *optional*, defaults to `False`):
             Whether to weight the selected positives and negatives by their share of the pool (importance correction),
             so that the balanced selection does not change the weight of the prompt; for modes that select a group (Seq
             modes with `baseline="pool"`). With `False`, as in the paper, the balanced selection gives the expected
-            gradient an additional factor [(1−p)² + p²] / (2p(1−p)) if the pool is large; of at most 32 rollouts, it is 7.2
-            instead of 24.5 at p = 0.02, and 3.9 instead of 4.6 at 0.1. The correction is exact for the selection itself;
-            early stopping and the cap leave a factor between 0.9 and 1.2 (Seq-balance without a prompt weight).
+            gradient of hard and easy prompts an additional weight: with pools of at most 32 rollouts, 7.2 at p = 0.02, 3.9
+            at 0.1 and 1 at 0.5. With the correction, a factor between 0.9 and 1.2 remains (early stopping and the cap).
         zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             Treatment of groups in which all advantages are 0, with `baseline="pool"`. `"keep"`: they stay in the batch,
             as in GRPO, and count in the denominator of the loss. `"mask"`: they are excluded from the loss and its
@@ -314,7 +315,7 @@ class AdaGRPOConfig(GRPOConfig):
     prompt_weighting: str = optional_field(
         help="Factor on the advantages of a prompt: `'inverse_sqrt'` (pass rate^-0.5), `'inverse'` (1 / pass rate), "
         "`'none'`, or a number alpha from 0 to 1 (pass rate^(alpha - 1)). If `None`, `'inverse_sqrt'`, and `'none'` "
-        "with `adaptive_sampling='uniform'` or in Seq modes with `baseline='posterior'`."
+        "with `adaptive_sampling='uniform'` or in Seq modes with another baseline than `'pool'`."
     )
     selection_correction: bool = field(
         default=False,
