@@ -57,8 +57,8 @@ def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
     path = find_in(run, PASS_RATES_FILE)
     if path is None:
         return None
-    rows = pq.read_table(path, columns=["positives", "draws", "estimate"]).to_pylist()
-    return [row["positives"] / row["draws"] for row in rows if row["draws"]], [row["estimate"] for row in rows]
+    rows = pq.read_table(path, columns=["positives", "rollouts", "estimate"]).to_pylist()
+    return [row["positives"] / row["rollouts"] for row in rows if row["rollouts"]], [row["estimate"] for row in rows]
 
 
 def find_in(run: str | Path, name: str) -> Path | None:

@@ -23,20 +23,20 @@ _SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("prompt", pa.string()),
-        pa.field("draws", pa.int64(), nullable=False),
+        pa.field("rollouts", pa.int64(), nullable=False),
         pa.field("positives", pa.int64(), nullable=False),
         pa.field("last_step", pa.int64(), nullable=False),
         pa.field("estimate", pa.float64(), nullable=False),
-        pa.field("discounted_draws", pa.float64(), nullable=False),
+        pa.field("discounted_rollouts", pa.float64(), nullable=False),
         pa.field("discounted_positives", pa.float64(), nullable=False),
         pa.field("reward_history", pa.list_(pa.float64())),
     ]
 )
 _COUNT_COLUMNS = {  # column of the file by attribute of PromptCounts
-    "num_rollouts": "draws",
+    "num_rollouts": "rollouts",
     "positives": "positives",
     "last_step": "last_step",
-    "discounted_rollouts": "discounted_draws",
+    "discounted_rollouts": "discounted_rollouts",
     "discounted_positives": "discounted_positives",
 }
 
@@ -55,10 +55,10 @@ def save_pass_rates(
     |---|---|
     | `prompt_id` | identity ([`~core.prompt_key`]): a hash of the prompt, after the `id` of the data set row if it has one |
     | `prompt` | its text, or null |
-    | `draws`, `positives` | scored and positive rollouts over the whole run |
+    | `rollouts`, `positives` | scored and positive rollouts over the whole run |
     | `last_step` | last step in which the prompt was sampled |
     | `estimate` | p̂ at the time of writing |
-    | `discounted_draws`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
+    | `discounted_rollouts`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
     | `reward_history` | N and S of [`~core.RewardEstimator`]: discounted rollouts and their residuals, by decay; or null |
 
     The file is also the estimator's state (with a fitted prior in its metadata, as JSON), and can be read with
@@ -134,14 +134,14 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 def _check_row(path: str | Path, row: dict[str, Any]) -> None:
     if None in [row["prompt_id"], *(row[column] for column in _COUNT_COLUMNS.values())]:
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has an empty value")
-    k, n = row["discounted_positives"], row["discounted_draws"]
+    k, n = row["discounted_positives"], row["discounted_rollouts"]
     try:
-        check_counts(row["prompt_id"], row["positives"], row["draws"])
+        check_counts(row["prompt_id"], row["positives"], row["rollouts"])
         check_counts(row["prompt_id"], k, n)
     except ValueError as error:
         raise _corrupt(path, str(error)) from error
     if not math.isfinite(n):
-        raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_draws ({n})")
+        raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_rollouts ({n})")
     history = row["reward_history"]
     if history is not None and (len(history) != 2 * len(DECAYS) or None in history):
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has reward_history ({history})")

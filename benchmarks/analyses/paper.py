@@ -36,7 +36,7 @@ def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
     path = find_in(run, PASS_RATES_FILE)
     if path is None:
         return None
-    table = pq.read_table(path, columns=["discounted_positives", "discounted_draws"])
+    table = pq.read_table(path, columns=["discounted_positives", "discounted_rollouts"])
     positives, draws = (column.to_numpy() for column in table.columns)
     return fit_pass_rate_distribution(positives, draws) if (draws > 0).any() else None
 

@@ -100,7 +100,7 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
         # A custom reward function may need any column of the source.
         row = problem.columns if custom else {"problem": problem.text, "answer": problem.columns["answer"]}
         added = {"id": problem.id, "prompt": problem.to_prompt(args.prompt_format)}
-        rows.append(row | added | {"pass_rate": float(measured.pass_rates[i]), "draws": args.num_samples})
+        rows.append(row | added | {"pass_rate": float(measured.pass_rates[i]), "rollouts": args.num_samples})
     dataset = Dataset.from_list(rows)
     counts = {
         "loaded": len(loaded),

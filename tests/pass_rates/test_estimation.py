@@ -227,7 +227,7 @@ def test_recording_pass_rates_changes_nothing_else(mode, tmp_path):
     table = load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
     assert set(table["prompt"]) <= set(PROMPTS) and max(table["last_step"]) == 2
     rollouts = sum(logs["ada/samples_per_prompt/mean"] * 2 for logs in logs_of(tracked))
-    assert sum(table["draws"]) == rollouts
+    assert sum(table["rollouts"]) == rollouts
     assert 0 < sum(table["positives"]) < rollouts
     assert all("ada/estimator/brier" in logs for logs in logs_of(tracked))
     assert not any("ada/estimator/brier" in logs for logs in logs_of(plain))

@@ -55,11 +55,11 @@ def test_datasets_reads_the_file(path):
     estimator = observed(range(3))
     save_pass_rates(path, estimator, {KEYS[0]: PROMPTS[0]})
     table = load_dataset("parquet", data_files=str(path), split="train", cache_dir=path.parent)
-    assert table.column_names[:6] == ["prompt_id", "prompt", "draws", "positives", "last_step", "estimate"]
+    assert table.column_names[:6] == ["prompt_id", "prompt", "rollouts", "positives", "last_step", "estimate"]
     assert table["prompt_id"][:] == KEYS
     assert table["prompt"][:2] == [PROMPTS[0], None]
     assert table["estimate"][:] == estimator.predict(KEYS)
-    assert table["draws"][:] == [estimator.counts[key].num_rollouts for key in KEYS]
+    assert table["rollouts"][:] == [estimator.counts[key].num_rollouts for key in KEYS]
     assert set(table["last_step"]) == {2}
     assert load_pass_rates(path)[1] == {KEYS[0]: PROMPTS[0]}
 
@@ -92,10 +92,10 @@ def test_no_flipped_bit_changes_a_count_or_a_text(path, prior):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("discounted_draws"), r"its columns are .* expected .*discounted_draws \(double\)"),
+        (lambda c: c.pop("discounted_rollouts"), r"its columns are .* expected .*discounted_rollouts \(double\)"),
         (lambda c: c["positives"].__setitem__(3, 10**6), "has 1000000 positives in"),
         (lambda c: c["discounted_positives"].__setitem__(3, math.nan), "has nan positives in"),
-        (lambda c: c["discounted_draws"].__setitem__(3, math.inf), r"discounted_draws \(inf\)"),
+        (lambda c: c["discounted_rollouts"].__setitem__(3, math.inf), r"discounted_rollouts \(inf\)"),
         (lambda c: c["prompt_id"].__setitem__(3, c["prompt_id"][4]), "50 rows have only 49 different"),
     ],
 )

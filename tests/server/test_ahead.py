@@ -276,7 +276,7 @@ def test_rollouts_are_recorded_for_their_own_prompts(mode, tmp_path):
     with FakeServer(half) as server:
         build_ahead(tmp_path, server, **MODES[mode] | {"save_strategy": "steps", "save_steps": 4}).train()
     record = pq.read_table(tmp_path / "checkpoint-4" / PASS_RATES_FILE).to_pylist()
-    assert {row["prompt"]: row["draws"] for row in record} == server.draws
+    assert {row["prompt"]: row["rollouts"] for row in record} == server.draws
 
 
 def test_the_effective_sample_size_counts_masked_rows(tmp_path, monkeypatch):

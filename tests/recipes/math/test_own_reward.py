@@ -65,7 +65,7 @@ def selection(**options) -> SelectArguments:
 
 def test_selected_problems_keep_their_columns(files):
     kept = select(selection(), make)
-    assert kept["prompt"] == ["1+1=", "2+2="] and kept["pass_rate"] == [0.25, 0.5] and kept["draws"] == [4, 4]
+    assert kept["prompt"] == ["1+1=", "2+2="] and kept["pass_rate"] == [0.25, 0.5] and kept["rollouts"] == [4, 4]
     assert kept["total"] == [2, 4] and kept["level"] == [{"name": "easy"}] * 2
     assert load_dataset("out", split="train")["total"] == [2, 4]
     counts = json.loads((files / "out/selection.json").read_text())["problems"]

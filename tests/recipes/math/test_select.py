@@ -95,7 +95,7 @@ def test_problems_in_the_range_are_selected_and_the_others_counted(files, tmp_pa
     assert [row["problem"] for row in rows] == [f"{a}+{a + 1 if a < 20 else 1}=" for a in expected]
     assert [row["pass_rate"] for row in rows] == [SCRIPT[a % 10] / 8 for a in expected]
     assert [row["answer"] for row in rows] == [str(sum(map(int, row["problem"][:-1].split("+")))) for row in rows]
-    assert all(row["prompt"] == row["problem"] and row["draws"] == 8 for row in rows)
+    assert all(row["prompt"] == row["problem"] and row["rollouts"] == 8 for row in rows)
     assert len({row["id"] for row in rows}) == len(rows)
     report = json.loads((tmp_path / "selection.json").read_text())
     assert report["problems"] == {
