@@ -225,7 +225,9 @@ class TimeoutVLLMClient(VLLMClient):
         """Number of tokens that the server has processed since its start; `None` if it does not serve its metrics."""
         timeout = min(STALLED_SECONDS, self.request_timeout / PROBES_PER_TIMEOUT)
         try:
-            text = (await self.transport.request("GET", f"{self.base_url}/metrics", timeout=timeout))["text"]
+            text = (await self.transport.request("GET", f"{self.base_url}/metrics", timeout=timeout, probe=True))[
+                "text"
+            ]
             lines = [line for line in text.splitlines() if line.startswith(TOKEN_COUNTERS)]
             return sum(float(line.split()[-1]) for line in lines) if lines else None
         except (VLLMServerError, LookupError, ValueError):

@@ -3,7 +3,7 @@
 from ..utils.distributed import DistributedError, ErrorFactory
 
 
-LONGEST_ERROR = 250  # characters; the exception that it was raised from has the complete text
+LONGEST_ERROR = 400  # characters; the exception that it was raised from has the complete text
 RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
 
 

@@ -211,8 +211,8 @@ class AdaVLLMGeneration(VLLMGeneration):
                 raise VLLMServerError(
                     f"it did not respond to the weight check after generation ({self._recheck_failure})"
                 )
-            largest = max(differences, default=0.0)
-            if not largest <= self._tolerance:  # NaN is not, either
+            if not all(difference <= self._tolerance for difference in differences):  # NaN is not, either
+                largest = max(differences)
                 raise VLLMServerError(
                     f"it no longer responds, and a row's log-probabilities differ from the trainer's by {largest:.3f} "
                     "per token"

@@ -24,6 +24,7 @@ STALLED_SECONDS = 5  # longest timeout of short requests to a server that let a 
 PROBES_PER_TIMEOUT = 4  # while no response arrives, requests for the token count per timeout
 BUSY = (408, 429, 503)  # the request was not processed: any request may be sent again, until its deadline
 MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
+REJECTED = "The server rejects this request, and will do so again: correct the cause, such as prompts longer than its --max-model-len."
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
 
 
@@ -115,6 +116,7 @@ class HTTPTransport:
         timeout: float,
         queued: bool = False,
         retry: bool = False,
+        probe: bool = False,
         limit_name: str = "",
         check: Callable[[dict], Any] | None = None,
         **kwargs: Any,
@@ -128,6 +130,8 @@ class HTTPTransport:
             retry (`bool`):
                 Whether it is safe to send the request again after a broken connection, a broken response or a 5xx.
                 After 408, 429 or 503 every request is.
+            probe (`bool`):
+                Whether the request only observes the server, so that a missed deadline is not counted.
             limit_name (`str`):
                 The option in which the user sets the timeout.
             check (`Callable`, *optional*):
@@ -149,9 +153,9 @@ class HTTPTransport:
                 attempt = functools.partial(_attempt, running.session, method, url, check, kwargs)
                 response = await self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, failures)
         except TimeoutError as error:
-            if not queued:
-                self.timeouts += 1  # the watchdog counts those of queued requests
-            self.stalled = True
+            if not probe:
+                self.timeouts += not queued  # the watchdog counts those of queued requests
+                self.stalled = True
             limit = f"{limit_name} ({timeout:g} s)" if limit_name else f"{timeout:g} s"
             before = f"; the last attempt {failures[-1]}" if failures else ""
             raise VLLMServerUnavailable(
@@ -171,7 +175,7 @@ class HTTPTransport:
                 return await attempt()
             except _AttemptFailed as failed:
                 if failed.is_final:
-                    raise VLLMServerError(f"{name} {failed}", status=failed.status) from failed
+                    raise VLLMServerError(f"{name} {failed}", REJECTED, status=failed.status) from failed
                 if len(failures) >= max_retries and failed.status not in BUSY:
                     kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
                     times = f" (sent {len(failures) + 1} times)" if failures else ""
@@ -274,8 +278,7 @@ async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], 
         async with session.request(method, url, **kwargs) as response:
             body = await response.read()
             if response.status != 200:
-                text = body.decode(errors="replace").strip()[:500]
-                raise _AttemptFailed(f"returned status {response.status}: {text}", response.status)
+                raise _AttemptFailed(f"returned status {response.status}: {_reason(body)}", response.status)
             content = parse(response.content_type, body)
             if check is not None:
                 check(content)
@@ -284,6 +287,16 @@ async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], 
         raise _AttemptFailed(f"returned an invalid response: {broken}", is_broken=True) from broken
     except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _AttemptFailed(f"failed: {type(error).__name__}: {error}") from error
+
+
+def _reason(body: bytes) -> str:
+    """The message of vLLM's error response, or the beginning of any other body."""
+    text = body.decode(errors="replace").strip()
+    try:
+        text = json.loads(text)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        pass
+    return str(text)[:500]
 
 
 def max_connections() -> int:

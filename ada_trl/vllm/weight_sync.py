@@ -3,8 +3,9 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
@@ -20,6 +21,19 @@ from .response_validation import quote
 
 logger = get_logger(__name__)
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's --max-lora-rank
+LORA_OPTIONS = (  # of PEFT, that vLLM cannot serve
+    *(
+        "use_dora",
+        "modules_to_save",
+        "lora_bias",
+        "layer_replication",
+        "use_qalora",
+        "use_bdlora",
+        "alora_invocation_tokens",
+    ),
+)
+LORA_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the weights of the base model
 CLOSE_SECONDS = 10  # timeout of unloading an adapter, which may fail without harm
 IN_USE = "in_use.lock"  # held by the run that wrote the directory, for as long as it lives
 
@@ -56,6 +70,12 @@ class WeightSync:
 
     def check_model(self) -> None:
         """Raise a `ValueError` if device or adapter do not support the method."""
+        config = self.vllm.model.active_peft_config if is_peft_model(self.vllm.model) else None
+        if indices := getattr(config, "trainable_token_indices", None):
+            raise ValueError(
+                f"trainable_token_indices={indices} is not supported with a vLLM server, because these weights "
+                "have no name that the server knows. Use modules_to_save with vllm_weight_sync='disk' or 'nccl' instead."
+            )
         device = self.vllm.accelerator.device.type
         if self.method == "nccl" and device != "cuda":
             raise ValueError(
@@ -64,24 +84,22 @@ class WeightSync:
             )
         if self.method != "lora":
             return
-        if not is_peft_model(self.vllm.model):
+        if config is None:
             raise ValueError(
                 "vllm_weight_sync='lora' hot-loads a LoRA adapter, but the model has none. Pass a peft_config, or set "
                 "vllm_weight_sync='disk' or 'nccl'."
             )
-        config = self.vllm.model.active_peft_config
-        unsupported = ""
+        unsupported = {name: value for name in LORA_OPTIONS if (value := getattr(config, name, None))}
         if config.peft_type.value != "LORA":
-            unsupported = f"peft_type={config.peft_type.value!r}"
-        elif config.use_dora:
-            unsupported = "use_dora=True"
-        elif config.modules_to_save:
-            unsupported = f"modules_to_save={config.modules_to_save}"
+            unsupported = {"peft_type": config.peft_type.value}
         elif config.bias != "none":
-            unsupported = f"bias={config.bias!r}"
+            unsupported["bias"] = config.bias
+        elif isinstance(config.init_lora_weights, str) and config.init_lora_weights.lower() not in LORA_INITS:
+            unsupported["init_lora_weights"] = config.init_lora_weights
         if unsupported:
+            options = ", ".join(f"{name}={value!r}" for name, value in unsupported.items())
             raise ValueError(
-                f"vllm_weight_sync='lora' does not support adapters with {unsupported}, because vLLM cannot serve them. "
+                f"vllm_weight_sync='lora' does not support adapters with {options}, because vLLM cannot serve them. "
                 "Set vllm_weight_sync='disk' or 'nccl', which merge the adapter."
             )
 
@@ -98,7 +116,7 @@ class WeightSync:
             missing.append("""--weight-transfer-config '{"backend": "nccl"}'""")
         if self.method == "lora":
             peft_config = self.vllm.model.active_peft_config
-            rank = max([peft_config.r, *peft_config.rank_pattern.values()])
+            rank = served_lora_rank(peft_config.r, peft_config.rank_pattern)
             if config["lora_config"] is None:
                 missing.append(f"--enable-lora --max-lora-rank {rank}")
             elif config["lora_config"]["max_lora_rank"] < rank:
@@ -144,7 +162,10 @@ class WeightSync:
         if self._is_main_process:
             with self._new_version() as directory:
                 with _writing(directory):
-                    adapter = get_peft_model_state_dict(model, state_dict=state)
+                    # Without a look at the hub for every step, whether the vocabulary of the base model was changed.
+                    adapter = get_peft_model_state_dict(
+                        model, state_dict=state, adapter_name=model.active_adapter, save_embedding_layers=False
+                    )
                     save_file(adapter, os.path.join(directory, "adapter_model.safetensors"), metadata={"format": "pt"})
                     model.active_peft_config.save_pretrained(directory)
                 # Before the request: an adapter whose response is lost may be on the server, and has to be unloaded.
@@ -244,11 +265,18 @@ def _writing(directory: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        free = shutil.disk_usage(os.path.dirname(os.path.dirname(directory))).free / 2**30
+        parent = next(path for path in Path(directory).parents if path.is_dir())
+        free = shutil.disk_usage(parent).free / 2**30
         raise VLLMServerError(
             f"{directory} cannot be written, {free:.1f} GiB are free ({type(error).__name__}: {error})",
             "Free space for two copies of the weights, or set vllm_weight_sync_dir to another directory that both can access.",
         ) from error
+
+
+def served_lora_rank(rank: int, rank_pattern: Mapping[str, int]) -> int:
+    """The smallest --max-lora-rank of vLLM for an adapter; larger ranks than vLLM's are returned as they are."""
+    largest = max([rank, *rank_pattern.values()])
+    return next((served for served in LORA_RANKS if served >= largest), largest)
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:

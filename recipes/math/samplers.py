@@ -86,6 +86,8 @@ class VLLMSampler:
         try:
             from vllm import LLM
             from vllm.lora.request import LoRARequest
+
+            from ada_trl.vllm.weight_sync import served_lora_rank
         except ImportError as error:
             raise ImportError(
                 "vLLM is not installed. Install it (`pip install ada_trl[vllm]`), or set --backend transformers."
@@ -96,8 +98,9 @@ class VLLMSampler:
         adapter = Path(model) / "adapter_config.json"
         if adapter.exists():
             config = json.loads(adapter.read_text())
+            rank = served_lora_rank(config["r"], config.get("rank_pattern") or {})
             self.lora = LoRARequest("adapter", 1, model)
-            options = {"enable_lora": True, "max_lora_rank": config["r"], "tokenizer": model}
+            options = {"enable_lora": True, "max_lora_rank": rank, "tokenizer": model}
             model = config["base_model_name_or_path"]
         self.llm = LLM(model=model, **options, **args.model_kwargs)
 

@@ -67,7 +67,7 @@ async def abort(call):
         (drip, "no response within vllm_request_timeout"),
         (busy, "within vllm_request_timeout.*come back"),
         (fail, "500.*engine dead|no response within"),
-        (reject, "400.*too long"),
+        (reject, "400: too long.*will do so again"),
         (reset, "failed|no response within"),
         (truncate, "failed|no response within"),
         (engine_error, "the engine is asleep"),

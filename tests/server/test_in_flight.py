@@ -112,6 +112,21 @@ def test_a_server_that_processes_requests_of_other_ranks_is_not_stalled(server, 
         generation.generate([ROWS[0]] * 2 + [ROWS[1]] * 2, None, 2)
 
 
+def test_a_probe_without_response_is_no_missed_deadline(server, generation):
+    async def read(request):
+        if request.path == "/metrics":
+            await asyncio.sleep(60)
+
+    async def behave(call):
+        await asyncio.sleep(2.6)
+        return await half_right(call)
+
+    server.behave, server.read = behave, read
+    generation.vllm_client.request_timeout = 4.0
+    generation.generate([ROWS[0]] * 2, None, 2)
+    assert generation.vllm_client.transport.timeouts == 0 and not generation.vllm_client.transport.stalled
+
+
 def test_prompts_share_requests_up_to_a_number_of_rollouts():
     def requests(*runs, images=None):
         rows = [([prompt], images) for prompt, number in enumerate(runs) for _ in range(number)]

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 from filelock import FileLock
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
-from ada_trl.vllm.weight_sync import IN_USE
+from ada_trl.vllm.weight_sync import IN_USE, served_lora_rank
 
-from ..helpers import prompt_dataset
+from ..helpers import prompt_dataset, tiny_model
 from .fake import FakeServer
 from .helpers import LORA, build, error_response, fails, stall, started, train, wait_until
 
@@ -40,6 +40,18 @@ def test_adapters_are_loaded_used_and_unloaded(tmp_path):
     assert [call.model for call in server.completions] == [first] * 4 + [second] * 4
 
 
+def test_an_adapter_of_any_name_is_sent(tmp_path):
+    model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj"]), adapter_name="policy")
+    trainer, server = train(tmp_path, FakeServer(), model=model, peft_config=False, max_steps=2, **LORA)
+    assert len(server.completions) == 8 and trainer.vllm_generation.weight_difference < 1e-4
+
+
+def test_the_rank_of_the_server_is_one_that_vllm_accepts():
+    ranks = {1: 1, 4: 8, 12: 16, 24: 32, 512: 512, 1000: 1000}
+    assert {rank: served_lora_rank(rank, {}) for rank in ranks} == ranks
+    assert served_lora_rank(4, {"q_proj": 24}) == 32
+
+
 @pytest.mark.parametrize(
     ("info", "sync", "message"),
     [
@@ -67,7 +79,7 @@ def test_a_server_that_is_restarted_with_other_flags_is_rejected(tmp_path):
     with FakeServer() as server:
         trainer = build(tmp_path, server, **LORA)
         server.info["vllm_config"] |= {"instance_id": "second", "lora_config": None}
-        with fails("--enable-lora --max-lora-rank 4"):
+        with fails("--enable-lora --max-lora-rank 8"):
             trainer.train()
 
 
@@ -79,6 +91,9 @@ def test_a_server_that_is_restarted_with_other_flags_is_rejected(tmp_path):
         ("lora", adapter(use_dora=True), "use_dora"),
         ("lora", adapter(modules_to_save=["lm_head"]), "modules_to_save"),
         ("lora", adapter(bias="all"), "bias"),
+        ("lora", adapter(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
+        ("lora", adapter(lora_bias=True), "lora_bias=True"),
+        ("disk", adapter(trainable_token_indices={"embed_tokens": [0, 1]}), "trainable_token_indices"),
     ],
 )
 def test_unsupported_weight_syncs_are_rejected(sync, peft_config, message, tmp_path):
@@ -97,6 +112,12 @@ def test_a_full_disk_is_named(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "set vllm_weight_sync_dir to another directory" in str(error.value)
+
+
+def test_a_directory_that_cannot_be_created_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with FakeServer() as server, fails("file/a/b/ada-.* cannot be written"):
+        build(tmp_path, server, vllm_weight_sync_dir=str(tmp_path / "file" / "a" / "b")).train()
 
 
 # Leftovers
