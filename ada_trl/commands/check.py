@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
 @contextmanager
 def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     """While the block runs, a configuration makes one step in a temporary output directory, without reports and checkpoints."""
+    from transformers.trainer_utils import IntervalStrategy
+
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
@@ -37,6 +39,7 @@ def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
     args.output_dir, args.max_steps, args.logging_steps = str(directory), 1, 1
     args.report_to, args.push_to_hub, args.log_completions, args.disable_tqdm = [], False, False, True
     args.load_best_model_at_end = False
+    args.logging_strategy = IntervalStrategy.STEPS  # the step is reported when it is logged
     try:
         yield
     finally:

@@ -89,7 +89,7 @@ def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator
 def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarray]:
     """Count positive and scored rollouts of each prompt, `(prompts,)` each."""
     scored = ~np.isnan(sample.success_rewards)
-    positive = np.where(scored, sample.success_rewards, -np.inf) > args.positive_threshold
+    positive = np.where(scored, sample.success_rewards, -np.inf) > args.float32_threshold
     return positive.sum(axis=1), scored.sum(axis=1)
 
 
@@ -107,7 +107,7 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
         advice = (
             f"All rollouts {'pass: use harder' if positives.any() else 'fail: use easier'} prompts, or other rewards."
         )
-    elif not low <= args.positive_threshold < high:
+    elif not low <= args.float32_threshold < high:
         advice = f"{span} and never cross {threshold}: set it between them, or check the difficulty of the prompts."
     elif threshold_outside_reward_range(low, high, mean, pass_rate):
         advice = (

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..pass_rates.store import PASS_RATES_FILE
@@ -57,7 +58,10 @@ def read_record(run: str | Path) -> tuple[list[float], list[float]] | None:
     path = find_in(run, PASS_RATES_FILE)
     if path is None:
         return None
-    rows = pq.read_table(path, columns=["positives", "rollouts", "estimate"]).to_pylist()
+    try:
+        rows = pq.read_table(path, columns=["positives", "rollouts", "estimate"]).to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} cannot be read ({error}). Delete it, or give another run.") from error
     return [row["positives"] / row["rollouts"] for row in rows if row["rollouts"]], [row["estimate"] for row in rows]
 
 
@@ -111,9 +115,9 @@ def main(args: list[str] | None = None) -> None:
         raise UserError("matplotlib is not installed. Install it: pip install 'ada_trl[plots]'.")
     with user_errors():
         logs = {label: read_log(run) for label, run in paths.items()}
+        records = {label: record for label, run in paths.items() if (record := read_record(run)) is not None}
+        options.output_dir.mkdir(parents=True, exist_ok=True)
     runs = {label: plotting.smoothed(log, options.smooth) for label, log in logs.items()}
-    records = {label: record for label, run in paths.items() if (record := read_record(run)) is not None}
-    options.output_dir.mkdir(parents=True, exist_ok=True)
     (options.output_dir / "costs.md").write_text(plotting.cost_table(logs) + "\n")
     print(options.output_dir / "costs.md")
     save(all_figures(runs, records), options.output_dir)

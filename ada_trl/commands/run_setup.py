@@ -39,7 +39,7 @@ def build_trainer(
 
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
-    check_model(model_args.model_name_or_path)
+    check_model(model_args.model_name_or_path, revision=model_args.model_revision)
     for name in reward_funcs:
         if isinstance(name, str):
             _check_reward_model(name)
@@ -66,7 +66,7 @@ def build_trainer(
     return trainer
 
 
-def check_model(name: str, option: str = "--model_name_or_path") -> None:
+def check_model(name: str, option: str = "--model_name_or_path", revision: str | None = None) -> None:
     """
     Check that a model exists, before anything slow begins.
 
@@ -75,13 +75,15 @@ def check_model(name: str, option: str = "--model_name_or_path") -> None:
             A directory with a model or an adapter, or a name on the hub.
         option (`str`):
             The option with this value, for messages.
+        revision (`str`, *optional*):
+            Branch, tag or commit on the hub.
 
     Raises:
         `UserError`: if it is neither, or the user has no access to it.
     """
     path = Path(name)
     if not path.exists():
-        return _check_model_on_hub(name, option)
+        return _check_model_on_hub(name, option, revision)
     if any((path / file).is_file() for file in MODEL_FILES):
         return None
     last = last_checkpoint(path)
@@ -89,15 +91,20 @@ def check_model(name: str, option: str = "--model_name_or_path") -> None:
     raise UserError(f"{option} {name!r} is not a model: it has no {' or '.join(MODEL_FILES)}. {hint}")
 
 
-def _check_model_on_hub(name: str, option: str) -> None:
+def _check_model_on_hub(name: str, option: str, revision: str | None) -> None:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        hf_hub_download(name, MODEL_FILES[0])
-    except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.LocalEntryNotFoundError) as error:
+        hf_hub_download(name, MODEL_FILES[0], revision=revision)
+    except (
+        errors.HFValidationError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.LocalEntryNotFoundError,
+    ) as error:
         raise UserError(
-            f"{option} {name!r} is neither a directory here nor a model that the hub or its cache provides "
-            f"({one_line(error)[:200]}). Correct the name; for a private or gated model run `hf auth login`."
+            f"{option} {name!r}{f' ({revision})' if revision else ''} is neither a directory here nor a model that the hub or its "
+            f"cache provides ({one_line(error)[:200]}). Correct the name; for a private or gated model run `hf auth login`."
         ) from error
     except errors.EntryNotFoundError:
         return  # an adapter; loading it reports any other missing file
@@ -122,7 +129,7 @@ def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", mod
     if "output_dir" not in arguments:
         raise UserError(f"prepare ({script_args.prepare!r}) needs the keyword output_dir, the directory it writes to.")
     paths = [Path(name) for name in (model_args.model_name_or_path, script_args.dataset_name) if name]
-    made = [path for path in paths if path.is_relative_to(arguments["output_dir"])]
+    made = [path for path in paths if path.resolve().is_relative_to(Path(arguments["output_dir"]).resolve())]
     if not all(path.exists() for path in made):
         with training_args.main_process_first(desc="creating the model and the data"):
             if not all(path.exists() for path in made):  # another process may have made them meanwhile

@@ -1,5 +1,6 @@
 """Loading of data sets from the hub, a file or a directory, with error messages that state the data set and the fix."""
 
+import glob
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
             raise ValueError(f"{name} cannot be read: it is empty. Replace it.")
         with _read_errors(name):
             kind = FILE_TYPES[path.suffix]
-            return {"train": load_dataset(kind, data_files=str(path), split="train", streaming=streaming)}
+            return {"train": load_dataset(kind, data_files=glob.escape(str(path)), split="train", streaming=streaming)}
     if (path / "config.json").exists():
         raise ValueError(
             f"Data set {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
@@ -69,8 +70,9 @@ def _read_errors(name: str) -> Iterator[None]:
             f"Data set {name!r} is neither a file nor a directory here, nor a data set that the hub or its cache provides "
             f"({type(error).__name__}). Correct the name; for a private one run `hf auth login`."
         ) from error
-    except (DatasetGenerationError, ValueError) as error:
-        raise ValueError(f"{name} cannot be read: {error.__cause__ or error}. Correct or replace it.") from error
+    except (DatasetGenerationError, ValueError, StopIteration) as error:
+        cause = "it has no rows" if isinstance(error, StopIteration) else error.__cause__ or error
+        raise ValueError(f"{name} cannot be read: {cause}. Correct or replace it.") from error
 
 
 def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str | None = None) -> "Dataset":

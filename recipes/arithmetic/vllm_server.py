@@ -87,6 +87,8 @@ def _wait_until_up(process: subprocess.Popen, url: str, seconds: float, log: Pat
         except OSError:
             time.sleep(0.5)
     tail = f": …{log.read_text()[-3000:]}" if log else "; see its output above"
+    if process.poll() is not None:
+        raise RuntimeError(f"The vLLM server has ended with exit code {process.returncode}{tail}")
     raise RuntimeError(f"The vLLM server did not respond at {url} within {seconds:g} seconds{tail}")
 
 

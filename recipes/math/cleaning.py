@@ -65,14 +65,16 @@ def _are_recognized(problems: list[Problem]) -> list[bool]:
 
 def _replace_unrecognized_answers(problems: list[Problem]) -> list[Problem]:
     """Replace answers that math-verify does not recognize by the last boxed answer of the solution."""
-    boxes = [boxed(problem.columns.get("solution") or "") for problem in problems]
+    boxes = [boxed(problem.solution) for problem in problems]
     candidates = [i for i, problem in enumerate(problems) if boxes[i] and _has_answer(problem)]
     recognized = _are_recognized([problems[i] for i in candidates])
     problems = list(problems)
     for i, good in zip(candidates, recognized, strict=True):
         content = boxes[i][-1][2]
         if not good and content:
-            problems[i] = replace(problems[i], columns=problems[i].columns | {"answer": content})
+            is_list = isinstance(problems[i].columns["answer"], list)  # the column keeps its type
+            answer = [content] if is_list else content
+            problems[i] = replace(problems[i], columns=problems[i].columns | {"answer": answer})
     return problems
 
 
@@ -82,7 +84,7 @@ def _are_verified(problems: list[Problem]) -> list[bool]:
     # Comparing solutions is slow, so it is done only for problems without a correct recorded completion.
     records = [problem.columns.get("correctness_math_verify") for problem in problems]
     doubtful = [i for i, correct in enumerate(records) if correct and not any(correct)]
-    solutions = [problems[i].columns.get("solution") or "" for i in doubtful]
+    solutions = [problems[i].solution for i in doubtful]
     rewards = verify_answers(solutions, [problems[i].answers for i in doubtful])
     for i, solution, reward in zip(doubtful, solutions, rewards, strict=True):
         verified[i] = verified[i] and reward == 1 and bool(boxed(solution))

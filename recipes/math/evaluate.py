@@ -79,7 +79,8 @@ def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
         folder = output_dir / "samples" / folder_name(model.name)
         try:
             measured[label] = {
-                short: model.measure(problems[name], folder / folder_name(name), name)
+                # The total over all data sets has the label ALL.
+                name if short == ALL else short: model.measure(problems[name], folder / folder_name(name), name)
                 for name, short in zip(args.datasets, short_names(args.datasets), strict=True)
             }
         finally:

@@ -47,6 +47,12 @@ class Problem:
         return prompt_key(normalize(self.text))
 
     @property
+    def solution(self) -> str:
+        """The worked solution, or several joined; empty without one."""
+        solution = self.columns.get("solution") or ""
+        return solution if isinstance(solution, str) else "\n".join(_to_text(solution))
+
+    @property
     def answers(self) -> list[str]:
         answer = self.columns["answer"]
         return [answer] if isinstance(answer, str) else answer

@@ -41,4 +41,8 @@ def with_prompts(dataset: "Dataset | IterableDataset") -> "Dataset | IterableDat
 
 
 def _add_prompt(row: dict) -> dict:
+    if not isinstance(row["problem"], str):
+        raise ValueError(
+            f"The column 'problem' has the value {row['problem']!r}, but it must be text. Remove such rows."
+        )
     return {"prompt": to_prompt(row["problem"])}

@@ -174,8 +174,8 @@ class Model:
         with FileLock(folder / ".lock"):
             table = self._score(problems, list(files), folder / "scores.parquet", data)
         rewards = np.array(table["rewards"].to_pylist(), dtype=float)  # NaN for None
-        unscored = np.isnan(rewards).any(axis=1)
-        correct = (rewards > self.args.positive_threshold) & ~unscored[:, None]
+        unscored = np.isnan(rewards).all(axis=1)
+        correct = rewards > self.args.positive_threshold  # `None` for a single completion is not correct
         return Measurement(correct.astype(float), np.array(table["lengths"].to_pylist()), unscored)
 
     def _check_settings(self, path: Path, settings: dict[str, Any]) -> int:

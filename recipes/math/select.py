@@ -95,10 +95,13 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
         model.close()
     selected = in_range(measured.pass_rates, args.min_pass_rate, args.max_pass_rate)
     rows = []
+    has_lists = not custom and any(isinstance(problems[i].columns["answer"], list) for i in selected)
     for i in selected:
         problem = problems[i]
-        # A custom reward function may need any column of the source.
-        row = problem.columns if custom else {"problem": problem.text, "answer": problem.columns["answer"]}
+        if custom:  # the reward function may need any column of the source
+            row = problem.columns
+        else:  # a column of a table has one type
+            row = {"problem": problem.text, "answer": problem.answers if has_lists else problem.columns["answer"]}
         added = {"id": problem.id, "prompt": problem.to_prompt(args.prompt_format)}
         rows.append(row | added | {"pass_rate": float(measured.pass_rates[i]), "rollouts": args.num_samples})
     dataset = Dataset.from_list(rows)

@@ -95,7 +95,8 @@ def extract_answer(completion: str) -> str:
     for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         if start - end > 20 or not BETWEEN_BOXES.fullmatch(completion, end, start):
             break
-        contents.insert(0, content)
+        if content not in contents:  # an answer that is stated twice
+            contents.insert(0, content)
     return f"\\boxed{{{', '.join(contents)}}}"
 
 

@@ -10,6 +10,7 @@ correct completions of different lengths. In the demonstrations for the base mod
 """
 
 import argparse
+import math
 import random
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def problems(number: int, seed: int, lengths: tuple[int, ...] = LENGTHS) -> Data
 
     The number of digits is sampled uniformly from `lengths`, as long as there are unused lists: 600 of three digits, 4,830 of four.
     """
+    existing = sum(math.perm(10, length) - math.comb(10, length) for length in lengths)
+    if number > existing:
+        raise ValueError(
+            f"number ({number}) must be at most {existing}, the number of unsorted lists of these lengths."
+        )
     rng = random.Random(seed)
     rows = {}
     while len(rows) < number:

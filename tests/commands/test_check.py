@@ -72,6 +72,7 @@ MODES = {
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
     "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=resample"],
     "across steps": ["--adaptive_sampling=seq-pos", "--baseline=posterior", "--num_generations=1"],
+    "logging nothing": ["--logging_strategy=no"],
     "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
 }
 

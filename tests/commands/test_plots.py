@@ -160,3 +160,9 @@ def test_rounds_that_were_not_logged_had_no_prompts():
     log = [{"step": 1, "ada/active_prompts/round_1": 4.0, "ada/active_prompts/round_2": 2.0}]
     log += [{"step": 2, "ada/active_prompts/round_1": 4.0}, {"step": 3, "reward": 1.0}]
     assert by_round(log, "ada/active_prompts")[2].values.tolist() == [2, 0]
+
+
+def test_a_damaged_file_of_pass_rates_is_named(tmp_path):
+    (tmp_path / "ada_pass_rates.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="ada_pass_rates.parquet cannot be read"):
+        plots.read_record(tmp_path)

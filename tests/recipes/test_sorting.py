@@ -45,6 +45,12 @@ def test_problems_are_distinct_unsorted_and_reproducible():
     assert set(rows["digits"]) == set(task.LENGTHS)
 
 
+def test_more_problems_than_there_are_lists_are_rejected():
+    assert len(task.problems(600, 0, (3,))) == 600
+    with pytest.raises(ValueError, match=r"number \(601\) must be at most 600"):
+        task.problems(601, 0, (3,))
+
+
 def demonstrations(number=2000):
     rows, rng = task.problems(number, seed=0), random.Random(0)
     return rows, [task.demonstration(prompt.removesuffix(":"), rng) for prompt in rows["prompt"]]

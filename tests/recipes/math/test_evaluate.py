@@ -132,6 +132,17 @@ def test_the_papers_weighted_average(files, tmp_path):
     assert [name.split("/")[1] for name in DATASETS][:3] == list(sizes)[:3]
 
 
+def test_a_data_set_with_the_name_of_the_total_is_listed_separately(files, tmp_path):
+    for name, number in (("all", 1), ("other", 2)):
+        write_jsonl(
+            tmp_path / f"{name}.jsonl", [{"problem": f"{a}+1=", "answer": str(a + 1)} for a in range(1, number + 1)]
+        )
+    names = [str(tmp_path / "all.jsonl"), str(tmp_path / "other.jsonl")]
+    table = run(arguments(files, tmp_path / "out", datasets=names), scripted)
+    sizes = dict(zip(table["problems"], table["number"], strict=True))
+    assert (sizes[names[0]], sizes["other"], sizes[ALL]) == (1, 2, 3)
+
+
 def test_difficulty_bins_of_a_column(files, tmp_path):
     rates = {1: 0.9, 2: 0.0, 3: 1}
     rows = [{"problem": f"{a}+{a}=", "answer": str(2 * a), "pass_rate": rate} for a, rate in rates.items()]

@@ -32,6 +32,10 @@ def too_few(completions, **kwargs):
 
 def often_silent(completions, total, **kwargs):
     return [None if right == 0 else 1.0 for right in total]
+
+
+def sometimes_silent(completions, **kwargs):
+    return [None if i % 4 == 0 else 1.0 for i in range(len(completions))]
 '''
 RIGHT = {0: 0, 1: 1, 2: 2, 3: 4}  # of 4 completions, by the first summand; the wrong ones are off by one
 
@@ -96,10 +100,11 @@ def test_changed_inputs_are_scored_again_without_sampling(edit, files):
 
 
 @pytest.mark.parametrize(
-    ("name", "average", "unscored"), [("conversational", 7 / 16, 0), ("often_silent", 3 / 4, 1 / 4)]
+    ("name", "average", "unscored"),
+    [("conversational", 7 / 16, 0), ("often_silent", 3 / 4, 1 / 4), ("sometimes_silent", 3 / 4, 0)],
 )
 def test_models_are_evaluated_on_conversations(name, average, unscored, files):
-    """Problems with a reward of `None` count as wrong and are reported."""
+    """`None` counts as wrong, and problems without any reward are reported."""
     options = {"models": ["model"], "datasets": ["talks.jsonl"], "output_dir": "out", "num_samples": 4}
     results = evaluate(EvaluateArguments(**options, reward_func=f"my_rewards.{name}"), make)
     values = results.set_index("metric")["value"]

@@ -15,7 +15,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from ada_trl.recipes.math import sampling
 from ada_trl.recipes.math.cleaning import clean
 from ada_trl.recipes.math.problems import Problem, load_problems, normalize
-from ada_trl.recipes.math.prompts import to_prompt
+from ada_trl.recipes.math.prompts import to_prompt, with_prompts
 from ada_trl.recipes.math.sampling import SamplingArguments
 from ada_trl.recipes.math.select import SelectArguments, in_range, main, run
 
@@ -113,6 +113,12 @@ def test_problems_in_the_range_are_selected_and_the_others_counted(files, tmp_pa
     assert report["settings"]["num_samples"] == 8
 
 
+def test_answers_that_are_texts_or_lists_are_written_as_lists(files, tmp_path):
+    write_jsonl(tmp_path / "d.jsonl", [openr1_row("1+2=", "3"), openr1_row("2+3=", ["5", "five"], "\\boxed{5}")])
+    run(arguments(files, tmp_path / "out", dataset_name=str(tmp_path / "d.jsonl")), scripted)
+    assert [row["answer"] for row in written(tmp_path / "out")] == [["3"], ["5", "five"]]
+
+
 EVIDENCE = {  # answer, solution, verified: the answer with which the problem is kept
     "all": ("2", "\\boxed{2}", (True, True), "2"),
     "answer and records, no solution": ("2", "by inspection", (True, True), "2"),
@@ -125,6 +131,7 @@ EVIDENCE = {  # answer, solution, verified: the answer with which the problem is
     "answer unreadable, no solution": ("$$", "by inspection", (True,), None),
     "both unreadable": ("$$", "\\boxed{}", (True,), None),
     "several answers, one readable": (["$$", "2"], "", (), ["$$", "2"]),
+    "a list without a readable answer": (["$$"], ["We add.", "So \\boxed{2}"], (True,), ["2"]),
     "several answers, none readable": (["$$", "$"], "", (), None),
 }
 
@@ -157,6 +164,11 @@ def test_the_range_is_open_below_and_closed_above(low, high, selected):
             in_range(rates, low, high)
     else:
         assert in_range(rates, low, high).tolist() == selected
+
+
+def test_a_problem_that_is_missing_is_no_prompt():
+    with pytest.raises(ValueError, match="'problem' has the value None"):
+        with_prompts(Dataset.from_list([{"problem": "1+1="}, {"problem": None}]))
 
 
 def test_normalization():
@@ -383,6 +395,13 @@ def test_columns_are_found_and_logged(tmp_path, caplog):
     chosen = SamplingArguments(output_dir="unused", problem_column="prompt", answer_column="gt")
     (problem,) = load_problems(str(path), chosen)
     assert (problem.text, problem.answers) == ("p", ["1", "2"])
+
+
+def test_the_name_of_a_file_is_not_a_pattern(tmp_path):
+    for name in ("d[1].jsonl", "d1.jsonl", "s*.jsonl", "some.jsonl"):
+        write_jsonl(tmp_path / name, [{"problem": name, "answer": "1"}])
+    for name in ("d[1].jsonl", "s*.jsonl"):
+        assert [problem.text for problem in load_problems(str(tmp_path / name), PLAIN)] == [name]
 
 
 def test_errors_of_loading(tmp_path):

@@ -82,6 +82,7 @@ def test_several_references_and_unparsable_ones():
     [
         (r"\boxed{1}, later \boxed{\frac{1}{2}}!", r"\boxed{\frac{1}{2}}"),
         (r"$\boxed{1}$ and $\boxed{2}$", r"\boxed{1, 2}"),
+        ("\\boxed{(1,2)}\n\\boxed{(1,2)}", r"\boxed{(1,2)}"),
         (r"\boxed{\boxed{1}}", r"\boxed{\boxed{1}}"),
         (r"\boxed{\left\{1,2\right\}}", r"\boxed{\left\{1,2\right\}}"),
         (r"\boxed{3} and \boxed{4", r"\boxed{3}"),
@@ -267,8 +268,9 @@ def test_math_accuracy_reward_columns_and_forms():
         assert math_accuracy_reward(completions, solution=[r"So $\boxed{0.5}$.", "3", "3"]) == [1.0, 1.0, 1.0]
     assert math_accuracy_reward(plain, answer=[["1", "1/2"]] * 3, solution=["9"] * 3) == [1.0, 0.0, 0.0]
     assert math_accuracy_reward([[], [{"role": "assistant", "content": None}]], answer=["1", "1"]) == [0.0, 0.0]
-    with pytest.raises(ValueError, match="`answer` or `solution` .* it has gt, prompts"):
-        math_accuracy_reward(plain, prompts=plain, gt=["1"] * 3)
+    assert math_accuracy_reward(plain, gt=["1/2"] * 3, solution=["9"] * 3) == [1.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="`answer`, `gt` or `solution` .* it has prompts, target"):
+        math_accuracy_reward(plain, prompts=plain, target=["1"] * 3)
 
 
 def test_reward_functions_can_be_pickled_and_are_named():
