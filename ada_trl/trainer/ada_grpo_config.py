@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from trl import GRPOConfig
 
 from ..core import ExitCondition
@@ -391,6 +392,11 @@ class AdaGRPOConfig(GRPOConfig):
     def exit_condition(self) -> ExitCondition:
         """When sampling of a prompt stops. In modes with one round: one success and one failure (for metrics only)."""
         return self.sampling_strategy.exit_condition
+
+    @property
+    def float32_threshold(self) -> float:
+        """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
+        return float(np.float32(self.positive_threshold))
 
     @property
     def prompts_per_step(self) -> int:

@@ -47,7 +47,7 @@ from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
 from .diagnostics import TrainingDiagnostics
 from .multi_round import MultiRoundSampling
-from .rollout_batch import RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
+from .rollout_batch import POOL_COLUMNS, RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
 from .trainer_validation import (
     check_arguments,
@@ -259,7 +259,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             exit_condition=self.strategy.exit_condition,
             max_rounds=self.strategy.max_rounds,
             fixed_budget=self.strategy.retries_across_steps,
-            positive_threshold=args.positive_threshold,
+            positive_threshold=args.float32_threshold,
             choices_per_prompt=args.prompt_oversampling,
         )
         dataset, collate = trl_hooks.dataset_and_collator(self)
@@ -298,6 +298,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             with trl_hooks.without_hook(self):
                 output = super()._generate_and_score_completions(inputs)
+            trl_hooks.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
             self.vllm.check_logprobs(output, same_weights=True)
             return output
         if self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
@@ -325,7 +326,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training and self.args.zero_variance_groups == "skip":
-            inputs = skip_zero_advantage_rows(inputs, self.loss_type)
+            inputs = skip_zero_advantage_rows(inputs, self.loss_type, self.accelerator)
         return inputs
 
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
@@ -398,7 +399,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         """One pool, or slot, per prompt, from `rewards` of all ranks' rows, `(rows, num_reward_funcs)`."""
         totals, success_rewards = self.split_rewards(rewards)
         scored = zip(totals, success_rewards, map(tuple, rewards.tolist()), strict=True)
-        pools: Sequence[Pool] = plan.slots or [Pool(self.args.positive_threshold) for _ in plan.sizes]
+        pools: Sequence[Pool] = plan.slots or [Pool(self.args.float32_threshold) for _ in plan.sizes]
         for pool, size in zip(pools, plan.sizes, strict=True):
             for index in range(size):
                 pool.add(Rollout(index, *next(scored)))
@@ -473,8 +474,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         trl_hooks.replace_logged_advantages(self, advantages)
         if self.args.zero_variance_groups == "mask":
             mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
-        discarded = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        batch.metrics["tokens/discarded"] = discarded
+        self._count_discarded_tokens(batch, output)
         once = self.strategy.uses_estimated_budgets
         self._count_masked_prompts(batch, output)
         first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
@@ -483,15 +483,16 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
         """Keep TRL's advantages; add only the `ada/` metrics, and the mask of `zero_variance_groups="mask"`."""
-        batch.metrics["tokens/discarded"] = 0.0
         self._count_masked_prompts(batch, output)
-        self._log_ada(batch)
         if self.args.zero_variance_groups == "mask":
-            groups = self.accelerator.gather(output["advantages"]).view(-1, self.num_generations)
-            # By equality with each other: rounding may leave a mean that differs from equal rewards.
-            zero_variance = (groups == groups[:, :1]).all(dim=1)
-            masked = zero_variance.repeat_interleave(self.num_generations).tolist()
-            mask_rows(output, masked, self.loss_type, self.accelerator)
+            # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
+            mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
+        self._count_discarded_tokens(batch, output)
+        self._log_ada(batch)
+
+    @staticmethod
+    def _count_discarded_tokens(batch: RolloutBatch, output: dict[str, Any]) -> None:
+        batch.metrics["tokens/discarded"] = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
 
     def _count_masked_prompts(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
         """Count prompts of which every row with an advantage is masked (`mask_truncated_completions`) as without a gradient."""
@@ -566,7 +567,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         groups = []
         for start in range(0, len(totals), n):
             scored = [success_rewards[i] for i in range(start, start + n) if not math.isnan(totals[i])]
-            groups.append((sum(reward > self.args.positive_threshold for reward in scored), len(scored)))
+            groups.append((sum(reward > self.args.float32_threshold for reward in scored), len(scored)))
         name = self._evaluation_name
         metrics = {f"{name}{key}": value for key, value in pass_at_k_metrics(groups).items()}
         trl_hooks.append_metrics(self, metrics, mode="eval")
@@ -581,6 +582,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             check_size(self.args, self.train_dataset)
         if not self.args.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
+        self._multi_round.reset()
         steps_before = self.state.global_step
         try:
             with self.vllm.running():
@@ -659,10 +661,16 @@ class AdaGRPOTrainer(GRPOTrainer):
         if unfinished and not self._warned_mid_generation_checkpoint:
             self._warned_mid_generation_checkpoint = True
             steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
+            fix = f"Set save_steps to a multiple of {steps}."
+            loader = self.callback_handler.train_dataloader
+            if hasattr(loader, "__len__") and len(loader) % args.gradient_accumulation_steps:
+                fix = (  # the last step of an epoch has fewer micro-batches, so that no multiple fits
+                    f"Set save_strategy='epoch', or gradient_accumulation_steps ({args.gradient_accumulation_steps}) to a divisor of the "
+                    f"{len(loader)} micro-batches of an epoch."
+                )
             logger.warning(
                 f"Checkpoint {self.state.global_step} falls inside a generation batch of {steps} steps. A resumed run "
-                "generates it again and will not reproduce the uninterrupted run. Set save_steps to a multiple of "
-                f"{steps}."
+                f"generates it again and will not reproduce the uninterrupted run. {fix}"
             )
 
     def _load_optimizer_and_scheduler(self, checkpoint):

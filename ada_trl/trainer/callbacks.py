@@ -26,19 +26,25 @@ LARGEST_LINE = 120  # characters
 
 # Metrics that cannot vary in some modes. `ada/samples_per_prompt/mean` and `ada/frac_zero_advantage_groups` are logged in all
 # modes, so that runs of different modes can be compared.
-_ROLLOUT_NUMBERS = [f"ada/samples_per_prompt/{name}" for name in ("min", "max")] + [
+_ROLLOUT_NUMBERS = [
+    "ada/samples_per_prompt/min",
+    "ada/samples_per_prompt/max",
     "ada/rounds/mean",
     "ada/active_prompts/round_1",
 ]
 _POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
-_GROUP_SHARES = [
+_UNDEFINED_FOR_SINGLE_ROLLOUTS = [
     "frac_reward_zero_std",
     "ada/frac_exit_condition_met",
     "ada/frac_reward_zero_std/first_round",
     "ada/frac_recovered_groups",
+    "ada/frac_missing_positives/round_1",
+    "ada/frac_missing_negatives/round_1",
+    "ada/frac_all_correct",
+    "ada/frac_all_wrong",
+    "ada/pass_rate/p10",
+    "ada/pass_rate/p90",
 ]
-_GROUP_SHARES += ["ada/frac_missing_positives/round_1", "ada/frac_missing_negatives/round_1"]
-_GROUP_SHARES += [f"ada/{name}" for name in ("frac_all_correct", "frac_all_wrong", "pass_rate/p10", "pass_rate/p90")]
 
 
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
@@ -49,9 +55,11 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
         and not args.sampling_strategy.uses_estimated_budgets
         and not args.resamples_prompts
     ):
-        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS, "ada/tokens/discarded"]
+        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
+        if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
+            names.append("ada/tokens/discarded")
         if args.num_generations == 1:
-            names += _GROUP_SHARES
+            names += _UNDEFINED_FOR_SINGLE_ROLLOUTS
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     return set(names)

@@ -300,6 +300,11 @@ def _check_vllm(args: "AdaGRPOConfig") -> None:
     """Check the options of a vLLM server."""
     if args.vllm_request_timeout <= 0:
         raise ValueError(f"vllm_request_timeout ({args.vllm_request_timeout}) must be positive.")
+    url = args.vllm_server_base_url
+    if args.use_vllm and args.vllm_mode == "server" and url and not url.startswith(("http://", "https://")):
+        raise ValueError(
+            f"vllm_server_base_url ({url!r}) must start with 'http://' or 'https://'. Write 'http://{url}'."
+        )
     if args.max_staleness not in (0, 1):
         raise ValueError(
             f"max_staleness ({args.max_staleness}) must be 0, or 1 to generate one step ahead of training."

@@ -43,6 +43,21 @@ class MultiRoundSampling:
 
     def __init__(self, trainer: "AdaGRPOTrainer", generator: RoundGenerator):
         self.trainer, self.generator = trainer, generator
+        self.reset()
+
+    def reset(self) -> None:
+        """Count the generation batches of a step from the beginning, when a training starts."""
+        self._step, self._batches = -1, 0
+
+    def _position_in_step(self) -> int:
+        """
+        Micro-batches of this optimizer step before this generation batch: the position in the run that seeds the selection. A
+        resumed run shares it, unlike TRL's count of micro-batches in this process.
+        """
+        step = self.trainer.state.global_step
+        self._batches = self._batches + 1 if step == self._step else 0
+        self._step = step
+        return self._batches * trl_hooks.micro_steps_per_generation(self.trainer)
 
     def sample(self, plan: StepPlan) -> RolloutBatch:
         """Sample all ranks' prompts, select their groups and receive the completions that this rank trains on. Collective."""
@@ -67,15 +82,13 @@ class MultiRoundSampling:
                 exit_condition=strategy.exit_condition if plan.slots is None else slot_done,
                 samples_per_round=strategy.rollouts_per_round,
                 max_rounds=args.max_rounds_per_slot,
-                positive_threshold=args.positive_threshold,
+                positive_threshold=args.float32_threshold,
                 progress=progress,
             )
         sampled = prompt_source.sampled_prompts(pools)
         if tracker is not None:
             tracker.restrict_to(sampled.indices)
-        # Seeded by the position of this generation batch in the run, which a resumed run shares.
-        micro_step = trl_hooks.micro_step(trainer) % args.gradient_accumulation_steps
-        seed = (args.seed, trainer.state.global_step, micro_step)
+        seed = (args.seed, trainer.state.global_step, self._position_in_step())
         groups = [
             strategy.select(pool, (*seed, *of_prompt)) if is_trained else []
             for pool, of_prompt, is_trained in zip(sampled.pools, sampled.seeds, sampled.is_trained, strict=True)

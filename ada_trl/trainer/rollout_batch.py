@@ -26,6 +26,7 @@ from .ada_grpo_config import AdaGRPOConfig
 from .baselines import BaselineValues
 
 
+POOL_COLUMNS = ("pool_size", "pool_positives")  # of the table of completions
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
@@ -84,10 +85,8 @@ class RolloutBatch:
 
     def pool_columns(self) -> dict[str, list[int]]:
         """Columns of the table of completions: size of each row's pool, and positives in it."""
-        return {
-            "pool_size": self.per_row([len(pool) for pool in self.pools]),
-            "pool_positives": self.per_row([pool.positives for pool in self.pools]),
-        }
+        sizes, positives = [len(pool) for pool in self.pools], [pool.positives for pool in self.pools]
+        return dict(zip(POOL_COLUMNS, (self.per_row(sizes), self.per_row(positives)), strict=True))
 
     def first_row_states(self, states: torch.Tensor, process_index: int) -> list[torch.Tensor | None]:
         """Return the hidden state of each prompt's first row if it is among `states`, those of this rank's rows, else `None`."""
@@ -260,26 +259,30 @@ def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator:
         output["advantages"] = output["advantages"] * len(masked) / max(sum(not m for m in masked), 1)
 
 
-def skip_zero_advantage_rows(inputs: dict, loss_type: str) -> dict:
+def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelerator) -> dict:
     """
-    Remove the rows whose advantage is 0 from a micro-batch, without changing the gradient of its loss.
+    Remove rows whose advantage is 0 from a micro-batch, without changing the gradient of its loss. Collective.
 
     Without a KL term or an entropy bonus such a row adds nothing to the gradient, but its forward and backward pass cost as much
     as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then; advantages are scaled
-    accordingly. If all advantages are 0, one row remains, since every rank has to take part in the backward pass.
+    accordingly. Every rank keeps as many rows as the one with the most others, and at least one: TRL gathers values of the rows
+    for its metrics, and every rank has to take part in the backward pass.
 
     Args:
         inputs (`dict`):
             A micro-batch of [`~trl.GRPOTrainer`], rows first in every tensor.
         loss_type (`str`):
             As in [`~trl.GRPOConfig`].
+        accelerator (`Accelerator`):
+            The run's accelerator.
     """
-    advantages = inputs["advantages"]
-    if "pixel_values" in inputs or advantages.all():  # pixels are not ordered by row
+    total, is_trained = len(inputs["advantages"]), inputs["advantages"] != 0
+    if "pixel_values" in inputs:  # they are not ordered by row
+        is_trained = torch.ones_like(is_trained)
+    number = max(int(accelerator.gather(is_trained.sum()).max()), 1)
+    if number == total:
         return inputs
-    is_trained = advantages != 0
-    is_trained[0] |= not is_trained.any()
-    total = len(advantages)
+    is_trained[torch.argsort((~is_trained).int(), stable=True)[:number]] = True  # the first of the other rows fill up
     trained = {
         name: value[is_trained] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
         for name, value in inputs.items()

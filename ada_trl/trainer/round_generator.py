@@ -102,13 +102,15 @@ class RoundGenerator:
         # for the first round only, which is comparable with GRPO.
         isolated = trl_hooks.isolated_metrics(trainer, pending=not is_first_round)
         try:
-            with using_hook(trainer, hook), isolated, no_collectives():
+            with using_hook(trainer, hook), isolated as metrics, no_collectives():
                 columns = trainer._generate(prompts)
                 _, completion_ids, _, completions, *_ = columns
                 started = time.perf_counter()
                 rewards = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
                 extras = self._take_extra_columns(len(prompts))
                 seconds = time.perf_counter() - started
+            if is_first_round:
+                trl_hooks.keep_other_metrics(trainer, metrics)
             seen = trainer.state.num_input_tokens_seen - tokens_seen
         finally:
             trainer.state.num_input_tokens_seen = tokens_seen

@@ -425,10 +425,10 @@ def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float
 
 
 def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
-    """Forget metrics that are not to be logged."""
-    for metrics in trainer._metrics.values():
-        for name in names & metrics.keys():
-            del metrics[name]
+    """Forget metrics of training that are not to be logged."""
+    metrics = trainer._metrics["train"]
+    for name in names & metrics.keys():
+        del metrics[name]
 
 
 def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float]) -> None:
@@ -443,6 +443,14 @@ def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None
     """Add columns of all ranks' rows to the table of completions of this batch."""
     for name, values in columns.items():
         trainer._logs["extra"][name].extend(values)
+
+
+def append_missing_extra_columns(trainer: GRPOTrainer, names: Sequence[str], rows: int) -> None:
+    """Add empty cells to columns of the table, if they exist, for rows that have no values: those of an evaluation."""
+    columns = trainer._logs["extra"]
+    for name in names:
+        if name in columns:
+            columns[name].extend([None] * rows)
 
 
 def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
@@ -465,6 +473,13 @@ def isolated_metrics(trainer: GRPOTrainer, mode: str = "train", *, pending: bool
         attributes["_pending_metrics"] = defaultdict(list)
     with override_attributes(trainer, **attributes):
         yield isolated
+
+
+def keep_other_metrics(trainer: GRPOTrainer, isolated: dict[str, list]) -> None:
+    """Add isolated metrics that are not TRL's, such as those of a user's subclass, to the step's."""
+    for name, values in isolated.items():
+        if name != "num_tokens" and not name.startswith(("completions/", "tools/")):
+            trainer._metrics["train"][name] += values
 
 
 def pending_extra_columns(trainer: GRPOTrainer) -> dict[str, list]:

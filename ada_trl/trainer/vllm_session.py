@@ -238,6 +238,7 @@ def sampling_restrictions(options: Any) -> list[str]:
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:
     """Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w. Collective."""
     differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
+    differences = differences.nan_to_num()  # of tokens for which vLLM has returned no log-probability
     ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
     ratios = accelerator.gather(ratios)
     return (ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item()

@@ -2,12 +2,13 @@
 
 import math
 
+import pandas as pd
 import pytest
 from datasets import Dataset
 
 from ada_trl.core import pass_at_k_metrics
 
-from ..helpers import PROMPTS, build, even_reward
+from ..helpers import PROMPTS, build, even_reward, logs_of, prompt_dataset
 
 
 def test_prompts_with_too_few_scored_completions_do_not_count():
@@ -49,3 +50,19 @@ def test_several_evaluation_sets_have_names(tmp_path):
     trainer = build(tmp_path, eval_dataset=sets, num_generations_eval=2, per_device_eval_batch_size=4)
     metrics = trainer.evaluate()
     assert {"eval_easy_pass@2", "eval_hard_pass@2"} <= metrics.keys()
+
+
+def test_the_table_of_an_evaluation_has_no_pools_of_training_prompts(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "max_steps": 1}
+    rows = Dataset.from_dict({"prompt": ["9+9=", "8+8="]})
+    build(tmp_path, eval_dataset=rows, log_completions=True, num_generations=4, **options).train()
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    of_evaluation = table["prompt"].isin(["9+9=", "8+8="])
+    assert of_evaluation.any() and table["pool_size"].isna().equals(of_evaluation)
+
+
+def test_metrics_that_are_constant_in_training_are_logged_in_evaluation(tmp_path):
+    trainer = build(tmp_path, eval_dataset=prompt_dataset(1), baseline="batch", num_generations_eval=4)
+    trainer.train()
+    assert "frac_reward_zero_std" not in logs_of(trainer)[0]
+    assert "eval_frac_reward_zero_std" in trainer.evaluate()

@@ -20,6 +20,7 @@ from ..helpers import (
     Recorder,
     build,
     even_reward,
+    logs_of,
     prompt_dataset,
     prompts_of,
     tiny_model,
@@ -364,3 +365,17 @@ def test_completions_that_a_subclass_changes_are_changed_once(mode, tmp_path):
     (batch,) = trainer.batches
     assert batch["completion_mask"].sum(dim=1).tolist() == [QUICK["max_completion_length"] + 1] * 8
     assert set(prompts_of(batch)) <= set(PROMPTS)
+
+
+class WithOwnMetric(Recorder):
+    def _calculate_rewards(self, inputs, *args):
+        rewards = super()._calculate_rewards(inputs, *args)
+        self._metrics["train"]["mine"].append(rewards.mean().item())
+        return rewards
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"}])
+def test_metrics_that_a_subclass_logs_are_those_of_the_first_round(options, tmp_path):
+    trainer = build(tmp_path, trainer_class=WithOwnMetric, num_generations=4, **options)
+    trainer.train()
+    assert [logs["mine"] for logs in logs_of(trainer)] == pytest.approx([logs["reward"] for logs in logs_of(trainer)])

@@ -35,6 +35,7 @@ RUNS = {
     "dynamic sampling": FOUR | UNIFORM | {"zero_variance_groups": "resample"},
     "dynamic sampling in rounds": FOUR | {"samples_per_round": 4, "max_rounds": 2, "zero_variance_groups": "resample"},
     "oversampling": FOUR | UNIFORM | {"prompt_oversampling": 3, "max_steps": 3},
+    "skipped rows": {"rows": 12, "num_generations": 2, "max_rounds": 2, "zero_variance_groups": "skip", "max_steps": 2},
     "large rows": FOUR | {"blob": 200_000, "max_rounds": 4},
     "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": FOUR | {"failing_rank": 1},
@@ -43,7 +44,7 @@ RUNS = {
     "after failures": FOUR | {"max_steps": 2},
 }
 QUICK = ("straddling", "rounds that do not divide", "est-value", "posterior", "retries", "large rows, tracked")
-QUICK += ("failure", "after failures")  # one of every kind
+QUICK += ("skipped rows", "failure", "after failures")  # one of every kind
 
 
 def named(*names):

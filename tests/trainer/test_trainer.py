@@ -7,6 +7,7 @@ import re
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
@@ -428,3 +429,47 @@ def test_a_checkpoint_within_a_generation_is_reported(options, tmp_path, caplog)
     assert caplog.text.count("falls inside a generation batch") == 1
     assert "Checkpoint 1 falls inside a generation batch of 2 steps" in caplog.text
     assert "Set save_steps to a multiple of 2." in caplog.text
+
+
+def test_a_reward_that_is_equal_to_the_threshold_is_not_positive(tmp_path):
+    """In float32 0.1 is larger than in float64."""
+
+    def reward(completions, **kwargs):
+        return [0.1] * len(completions)
+
+    options = {"positive_threshold": 0.1, "eval_dataset": prompt_dataset(1), "per_device_eval_batch_size": 4}
+    trainer = build(tmp_path, reward, num_generations_eval=2, max_steps=1, **options)
+    pools = remember_pools(trainer)
+    trainer.train()
+    assert [pool.positives for pool in pools[0]] == [0, 0]
+    assert trainer.evaluate()["eval_pass@2"] == 0
+
+
+def test_resuming_where_the_last_step_of_an_epoch_has_fewer_micro_batches(tmp_path):
+    options = {"num_generations": 2, "samples_per_round": 8, "max_rounds": 1, "per_device_train_batch_size": 4}
+    options |= {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 4}
+    rows = Dataset.from_dict({"prompt": [*PROMPTS, "9+9=", "11+3="]})  # 3 micro-batches
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    train_with_and_without_resume(build, tmp_path, dataset=rows, at=2, **options, **saved)
+
+
+def test_a_zero_variance_group_with_an_unscored_rollout_is_masked_in_grpos_mode(tmp_path):
+    """TRL's mean of the rewards 0.9 differs from 0.9 by rounding."""
+
+    def reward(completions, **kwargs):
+        return [None if i % 4 == 0 else 0.9 for i in range(len(completions))]
+
+    options = {"adaptive_sampling": "uniform", "num_generations": 4, "zero_variance_groups": "mask", "max_steps": 1}
+    trainer = build(tmp_path, reward, **options)
+    trainer.train()
+    (batch,), (logs,) = trainer.batches, logs_of(trainer)
+    assert batch["num_items_in_batch"] == 0
+    assert logs["ada/tokens/discarded"] == logs["ada/tokens/generated"] > 0
+
+
+def test_no_multiple_of_steps_is_advised_where_an_epoch_ends_with_a_shorter_step(tmp_path, caplog):
+    options = {"adaptive_sampling": "uniform", "num_generations": 2, "gradient_accumulation_steps": 3}
+    options |= {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
+    rows = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(20)]})
+    build(tmp_path, dataset=rows, **options, max_steps=2, save_strategy="steps", save_steps=1).train()
+    assert "Set save_strategy='epoch', or gradient_accumulation_steps (3) to a divisor of the" in caplog.text
