@@ -23,8 +23,9 @@ CONNECT_SECONDS = 10
 STALLED_SECONDS = 5  # longest timeout of short requests to a server that let a deadline pass
 PROBES_PER_TIMEOUT = 4  # while no response arrives, requests for the token count per timeout
 BUSY = (408, 429, 503)  # the request was not processed: any request may be sent again, until its deadline
+INVALID = (400, 413, 422)  # of the request itself, whatever the state of the server
 MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
-REJECTED = "The server rejects this request, and will do so again: correct the cause, such as prompts longer than its --max-model-len."
+REJECTED = "The server rejects this request, and will do so again: correct the cause, such as a prompt longer than --max-model-len."
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
 
 
@@ -175,7 +176,8 @@ class HTTPTransport:
                 return await attempt()
             except _AttemptFailed as failed:
                 if failed.is_final:
-                    raise VLLMServerError(f"{name} {failed}", REJECTED, status=failed.status) from failed
+                    fix = REJECTED if failed.status in INVALID else ""
+                    raise VLLMServerError(f"{name} {failed}", fix, status=failed.status) from failed
                 if len(failures) >= max_retries and failed.status not in BUSY:
                     kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
                     times = f" (sent {len(failures) + 1} times)" if failures else ""
