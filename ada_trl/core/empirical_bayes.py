@@ -294,10 +294,13 @@ class RewardEstimator:
         self.is_misled = of_estimate > MISLED_RATIO * (of_batch + margin)
 
     def _update_history(self, keys: Sequence[str], n: np.ndarray, residuals: np.ndarray) -> None:
+        sums: dict[str, np.ndarray] = {}  # a prompt that is in the batch twice is discounted once
         for key, count, residual in zip(keys, n, residuals, strict=True):
             if count:
-                earlier = self.history.get(key, np.zeros((2, len(DECAYS))))
-                self.history[key] = earlier * self.decays + np.array([[count], [residual]])
+                sums[key] = sums.get(key, 0) + np.array([[count], [residual]])
+        for key, own in sums.items():
+            earlier = self.history.get(key, np.zeros((2, len(DECAYS))))
+            self.history[key] = earlier * self.decays + own
 
     def _posterior(self, features: PromptFeatures) -> tuple[np.ndarray, np.ndarray]:
         """Compute m_x − μ, `(K, L, S, P)`, and s + N_x, `(L, S, P)`, for all candidates."""

@@ -282,6 +282,11 @@ def _check_generation(args: "AdaGRPOConfig") -> None:
                 f"generation_kwargs={{{name!r}: {options[name]}}} is not supported, because each row of the batch is one "
                 "completion. Set num_generations instead."
             )
+    if options.get("seed") is not None and args.use_vllm and not args.is_vanilla_grpo:
+        raise ValueError(
+            f"generation_kwargs={{'seed': {options['seed']}}} is not supported with vLLM, because all rounds of a prompt would have the "
+            "same completions. Remove it."
+        )
     if options.get("return_dict_in_generate") and not args.use_vllm:
         raise ValueError(
             "generation_kwargs={'return_dict_in_generate': True} is not supported, because GRPOTrainer reads the return value of "

@@ -382,3 +382,10 @@ def test_rollouts_without_a_reward_change_nothing():
     before = estimator.state_dict()
     estimator.observe(estimator.features(["a"]), [pool_of(math.nan)])
     assert estimator.state_dict() == before and not estimator.history
+
+
+def test_a_prompt_that_is_twice_in_a_batch_is_discounted_once():
+    estimator = RewardEstimator(has_value_predictions=False)
+    for _ in range(2):
+        observe_generation(estimator, ["a", "a", "b"], [[1.0], [0.0], [1.0]])
+    np.testing.assert_allclose(estimator.history["a"][0], 2 * np.array(DECAYS) + 2)

@@ -134,6 +134,8 @@ INVALID = [
     ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' requires a vLLM server, but use_vllm=False"),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0, or 1"),
+    (AHEAD | {"vllm_server_base_url": "localhost:8000"}, r"must start with 'http://'.*Write 'http://localhost:8000'"),
+    (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\} is not supported with vLLM.*Remove it"),
     (AHEAD | {"use_vllm": False}, "Set use_vllm=True and vllm_mode='server', or max_staleness=0"),
     (AHEAD | {"vllm_mode": "colocate"}, "vllm_mode='colocate'. Set use_vllm=True"),
     (AHEAD | {"vllm_importance_sampling_correction": False}, "requires vllm_importance_sampling_correction=True"),
