@@ -89,9 +89,9 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     Args:
         model, reward_funcs, args, ...:
-            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires
-            plain GRPO (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and vision-language models require
-            `pass_rate_estimator="ema"` where pass rates are estimated before sampling.
+            As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires plain GRPO
+            (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and vision-language
+            models require `pass_rate_estimator="ema"` where pass rates are estimated before sampling.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -316,10 +316,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 # An override that reads its rows after this call expects those of the batch.
                 inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
             batch, output = self._run_single_round(plan)
-        if self.args.is_vanilla_grpo:
-            self._finish_vanilla_step(batch, output)
-        else:
+        if not self.args.is_vanilla_grpo:
             self._replace_advantages_and_metrics(batch, output)
+        self._mask_and_log(batch, output)
         self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
         return output
 
@@ -472,35 +471,20 @@ class AdaGRPOTrainer(GRPOTrainer):
         start = self.accelerator.process_index * rows
         output["advantages"] = output["advantages"].new_tensor(advantages[start : start + rows])
         trl_hooks.replace_logged_advantages(self, advantages)
-        if self.args.zero_variance_groups == "mask":
-            mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
-        self._count_discarded_tokens(batch, output)
         once = self.strategy.uses_estimated_budgets
-        self._count_masked_prompts(batch, output)
         first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
         trl_hooks.replace_latest_metrics(self, first_round)
-        self._log_ada(batch)
 
-    def _finish_vanilla_step(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
-        """Keep TRL's advantages; add only the `ada/` metrics, and the mask of `zero_variance_groups="mask"`."""
-        self._count_masked_prompts(batch, output)
+    def _mask_and_log(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
+        """Mask zero-variance groups with `zero_variance_groups="mask"`, and log the `ada/` metrics. Collective."""
         if self.args.zero_variance_groups == "mask":
             # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
             mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
-        self._count_discarded_tokens(batch, output)
-        self._log_ada(batch)
-
-    @staticmethod
-    def _count_discarded_tokens(batch: RolloutBatch, output: dict[str, Any]) -> None:
         batch.metrics["tokens/discarded"] = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
-
-    def _count_masked_prompts(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
-        """Count prompts of which every row with an advantage is masked (`mask_truncated_completions`) as without a gradient."""
         if self.args.mask_truncated_completions:
+            # A prompt of which every row with an advantage is masked has no gradient.
             is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
             batch.count_masked_rows(is_masked.tolist())
-
-    def _log_ada(self, batch: RolloutBatch) -> None:
         rewards = [reward for pool in batch.pools for reward in pool.rewards]
         self._diagnostics.observe(batch.metrics, rewards, self.state.global_step + 1)
         trl_hooks.append_metrics(self, {f"ada/{name}": value for name, value in batch.metrics.items()})
