@@ -107,9 +107,9 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"ema+value"`: the success counts, with the prediction of the value head as the mean of the prior. Its
                   pseudo-count is fitted during the run.
 
-            If `None`, `"ema+value"` in modes that use the estimates (`"ema"` in `"est"` and with `prompt_oversampling` if there are
-            environments or images). In all other modes nothing is estimated unless
-            `"ema"` is set, which records the pass rate of every prompt. The estimates are saved in each checkpoint as
+            If `None`, `"ema+value"` in modes that use the estimates (`"ema"` in `"est"` and with `prompt_oversampling`
+            if there are environments or images). In all other modes nothing is estimated unless `"ema"` is set, which
+            records the pass rate of every prompt. The estimates are saved in each checkpoint as
             `ada_pass_rates.parquet`.
         ema_decay (`float`, *optional*, defaults to `0.9`):
             Factor (λ) on the earlier counts of a prompt each time it is sampled, above 0 and at most 1 (no
@@ -153,7 +153,8 @@ class AdaGRPOConfig(GRPOConfig):
         zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             Treatment of groups in which all advantages are 0, with `baseline="pool"`. `"keep"`: they stay in the batch,
             as in GRPO, and count in the denominator of the loss. `"mask"`: they are excluded from the loss and its
-            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows). `"skip"`: the same update
+            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows; `"bnpo"` averages over
+            micro-batches and processes, in which a fully masked one counts as 0). `"skip"`: the same update
             as with `"keep"`, up to rounding, but no forward and backward pass over these rows (not with images; requires
             `beta=0` and no entropy bonus; `entropy` and `clip_ratio/*` then describe the other rows). `"resample"`: other
             prompts are sampled for these slots, up to `max_rounds - 1` times; with `"uniform"` sampling this is the
