@@ -43,7 +43,7 @@ class RunningRewardStd:
     Running mean of the variance of the rewards within a generation batch, known before the next generation batch is sampled.
 
     The mean restarts when the variances of [`RESTART_AFTER`] consecutive generation batches are all far below it: the reward
-    function has changed, or an outlier has entered the mean. Generations whose rewards are all equal count in the mean, but
+    function has changed, or an outlier has entered the mean. Batches whose rewards are all equal count in the mean, but
     say nothing about the scale of the rewards and are left out of this comparison.
     """
 

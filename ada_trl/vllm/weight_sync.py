@@ -23,15 +23,13 @@ logger = get_logger(__name__)
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's --max-lora-rank
 LORA_OPTIONS = (  # of PEFT, that vLLM cannot serve
-    *(
-        "use_dora",
-        "modules_to_save",
-        "lora_bias",
-        "layer_replication",
-        "use_qalora",
-        "use_bdlora",
-        "alora_invocation_tokens",
-    ),
+    "use_dora",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
 )
 LORA_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the weights of the base model
 CLOSE_SECONDS = 10  # timeout of unloading an adapter, which may fail without harm

@@ -150,10 +150,12 @@ def test_prepare_is_called_once_and_only_if_necessary(tmp_path, monkeypatch):
 
 
 def test_the_revision_of_a_model_is_looked_up(monkeypatch):
-    asked = []
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, revision: asked.append((name, revision)))
+    looked_up = []
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda name, _, revision: looked_up.append((name, revision))
+    )
     check_model("org/tiny", revision="step3")
-    assert asked == [("org/tiny", "step3")]
+    assert looked_up == [("org/tiny", "step3")]
 
 
 def test_a_task_with_absolute_paths_is_prepared(tmp_path, monkeypatch):

@@ -288,6 +288,3 @@ def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
         with pytest.raises(ValueError, match=f"checkpoint-3/{name} is not a usable .*Restore it from another check"):
             trainer.train(resume_from_checkpoint=str(path))
         (path / name).write_bytes(content)
-
-
-# Configuration
