@@ -118,7 +118,6 @@ class AdaGRPOTrainer(GRPOTrainer):
     pass_rates: "PassRateTracker | None" = None
     vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
     captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
-    _evaluation_name = ""  # of one of several evaluation sets
     _hook: Hook | None = None  # see trl_hooks.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
@@ -224,6 +223,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
         self._diagnostics = TrainingDiagnostics(args, summed)
         self._constant_metrics = constant_metrics(args)
+        self._evaluated_groups: list[tuple[int, int]] = []
         show_one_line(self)
         self._settings = read_settings(self)
 
@@ -539,22 +539,16 @@ class AdaGRPOTrainer(GRPOTrainer):
             return self._hook.calculate_rewards(*given)
         rewards = trl_hooks.score_on_all_ranks(self, *given)
         if not self.model.training:
-            self._log_pass_at_k(rewards)
+            self._add_evaluated_groups(rewards)
         return rewards
 
-    def _log_pass_at_k(self, rewards: torch.Tensor) -> None:
-        """Log pass@k of an evaluation batch, `(rows of all ranks, num_reward_funcs)`, by evaluation set."""
+    def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
+        """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
         n = self.num_generations_eval
-        if n < 2 or len(rewards) % n:  # a last batch that was cut off inside of a group
-            return
         totals, success_rewards = self.split_rewards(rewards)
-        groups = []
         for start in range(0, len(totals), n):
             scored = [success_rewards[i] for i in range(start, start + n) if not math.isnan(totals[i])]
-            groups.append((sum(reward > self.args.float32_threshold for reward in scored), len(scored)))
-        name = self._evaluation_name
-        metrics = {f"{name}{key}": value for key, value in pass_at_k_metrics(groups).items()}
-        trl_hooks.append_metrics(self, metrics, mode="eval")
+            self._evaluated_groups.append((sum(reward > self.args.float32_threshold for reward in scored), len(scored)))
 
     # Training, logging, checkpoints
 
@@ -581,10 +575,18 @@ class AdaGRPOTrainer(GRPOTrainer):
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        # TRL puts "eval_" before every metric, whichever of several evaluation sets it is of.
-        name = metric_key_prefix.removeprefix("eval").removeprefix("_")
-        with self.vllm.running(), trl_hooks.override_attributes(self, _evaluation_name=f"{name}_" if name else ""):
-            return super().evaluation_loop(*given)
+        self._evaluated_groups = []
+        with self.vllm.running():
+            output = super().evaluation_loop(*given)
+        groups, rows = self._evaluated_groups, getattr(dataloader, "dataset", None)
+        if hasattr(rows, "__len__"):
+            groups = groups[: len(rows)]  # with several processes, the last batch is filled up with the first prompts
+        if self.num_generations_eval > 1:
+            # TRL puts "eval_" before every metric, whichever of several evaluation sets it is of.
+            name = metric_key_prefix.removeprefix("eval").removeprefix("_")
+            metrics = {f"{name}_{key}" if name else key: value for key, value in pass_at_k_metrics(groups).items()}
+            trl_hooks.append_metrics(self, metrics, mode="eval")
+        return output
 
     def _load_best_model(self):
         super()._load_best_model()

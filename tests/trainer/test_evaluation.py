@@ -45,6 +45,15 @@ def test_evaluation_logs_pass_at_k_of_the_success_reward(options, tmp_path):
     assert "eval_pass@8" not in logged
 
 
+def test_a_short_last_batch_weighs_as_much_as_its_prompts(tmp_path):
+    def reward(prompts, completions, **kwargs):
+        return [float(prompt == PROMPTS[0]) for prompt in prompts]
+
+    rows = Dataset.from_dict({"prompt": PROMPTS[:3]})
+    trainer = build(tmp_path, reward, eval_dataset=rows, num_generations_eval=2, per_device_eval_batch_size=4)
+    assert trainer.evaluate()["eval_pass@2"] == pytest.approx(1 / 3)
+
+
 def test_several_evaluation_sets_have_names(tmp_path):
     sets = {name: Dataset.from_dict({"prompt": PROMPTS[:2]}) for name in ("easy", "hard")}
     trainer = build(tmp_path, eval_dataset=sets, num_generations_eval=2, per_device_eval_batch_size=4)

@@ -21,7 +21,7 @@ POSTERIOR = UNIFORM | {"baseline": "posterior"}
 RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_steps": 3}
 RUNS = {
     "whole": {"rows": 24, "num_generations": 4},
-    "straddling": FOUR,
+    "straddling": FOUR | {"evaluated": 3, "num_generations_eval": 2, "per_device_eval_batch_size": 4},
     "a process without a prompt": {"rows": 12, "num_generations": 12, "samples_per_round": 12, "max_rounds": 2},
     "rounds that do not divide": {"rows": 12, "num_generations": 2, "samples_per_round": 5},
     "slow rewards": FOUR | {"slow_rank": 1},
@@ -46,11 +46,12 @@ RUNS = {
     "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": FOUR | {"failing_rank": 1},
     "failure in uniform mode": FOUR | UNIFORM | {"failing_rank": 1},
+    "failure in a transform": ONE | RETRIES | {"failing_transform": 1},
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
 }
 QUICK = ("straddling", "rounds that do not divide", "est-value", "posterior", "retries", "large rows, tracked")
-QUICK += ("skipped rows", "failure", "after failures")  # one of every kind
+QUICK += ("skipped rows", "failure", "failure in a transform", "after failures")  # one of every kind
 
 
 def named(*names):
@@ -122,8 +123,15 @@ def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together
     assert any(len(rank["held"]) < 3 for rank in traffic) and any(rank["held"] != rank["own"] for rank in traffic)
 
 
-@named("failure", "failure in uniform mode")
-def test_a_reward_function_that_raises_on_one_process_stops_all(name, together):
+@named("straddling")
+def test_a_repeated_prompt_counts_once_in_pass_at_k(name, together):
+    """Processes evaluate 8 or 12 rows, the last of which repeat prompts; 6 are those of the data set."""
+    for rank in together[name]:
+        assert rank["evaluated"]["eval_pass@2"] == pytest.approx(1 / 3)
+
+
+@named("failure", "failure in uniform mode", "failure in a transform")
+def test_user_code_that_raises_on_one_process_stops_all(name, together):
     first, second, *others = together[name]
     assert second["error"] == ["ZeroDivisionError", "my bug"]
     for rank in (first, *others):

@@ -72,7 +72,7 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
-        if self.args.scripted_generation and not self.args.is_vanilla_grpo:
+        if self.model.training and self.args.scripted_generation and not self.args.is_vanilla_grpo:
             rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
@@ -84,7 +84,7 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        if self.args.is_vanilla_grpo:
+        if self.args.is_vanilla_grpo or not self.model.training:
             return output
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
@@ -146,11 +146,14 @@ def run(output_dir: str, options: dict) -> dict:
     if options.pop("environment", False):
         return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
+    failing_transform, evaluated = options.pop("failing_transform", None), options.pop("evaluated", 0)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
-    def reward(completions, log_extra, **kwargs):
+    def reward(prompts, completions, log_extra, **kwargs):
+        if not trainer.model.training:  # evaluation: the first prompt is always solved, the others never
+            return [float(prompt == dataset[0]["prompt"]) for prompt in prompts]
         if blob:
             log_extra("blob", [blob] * len(completions))
         if args.process_index == failing_rank:
@@ -158,7 +161,14 @@ def run(output_dir: str, options: dict) -> dict:
         time.sleep(0.2 * (args.process_index == slow_rank))
         return [float(len(completion) % 4 == 0) for completion in completions]
 
+    def transform(rows):
+        if args.process_index == failing_transform:
+            raise ZeroDivisionError("my bug")
+        return rows
+
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
+    if failing_transform is not None:
+        dataset = dataset.with_transform(transform)
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
     trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
     if trainer.pass_rates is not None:
@@ -185,6 +195,7 @@ def run(output_dir: str, options: dict) -> dict:
         ],
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
         "moved": _moved(trainer, before),
+        "evaluated": trainer.evaluate(dataset.select(range(evaluated))) if evaluated else None,
         "wrapper": type(trainer.model_wrapped).__name__,
     }
 
