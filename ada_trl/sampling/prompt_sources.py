@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 
 from ..core import Pool
+from ..utils.distributed import synchronized_errors
 from ..utils.logging import get_logger
 from .batch_slots import BatchSlot, QueuedPrompt, SlotConfig
 from .prompt_queue import CandidateScores, PromptQueue
@@ -254,7 +255,9 @@ class QueuedPrompts(PromptSource):
         return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates, is_predicted)
 
     def _rows(self, positions: Sequence[int]) -> list[dict]:
-        return self.load_rows(self.queue.stream.row(position) for position in positions)
+        """Read the rows at `positions`, other ones on each rank. Collective."""
+        with synchronized_errors():
+            return self.load_rows(self.queue.stream.row(position) for position in positions)
 
     def _score_candidates(self, positions: list[int]) -> CandidateScores:
         """Predict the expected gradient magnitude of the rows at `positions`. Collective."""
