@@ -4,6 +4,8 @@ GRPO_4, GRPO_8, GRPO_16 = "GRPO n=4", "GRPO n=8", "GRPO n=16"
 DAPO = "dynamic sampling (DAPO) n=4"
 
 BATCH = "batch baseline, n=1"
+BATCH_2_ITERATIONS = f"{BATCH}, 2 iterations"
+BATCH_HALF_STEPS = f"{BATCH}, 32 rows per step"
 POSTERIOR = "posterior baseline, n=1"
 POSTERIOR_2_ITERATIONS = f"{POSTERIOR}, 2 iterations"
 OVERSAMPLING = f"{POSTERIOR}, + prompt oversampling ×3"

@@ -75,6 +75,8 @@ EQUAL_TOKENS = {
     names.GRPO_4: _grpo(4),
     names.POSTERIOR: _posterior(),
     names.BATCH: {"baseline": "batch"},
+    names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
+    names.BATCH_HALF_STEPS: {"baseline": "batch"},
     names.GRPO_8: _grpo(8),
     names.OVERSAMPLING: _posterior(prompt_oversampling=3),
     names.POSTERIOR_2_ITERATIONS: _posterior(num_iterations=2),
@@ -98,7 +100,7 @@ PAPER = {
 }
 METHODS = EQUAL_TOKENS | PAPER
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
-    **{names.GRPO_4: 16, names.GRPO_8: 8},
+    **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_HALF_STEPS: 32},
     **{names.DAPO: 4, f"{names.HYBRID}, 3 prompts": 3},  # about 64 rollouts on average
 }
 
