@@ -548,7 +548,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         totals, success_rewards = self.split_rewards(rewards)
         for start in range(0, len(totals), n):
             scored = [success_rewards[i] for i in range(start, start + n) if not math.isnan(totals[i])]
-            self._evaluated_groups.append((sum(reward > self.args.float32_threshold for reward in scored), len(scored)))
+            self._evaluated_groups.append(
+                (sum(reward > self.args.float32_threshold for reward in scored), len(scored))
+            )
 
     # Training, logging, checkpoints
 
