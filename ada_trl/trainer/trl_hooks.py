@@ -1,5 +1,6 @@
 """
-Everything private of TRL that this package relies on, in one module: hooks, attributes and patches.
+Everything private of TRL's trainer that this package relies on, in one module: hooks, attributes and patches. (The subclasses of
+TRL's vLLM classes in `ada_trl/vllm` override private methods of those.)
 
 [`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`. It
 calls further methods, which a subclass can override. [`AdaGRPOTrainer`] overrides six of them and passes each call on to its
