@@ -46,19 +46,43 @@ def test_evaluation_logs_pass_at_k_of_the_success_reward(options, tmp_path):
 
 
 def test_a_short_last_batch_weighs_as_much_as_its_prompts(tmp_path):
-    def reward(prompts, completions, **kwargs):
-        return [float(prompt == PROMPTS[0]) for prompt in prompts]
-
     rows = Dataset.from_dict({"prompt": PROMPTS[:3]})
-    trainer = build(tmp_path, reward, eval_dataset=rows, num_generations_eval=2, per_device_eval_batch_size=4)
+    trainer = build(
+        tmp_path, solves_the_first, eval_dataset=rows, num_generations_eval=2, per_device_eval_batch_size=4
+    )
     assert trainer.evaluate()["eval_pass@2"] == pytest.approx(1 / 3)
 
 
-def test_several_evaluation_sets_have_names(tmp_path):
-    sets = {name: Dataset.from_dict({"prompt": PROMPTS[:2]}) for name in ("easy", "hard")}
-    trainer = build(tmp_path, eval_dataset=sets, num_generations_eval=2, per_device_eval_batch_size=4)
+def solves_the_first(prompts, completions, **kwargs):
+    return [float(prompt == PROMPTS[0]) for prompt in prompts]
+
+
+def test_each_evaluation_has_its_own_metrics(tmp_path):
+    """Under the names that Transformers gives those of the loss, also for a prediction and for a prefix of the user."""
+    sets = {"easy": Dataset.from_dict({"prompt": PROMPTS[:1]}), "hard": Dataset.from_dict({"prompt": PROMPTS[1:3]})}
+    options = {"eval_dataset": sets, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    trainer = build(tmp_path, solves_the_first, **options)
+    assert trainer.predict(sets["easy"]).metrics["test_pass@2"] == 1
     metrics = trainer.evaluate()
-    assert {"eval_easy_pass@2", "eval_hard_pass@2"} <= metrics.keys()
+    assert [(name, value) for name, value in metrics.items() if "pass@2" in name] == [
+        ("eval_easy_pass@2", 1),
+        ("eval_hard_pass@2", 0),
+    ]
+    metrics = trainer.evaluate(sets["hard"], metric_key_prefix="evaluation")
+    assert [name for name in metrics if "pass@2" in name] == ["evaluation_pass@2"]
+
+
+def test_a_completion_without_a_success_reward_does_not_count(tmp_path):
+    def right(prompts, completions, **kwargs):
+        return [{0: 1.0, 1: None, 2: float("inf")}[PROMPTS.index(prompt)] for prompt in prompts]
+
+    def shaped(completions, **kwargs):
+        return [0.5] * len(completions)
+
+    options = {"success_reward": "right", "num_generations_eval": 2, "per_device_eval_batch_size": 6}
+    rows = Dataset.from_dict({"prompt": PROMPTS[:3]})
+    trainer = build(tmp_path, [right, shaped], eval_dataset=rows, reward_weights=[0.0, 1.0], **options)
+    assert trainer.evaluate()["eval_pass@2"] == 1
 
 
 def test_the_table_of_an_evaluation_has_no_pools_of_training_prompts(tmp_path):
