@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -545,12 +545,11 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
         """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
         n = self.num_generations_eval
-        totals, success_rewards = self.split_rewards(rewards)
-        for start in range(0, len(totals), n):
-            scored = [success_rewards[i] for i in range(start, start + n) if not math.isnan(totals[i])]
-            self._evaluated_groups.append(
-                (sum(reward > self.args.float32_threshold for reward in scored), len(scored))
-            )
+        scored = zip(*self.split_rewards(trl_hooks.without_infinities(rewards)), strict=True)
+        rollouts = [Rollout(i % n, total, success) for i, (total, success) in enumerate(scored)]
+        for start in range(0, len(rollouts), n):
+            pool = Pool(self.args.float32_threshold, rollouts[start : start + n])
+            self._evaluated_groups.append((pool.positives, pool.scored))
 
     # Training, logging, checkpoints
 
@@ -562,6 +561,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             check_size(self.args, self.train_dataset)
         if not self.args.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_hooks.forget_buffered_batch(self)
+        trl_hooks.forget_evaluation_model(self)
         self._multi_round.reset()
         steps_before = self.state.global_step
         try:
@@ -580,14 +580,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._evaluated_groups = []
         with self.vllm.running():
             output = super().evaluation_loop(*given)
-        groups, rows = self._evaluated_groups, getattr(dataloader, "dataset", None)
-        if hasattr(rows, "__len__"):
-            groups = groups[: len(rows)]  # with several processes, the last batch is filled up with the first prompts
+        groups = self._evaluated_groups
+        if has_length(dataloader.dataset):
+            # With several processes, the last batch is filled up with the first prompts.
+            groups = groups[: len(dataloader.dataset)]
         if self.num_generations_eval > 1:
-            # TRL puts "eval_" before every metric, whichever of several evaluation sets it is of.
-            name = metric_key_prefix.removeprefix("eval").removeprefix("_")
-            metrics = {f"{name}_{key}" if name else key: value for key, value in pass_at_k_metrics(groups).items()}
-            trl_hooks.append_metrics(self, metrics, mode="eval")
+            metrics = pass_at_k_metrics(groups)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def _load_best_model(self):

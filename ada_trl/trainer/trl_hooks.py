@@ -552,6 +552,24 @@ def forget_buffered_batch(trainer: GRPOTrainer) -> None:
     trainer._step, trainer._buffered_inputs = 0, None
 
 
+def forget_evaluation_model(trainer: GRPOTrainer) -> None:
+    """
+    Let the training prepare the model although an evaluation has done so before.
+
+    An evaluation prepares it without `DistributedDataParallel`, and accelerate leaves a model that is prepared as it is. The processes
+    would then exchange no gradients, and train different weights.
+    """
+    model, accelerator = trainer.model, trainer.accelerator
+    is_sharded = (
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    )  # these are prepared for evaluations as for training
+    if accelerator.num_processes == 1 or is_sharded or trainer.model_wrapped is not model:
+        return
+    if model.__dict__.pop("_is_accelerate_prepared", False):
+        accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else mixed precision is applied twice
+        accelerator._models = [prepared for prepared in accelerator._models if prepared is not model]
+
+
 def weights_are_loaded(trainer: GRPOTrainer) -> bool:
     """Whether vLLM was given the weights of this optimizer step."""
     return trainer.state.global_step == trainer._last_loaded_step

@@ -42,6 +42,7 @@ RUNS = {
         "zero_variance_groups": "skip",
         "max_steps": 2,
     },
+    "evaluation first": FOUR | {"evaluates_first": True, "per_device_eval_batch_size": 4},
     "large rows": FOUR | {"blob": 200_000, "max_rounds": 4},
     "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": FOUR | {"failing_rank": 1},
@@ -51,7 +52,13 @@ RUNS = {
     "after failures": FOUR | {"max_steps": 2},
 }
 QUICK = ("straddling", "rounds that do not divide", "est-value", "posterior", "retries", "large rows, tracked")
-QUICK += ("skipped rows", "failure", "failure in a transform", "after failures")  # one of every kind
+QUICK += (
+    "skipped rows",
+    "evaluation first",
+    "failure",
+    "failure in a transform",
+    "after failures",
+)  # one of every kind
 
 
 def named(*names):
@@ -105,6 +112,7 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
     assert [rank["error"] for rank in ranks] == [None] * len(ranks)
     assert all(rank["pools"] == expected["pools"] for rank in ranks)
     assert [row for rank in ranks for row in rank["batches"][0]] == expected["batches"][0]
+    assert all(rank["wrapper"] == "DistributedDataParallel" for rank in ranks), "Gradients are not exchanged."
     assert all(rank["moved"] == expected["moved"] and all(rank["moved"]) for rank in ranks)
     for key, value in expected["logs"][0].items():
         if "time" not in key and not key.startswith(("ada/tokens", "num_tokens", "train_")):  # padded rows cost tokens
@@ -128,6 +136,7 @@ def test_a_repeated_prompt_counts_once_in_pass_at_k(name, together):
     """Processes evaluate 8 or 12 rows, the last of which repeat prompts; 6 are those of the data set."""
     for rank in together[name]:
         assert rank["evaluated"]["eval_pass@2"] == pytest.approx(1 / 3)
+        assert 0 < rank["streamed"]["eval_pass@2"] < 1, "The length of a stream is unknown."
 
 
 @named("failure", "failure in uniform mode", "failure in a transform")

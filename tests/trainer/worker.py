@@ -146,6 +146,7 @@ def run(output_dir: str, options: dict) -> dict:
     if options.pop("environment", False):
         return play(output_dir, options)
     failing_rank, slow_rank = options.pop("failing_rank", None), options.pop("slow_rank", None)
+    evaluates_first = options.pop("evaluates_first", False)
     failing_transform, evaluated = options.pop("failing_transform", None), options.pop("evaluated", 0)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
@@ -178,6 +179,8 @@ def run(output_dir: str, options: dict) -> dict:
             read(prompts),
         )[1]
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    if evaluates_first:
+        trainer.evaluate(dataset.select(range(4)))
     started, error = time.monotonic(), None
     try:
         trainer.train()
@@ -195,7 +198,8 @@ def run(output_dir: str, options: dict) -> dict:
         ],
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
         "moved": _moved(trainer, before),
-        "evaluated": trainer.evaluate(dataset.select(range(evaluated))) if evaluated else None,
+        "evaluated": trainer.evaluate(rows := dataset.select(range(evaluated))) if evaluated else None,
+        "streamed": trainer.evaluate(rows.to_iterable_dataset()) if evaluated else None,
         "wrapper": type(trainer.model_wrapped).__name__,
     }
 
