@@ -135,6 +135,8 @@ class VLLMSession:
         generation = self.trainer.vllm_generation
         if generation.has_prefetched and self._prefetch_verified is None:
             generation.wait_for_prefetch()
+            # The main process checks the weights for all: not before the rollouts of every process have arrived.
+            self.trainer.accelerator.wait_for_everyone()
             self._prefetch_verified = generation.verify_weights_after()
 
     def prefetch(self, prompt_ids: list[list[int]], images: list[list | None] | None) -> None:

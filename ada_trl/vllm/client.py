@@ -7,6 +7,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from trl.generation.vllm_client import VLLMClient, to_openai_messages
@@ -91,6 +92,7 @@ class TimeoutVLLMClient(VLLMClient):
         [`VLLMServerError`]: if the server that answers is not a vLLM server.
     """
 
+    limit: float | None = None  # of `limited_to`
     vocab_size: int | None = None  # upper bound of the token ids in completions, once it is known
     session: Any  # TRL's until the server has responded, then a `_Session`
 
@@ -143,6 +145,15 @@ class TimeoutVLLMClient(VLLMClient):
         if url.endswith(COMPLETIONS):
             check = functools.partial(check_completions, kwargs["json"], vocab_size=self.vocab_size)
         return self._request("POST", url, retry=url.endswith(REPEATABLE), check=check, **kwargs)
+
+    @contextmanager
+    def limited_to(self, seconds: float) -> Iterator[None]:
+        """While the block runs, requests have a deadline of at most `seconds`."""
+        self.limit = seconds
+        try:
+            yield
+        finally:
+            self.limit = None
 
     def read_server_info(self) -> dict:
         """Request the server's `/server_info`: `vllm_config` and, from vLLM 0.12, `vllm_env`."""
@@ -236,6 +247,8 @@ class TimeoutVLLMClient(VLLMClient):
     def _request(self, method: str, url: str, *, timeout: float | None = None, **options: Any) -> dict:
         limit_name = TIMEOUT_OPTION if timeout is None else ""
         timeout = self.request_timeout if timeout is None else timeout
+        if self.limit is not None and self.limit < timeout:
+            limit_name, timeout = "", self.limit
         if self.transport.stalled and not url.endswith(COMPLETIONS):
             # The full timeout has just been waited for; a server that is alive responds to short requests at once.
             limit_name = ""

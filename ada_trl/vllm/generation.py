@@ -167,12 +167,9 @@ class AdaVLLMGeneration(VLLMGeneration):
             [`VLLMServerError`]: if the server was restarted, or has received other weights.
         """
         # The completions have arrived: a server that has failed since then should not be waited for long.
-        timeout, self.vllm_client.request_timeout = self.request_timeout, min(CONNECT_SECONDS, self.request_timeout)
-        try:
+        with self.vllm_client.limited_to(CONNECT_SECONDS):
             failures = gather_results(self._recheck_server, self.error_factory(OTHER_WEIGHTS))
-            self._recheck_failure = next(filter(None, failures), "")
-        finally:
-            self.vllm_client.request_timeout = timeout
+        self._recheck_failure = next(filter(None, failures), "")
         return not self._recheck_failure
 
     def _recheck_server(self) -> str:
@@ -218,8 +215,8 @@ class AdaVLLMGeneration(VLLMGeneration):
                     "per token"
                 )
         logger.warning(
-            "The vLLM server did not respond to the weight check after generation. The log-probabilities of the rollouts match "
-            f"the current policy, so training continues. ({self._recheck_failure})"
+            "The vLLM server did not respond to the weight check after generation. The log-probabilities of the rollouts that are trained on "
+            f"match the current policy, so training continues. ({self._recheck_failure})"
         )
 
     def verify_colocated(self, difference: float) -> None:
@@ -416,18 +413,17 @@ class AdaVLLMGeneration(VLLMGeneration):
         if instance != self._instance:
             if self.weight_sync.method == "nccl":
                 raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run.")
+            self.vllm_client.model = self.base_model  # it has no adapter
             self.weight_sync.check_server(info)
             self._prepare_weight_check(info["vllm_config"])
             self._instance = instance
-            self.vllm_client.model = self.base_model
 
     def close(self) -> None:
         """Remove adapters from the server and directories, and end the thread. The next use needs a weight sync."""
         self.cancel_prefetch()
-        self.vllm_client.request_timeout = min(CLOSE_SECONDS, self.request_timeout)
         if self.accelerator.is_main_process:
-            self.weight_sync.close()
-        self.vllm_client.request_timeout = self.request_timeout
+            with self.vllm_client.limited_to(CLOSE_SECONDS):
+                self.weight_sync.close()
         self.vllm_client.model = self.base_model
         self._expected_logprobs = None
         self.vllm_client.transport.close()

@@ -104,6 +104,7 @@ class FakeServer:
     completions: list[Call] = field(default_factory=list)
     controls: list[tuple[str, dict]] = field(default_factory=list)
     most_in_flight: int = 0
+    in_flight_at_checks: list[int] = field(default_factory=list)
 
     def __post_init__(self):
         self.rounds, self.draws = Counter(), Counter()  # requests and rollouts by prompt
@@ -177,6 +178,7 @@ class FakeServer:
 
     async def _weight_check(self, request: web.Request, payload: dict) -> web.StreamResponse:
         self.weight_checks += 1
+        self.in_flight_at_checks.append(self.in_flight)
         if self.check_weights is not None and (response := await self.check_weights(request)) is not None:
             return response
         (ids,) = payload["prompt"]
@@ -205,6 +207,8 @@ class FakeServer:
         return await self.obey(request.path, payload)
 
     async def obey(self, path: str, payload: dict) -> web.Response:
+        if path == "/tokenize" and payload["model"] not in self.served:
+            return web.json_response({"error": {"message": f"no model {payload['model']}"}}, status=404)
         if path == "/tokenize":
             return await _json({"tokens": self.tokenizer(payload["prompt"], add_special_tokens=False)["input_ids"]})
         if path == "/collective_rpc":

@@ -52,6 +52,11 @@ async def stall_again(call):
     return await (stall if call.round else even)(call)
 
 
+async def slow_prompt(call):
+    await asyncio.sleep(0.7 * (call.prompt == "7+8="))
+    return await even(call)
+
+
 async def no_weights(request, payload):
     if request.path == "/collective_rpc":
         await asyncio.sleep(60)
@@ -90,6 +95,7 @@ OTHERS = {
     "stall": (last_prompt(stall), 16, SHORT),
     "fail": (last_prompt(fail), 16, SHORT),
     "stall, ahead": (stall_again, 4, POSTERIOR | {"max_staleness": 1, "vllm_request_timeout": 5.0}),
+    "slow prompt, ahead": (slow_prompt, 4, POSTERIOR | {"max_staleness": 1}),
     "no weights": (half_right, 16, SHORT),
     "failing reward": (half_right, 16, ROUNDS | {"failing_rank": 1}),
     "failing reward, ahead": (even, 4, POSTERIOR | {"max_staleness": 1, "failing_rank": 1}),
@@ -201,6 +207,13 @@ def test_all_ranks_raise_the_same_error_in_time(name, together):
     assert all(rank["seconds"] < IN_TIME and rank["threads"] == [] for rank in ranks)
     if name == "no weights":
         assert "weights could not be sent" in errors[0][1] and server.completions == []
+
+
+def test_weights_are_checked_when_the_rollouts_of_all_ranks_have_arrived(together):
+    """Otherwise another run's weights could replace them in between, and the check would wait behind the rollouts."""
+    ranks, server, _ = together["slow prompt, ahead"]
+    assert all(rank["error"] is None for rank in ranks)
+    assert server.weight_checks >= 4 and set(server.in_flight_at_checks) == {0}
 
 
 @pytest.mark.parametrize("name", ["failing reward", "failing reward, ahead"])

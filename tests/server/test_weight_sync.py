@@ -7,6 +7,7 @@ import signal
 import pytest
 from filelock import FileLock
 from peft import LoraConfig, get_peft_model
+from transformers import TrainerCallback
 
 from ada_trl.vllm.weight_sync import IN_USE, served_lora_rank
 
@@ -80,6 +81,28 @@ def test_a_server_that_is_restarted_with_other_flags_is_rejected(tmp_path):
         trainer = build(tmp_path, server, **LORA)
         server.info["vllm_config"] |= {"instance_id": "second", "lora_config": None}
         with fails("--enable-lora --max-lora-rank 8"):
+            trainer.train()
+
+
+def test_a_server_that_is_restarted_with_another_tokenizer_is_rejected(tmp_path):
+    """The restarted server has no adapter, under whose name the trainer has sampled before."""
+
+    async def restart(request, payload):
+        if request.path == "/v1/load_lora_adapter" and payload["lora_name"].endswith("-2"):
+            pytest.fail("Weights were sent to a server of another model.")
+
+    def other(text, **kwargs):
+        return {"input_ids": list(range(20))}
+
+    class Restarted(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            server.restart("second")
+            server.tokenizer = other
+
+    with FakeServer(control=restart) as server:
+        trainer = build(tmp_path, server, max_steps=2, **LORA)
+        trainer.add_callback(Restarted())
+        with fails("serves another model.*other tokens for"):
             trainer.train()
 
 
