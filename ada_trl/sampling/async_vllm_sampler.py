@@ -67,8 +67,9 @@ class AsyncVLLMSampler(RolloutSampler):
         self.stats |= dict.fromkeys(("vllm/truncated_prompts", "time/idle", "time/reward_overlapped"), 0.0)
         self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first index, future), as requests finish
         self._in_flight: set[tuple[int, int]] = set()  # prompt and first index of each request that is waited for
-        self._truncated_prompts: set[int] = set()
-        self._submitted = self._failures = 0
+        self._first_failures: dict[int, int] = {}  # by prompt, first index of its first round that failed
+        self._sent = 0  # requests that have not failed
+        self._failures = 0  # in a row
         self._unavailable: VLLMServerUnavailable | None = None  # set after `MAX_FAILURES` failures in a row
         self._idle_since: float | None = None
 
@@ -89,12 +90,11 @@ class AsyncVLLMSampler(RolloutSampler):
         """The rollouts of each prompt of this rank."""
         started = time.perf_counter()
         transport = self.vllm.vllm_client.transport
-        transport.retries = transport.timeouts = 0
         with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
             pools = eliminate_async(
                 len(self.prompts),
                 lambda prompt, first_index: self._submit(group, prompt, first_index, samples_per_round),
-                lambda: self._collect(group, progress.tick),
+                lambda: self._collect(progress.tick),
                 samples_per_round=samples_per_round,
                 pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
                 # A slot may continue with another candidate, which is unknown before its round is complete.
@@ -102,28 +102,39 @@ class AsyncVLLMSampler(RolloutSampler):
                 progress=progress,
                 **loop,
             )
+        self._end_idle()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         needed = sum(-(-len(pool) // samples_per_round) for pool in pools)
-        self.stats["vllm/wasted_rounds"] = self._submitted - needed
+        self.stats["vllm/wasted_rounds"] = self._sent - needed
         self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_difference  # 0 on all ranks but the main one
-        self.stats["vllm/truncated_prompts"] = len(self._truncated_prompts)
+        # A speculative round that failed, but was not needed, truncates no prompt.
+        is_truncated = (
+            len(pools[prompt]) == first_index and not loop["exit_condition"](pools[prompt])
+            for prompt, first_index in self._first_failures.items()
+        )
+        self.stats["vllm/truncated_prompts"] = sum(is_truncated)
+        # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.retries, transport.timeouts
+        transport.retries = transport.timeouts = 0
         return [pool.rollouts for pool in pools]
 
     def _submit(self, group: RequestGroup, prompt: int, first_index: int, number: int) -> None:
         """Request the next round of a prompt or slot of this rank."""
-        if self._idle_since is not None:
-            self.stats["time/idle"] += time.perf_counter() - self._idle_since
-            self._idle_since = None
+        self._end_idle()
         self._in_flight.add((prompt, first_index))
         if self._unavailable is not None:  # fails without being sent
             future: Future = Future()
             future.set_exception(self._unavailable)
         else:
-            self._submitted += 1
+            self._sent += 1
             row = self._local_row(prompt, first_index)
             future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
         future.add_done_callback(lambda done: self._completed.put((prompt, first_index, done)))
+
+    def _end_idle(self) -> None:
+        if self._idle_since is not None:
+            self.stats["time/idle"] += time.perf_counter() - self._idle_since
+            self._idle_since = None
 
     def _local_row(self, prompt: int, rollout_index: int) -> int:
         """Position in `prompt_ids` of the prompt that rollout `rollout_index` of a prompt or slot of this rank belongs to."""
@@ -132,7 +143,7 @@ class AsyncVLLMSampler(RolloutSampler):
         first = self.prompts.start
         return self.dataset_row_index(first + prompt, rollout_index) - self._first[first]
 
-    def _collect(self, group: RequestGroup, tick: Callable[[], None]) -> list[tuple[int, int, list[Rollout] | None]]:
+    def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, list[Rollout] | None]]:
         """Wait for a request, take all that have finished, and score their completions."""
         succeeded, failed = [], []
         for prompt, first_index, future in self._wait_for_finished(tick):
@@ -143,7 +154,7 @@ class AsyncVLLMSampler(RolloutSampler):
                 succeeded.append((prompt, first_index, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
-                failed += self._fail(group, prompt, first_index, error)
+                failed += self._fail(prompt, first_index, error)
         if not self._in_flight:
             self._idle_since = time.perf_counter()
         collected: list[tuple[int, int, list[Rollout] | None]] = [(*request, None) for request in failed]
@@ -165,24 +176,26 @@ class AsyncVLLMSampler(RolloutSampler):
             finished.append(self._completed.get())
         return finished
 
-    def _fail(
-        self, group: RequestGroup, prompt: int, first_index: int, error: VLLMServerUnavailable
-    ) -> list[tuple[int, int]]:
-        """The requests that are given up: this one, or after several failures in a row all that are in flight."""
+    def _fail(self, prompt: int, first_index: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
+        """The requests that are given up: this one, or after several failures in a row all that are not first rounds."""
+        if first_index == 0:
+            raise error
         self._failures += 1
+        self._sent -= error is not self._unavailable  # else this request was not sent
         failed = [(prompt, first_index)]
         if self._failures == MAX_FAILURES and self._unavailable is None:
             self._unavailable = error
-            failed += sorted(self._in_flight)
-            self._in_flight.clear()
-            group.cancel()
+            # First rounds are waited for: the step needs them, and the rounds that failed may have been speculative.
+            given_up = sorted(request for request in self._in_flight if request[1])
+            self._in_flight.difference_update(given_up)
+            self._sent -= len(given_up)
+            failed += given_up
             logger.warning(
                 f"{MAX_FAILURES} requests to the vLLM server have failed in a row: {error.cause}. Prompts with pending "
                 "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
             )
-        if any(first == 0 for _, first in failed):
-            raise error
-        self._truncated_prompts |= {prompt for prompt, _ in failed}
+        for number, index in failed:
+            self._first_failures[number] = min(index, self._first_failures.get(number, index))
         return failed
 
     def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:

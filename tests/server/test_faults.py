@@ -9,12 +9,13 @@ import time
 import pytest
 import torch
 from aiohttp import web
+from datasets import Dataset
 from transformers import TrainerCallback
 
 from ada_trl.vllm.client import TimeoutVLLMClient
 from ada_trl.vllm.response_validation import InvalidResponseError, check_completions
 
-from ..helpers import logs_of, prompt_dataset, tiny_config, tiny_tokenizer
+from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_config, tiny_tokenizer
 from .fake import RIGHT, TOKENIZER, WRONG, Call, FakeServer, answer, choices_of, half_right
 from .helpers import IN_TIME, LORA, UNIFORM, build, error_response, fail, fails, page, reject, stall, train
 
@@ -121,6 +122,61 @@ def test_an_unavailable_server_costs_a_later_round_only(behaviour, tmp_path):
     assert logs["ada/vllm/truncated_prompts"] == 1
     assert logs["ada/samples_per_prompt/max"] == 4
     assert logs["ada/frac_all_wrong"] == 0.25
+
+
+@pytest.mark.parametrize(("max_rounds", "wasted"), [(3, 0), (5, 0)])
+def test_a_failed_round_that_is_not_needed_has_no_effect(max_rounds, wasted, tmp_path):
+    """The first round of one prompt is slow, and its next rounds are requested speculatively."""
+
+    async def behave(call):
+        if call.prompt == "7+8=" and call.round:
+            return await fail(call)
+        if call.prompt == "7+8=":
+            await asyncio.sleep(4)  # longer than the retries of the others
+        return await half_right(call)
+
+    dataset = Dataset.from_dict({"prompt": [*PROMPTS, *(f"{i}+1=" for i in range(4))]})
+    options = {"per_device_train_batch_size": 32, "vllm_request_timeout": 20, "max_rounds": max_rounds}
+    trainer, server = train(tmp_path, FakeServer(behave), dataset=dataset, **options)
+    assert max(call.round for call in server.completions) >= 2, "Rounds were requested before they were needed."
+    (logs,) = logs_of(trainer)
+    assert logs["ada/frac_exit_condition_met"] == 1 and logs["ada/samples_per_prompt/max"] == 4
+    assert logs["ada/vllm/truncated_prompts"] == 0 and logs["ada/vllm/wasted_rounds"] == wasted
+
+
+def test_a_failed_round_is_not_a_wasted_one(tmp_path):
+    async def behave(call):
+        if call.prompt == "7+8=":
+            return await (fail if call.round else wrong)(call)
+        return await half_right(call)
+
+    trainer, _ = train(tmp_path, FakeServer(behave))
+    (logs,) = logs_of(trainer)
+    assert logs["ada/vllm/truncated_prompts"] == 1 and logs["ada/vllm/wasted_rounds"] == 0
+
+
+@MODES
+def test_repeated_requests_of_a_weight_sync_are_counted(mode, tmp_path):
+    failures = iter([True, True])
+
+    async def busy_at_first(request, payload):
+        if request.path == "/collective_rpc" and next(failures, False):
+            return error_response("busy", 503)
+
+    trainer, _ = train(tmp_path, FakeServer(half_right, control=busy_at_first), vllm_request_timeout=20, **mode)
+    assert logs_of(trainer)[0]["ada/vllm/retries"] == 2
+
+
+def test_a_shorter_limit_is_not_called_by_the_name_of_the_option():
+    async def slow(request):
+        if request.path == "/server_info":
+            await asyncio.sleep(20)
+
+    with FakeServer(read=slow) as server:
+        client = TimeoutVLLMClient(server.url, request_timeout=10)
+        with client.limited_to(0.3), fails("received no response within 0.3 s"):
+            client.read_server_info()
+        client.transport.close()
 
 
 @pytest.mark.parametrize(("behaviour", "message"), [(reject, "400.*too long"), (abort, "'abort'")])

@@ -208,6 +208,17 @@ def test_rewards_run_on_the_main_thread_during_generation(tmp_path):
     assert 0 < logs["ada/time/reward_overlapped"] < logs["ada/time/reward"]
 
 
+def test_the_server_is_idle_while_the_last_completions_are_scored(tmp_path):
+    def slow(completions, **kwargs):
+        time.sleep(0.5)
+        return reward(completions)
+
+    trainer, _ = train(tmp_path, FakeServer(half_right), reward_funcs=slow)
+    (logs,) = logs_of(trainer)
+    alone = logs["ada/time/reward"] - logs["ada/time/reward_overlapped"]
+    assert logs["ada/time/idle"] >= 0.9 * alone >= 0.4
+
+
 def test_an_error_of_a_reward_function_cancels_the_requests_in_flight(tmp_path):
     async def behave(call):
         if call.prompt != "1+2=":
