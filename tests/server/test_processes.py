@@ -95,7 +95,7 @@ OTHERS = {
     "stall": (last_prompt(stall), 16, SHORT),
     "fail": (last_prompt(fail), 16, SHORT),
     "stall, ahead": (stall_again, 4, POSTERIOR | {"max_staleness": 1, "vllm_request_timeout": 5.0}),
-    "slow prompt, ahead": (slow_prompt, 4, POSTERIOR | {"max_staleness": 1}),
+    "slow prompt, ahead": (slow_prompt, 4, POSTERIOR | {"max_staleness": 1, "shuffle_dataset": False}),
     "no weights": (half_right, 16, SHORT),
     "failing reward": (half_right, 16, ROUNDS | {"failing_rank": 1}),
     "failing reward, ahead": (even, 4, POSTERIOR | {"max_staleness": 1, "failing_rank": 1}),
