@@ -209,8 +209,10 @@ class PromptQueue:
         self._taken, self._new_prompts = None, []
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state["stream"])
         retries = [QueuedPrompt(**candidate) for candidate in state["retry_queue"]]
+        queued = [candidate.position for candidate in retries]
+        self.stream.check_positions([*queued, *state["reserved"], *state["stream"]["front"]])
+        self.stream.load_state_dict(state["stream"])
         self.retry_queue = retries[: self._max_retries]
         if len(self.retry_queue) < len(retries):
             logger.warning(

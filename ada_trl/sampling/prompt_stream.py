@@ -10,6 +10,9 @@ from trl.trainer.utils import RepeatSampler
 from ..utils.copying import copy_containers
 
 
+FEWER_ROWS = "The training data set has fewer rows than the checkpoint has read. Resume with the same data set."
+
+
 class PromptStream:
     """
     The rows of a data set, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has the same
@@ -149,6 +152,11 @@ class PromptStream:
             self._order = iter(list(self._sampler))
         self._epoch, self._read = self._epoch + 1, 0
 
+    def check_positions(self, positions: Iterable[int]) -> None:
+        """Raise a `ValueError` if rows at positions of a checkpoint do not exist."""
+        if self.indexed and max(positions, default=-1) >= len(self._dataset):
+            raise ValueError(FEWER_ROWS)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists."""
         state = {"epoch": self._epoch, "read": self._read, "taken": self._taken, "front": list(self._front)}
@@ -171,8 +179,6 @@ class PromptStream:
     def _skip(self, number: int, needed: set[int]) -> None:
         for _ in range(number):
             if self._next() is None:
-                raise ValueError(
-                    "The training data set has fewer rows than the checkpoint has read. Resume with the same data set."
-                )
+                raise ValueError(FEWER_ROWS)
         if not self.indexed:
             self._cache = {position: row for position, row in self._cache.items() if position in needed}

@@ -336,6 +336,19 @@ def test_a_queue_resumes_exactly(options):
     assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
 
 
+@pytest.mark.parametrize("where", ["retry_queue", "reserved", "front"])
+def test_queued_prompts_that_the_data_set_does_not_have_are_rejected(where):
+    queue = PromptQueue(stream(30), slot_config())
+    state = queue.state_dict()
+    if where == "front":
+        state["stream"]["front"] = [12]
+    else:
+        state[where] = [QueuedPrompt(12)._asdict()] if where == "retry_queue" else [12]
+    with pytest.raises(ValueError, match="Resume with the same data set"):
+        PromptQueue(stream(12), slot_config()).load_state_dict(state)
+    PromptQueue(stream(13), slot_config()).load_state_dict(state)
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "error while scoring"])
 @pytest.mark.parametrize("options", [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE])
 def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, fails):
