@@ -12,7 +12,16 @@ from .. import names
 from ..common import COLORS, interval
 from . import equal_tokens
 from .formatting import MIN_SEEDS, REFERENCE
-from .language_tables import equal_tokens_runs, of_all_families, paper_methods, paper_name, paper_runs
+from .language_model import RATE
+from .language_tables import (
+    equal_tokens_runs,
+    frontier_runs,
+    of_all_families,
+    paper_methods,
+    paper_name,
+    paper_runs,
+    rate_text,
+)
 from .prompt_sets import BIN_EDGES, PASS_AT, PROMPT_SETS
 from .statistics import by_seed, paired_difference
 
@@ -32,6 +41,8 @@ STYLES = {
     f"{names.EST} (value head) n=8": {"color": COLORS[names.EST], "marker": "h"},
     f"{names.EST} (EMA) n=8": {"color": COLORS[names.EST], "marker": "h", "linestyle": "--"},
     names.BATCH: {"color": COLORS[names.BATCH], "marker": "P"},
+    names.BATCH_2_ITERATIONS: {"color": COLORS[names.BATCH], "marker": "X"},
+    names.BATCH_HALF_STEPS: {"color": COLORS[names.BATCH], "marker": "1"},
     names.POSTERIOR: {"color": COLORS[names.POSTERIOR], "marker": "o"},
     names.POSTERIOR_2_ITERATIONS: {"color": DARK_GREEN, "marker": "s"},
     names.OVERSAMPLING: {"color": DARK_GREEN, "marker": "*", "linestyle": "--"},
@@ -261,6 +272,20 @@ def language_paper(runs: pd.DataFrame, prompt_set: str) -> Figure:
     frontier.xaxis.set_major_formatter(ScalarFormatter())
     frontier.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
     legend(figure, axes[0])
+    return figure
+
+
+def language_frontier(runs: pd.DataFrame) -> Figure:
+    """Methods at several learning rates: accuracy against tokens, and pass@16 against accuracy over training."""
+    figure, ((left, right),) = panels(2, rows=1)
+    for (method, rate), rows in frontier_runs(runs).items():
+        style = STYLES[method] | {"linestyle": "-" if rate == RATE else "--", "markersize": 5}
+        left.plot(rows["generated_tokens"], rows["accuracy"], **style)
+        right.plot(rows["accuracy"], rows["pass@16"], label=f"{names.short(method)}, {rate_text(rate)}", **style)
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    left.set(xlabel="Generated tokens", title="Held-out accuracy")
+    right.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
+    legend(figure, (right,))
     return figure
 
 

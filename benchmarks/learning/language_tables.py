@@ -1,7 +1,7 @@
 """Tables and sentences of the language model: the paper's protocol, equal tokens, and short runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -25,7 +25,10 @@ from .language_model import EQUAL_TOKENS, LONG_SET, PAPER, PAPER_PROMPTS, PAPER_
 from .statistics import before_training, by_seed, final, half_way, mean_of, of_methods, paired_difference
 
 
-PILOT_SEED = 0  # of the short runs
+PILOT_SEED, FRONTIER_SEED = (
+    0,
+    9,
+)  # of the short runs, and of those that compare learning rates; neither is used elsewhere
 MAIN_SET, HARD_SET = "mixture", "hard"
 TITLES = {
     MAIN_SET: "eight families of tasks (mixture)",
@@ -40,6 +43,8 @@ ORDER = (  # of the comparison at equal tokens
     names.DAPO,
     f"{names.HYBRID}, 3 prompts",
     names.BATCH,
+    names.BATCH_2_ITERATIONS,
+    names.BATCH_HALF_STEPS,
     names.POSTERIOR,
     names.POSTERIOR_2_ITERATIONS,
     names.OVERSAMPLING,
@@ -52,12 +57,13 @@ TOKENS_TO_REACH = f"Tokens to the final accuracy of {REFERENCE}"
 CPU_SECONDS = "CPU s per step, fastest seed"
 
 
-def stored_language(pilots: bool = False) -> pd.DataFrame:
-    """The stored evaluations of the reported runs; `pilots`: those of the short runs."""
+def stored_language(seed: int | None = None) -> pd.DataFrame:
+    """The stored evaluations of the reported runs, or those of a `seed` that is used for one purpose only."""
     rows = pd.DataFrame(load_rows("language_model"))
     rows = rows.astype(dict.fromkeys(("explained_variance", "frac_zero_variance", "generating_seconds"), float))
-    is_pilot = rows["seed"] == PILOT_SEED
-    return rows[is_pilot] if pilots else rows[~is_pilot & (rows["rate"] == RATE)]
+    if seed is not None:
+        return rows[rows["seed"] == seed]
+    return rows[~rows["seed"].isin((PILOT_SEED, FRONTIER_SEED)) & (rows["rate"] == RATE)]
 
 
 def equal_tokens_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -99,7 +105,7 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     tokens = (last["generated_tokens"] / last["rollouts"]).mean()
     text = (
         f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at learning rate "
-        f"{_rate(RATE)}, answers of about {tokens:.0f} tokens, {_seeds(sorted({len(own) for own in found.values()}))}."
+        f"{rate_text(RATE)}, answers of about {tokens:.0f} tokens, {_seeds(sorted({len(own) for own in found.values()}))}."
     )
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
@@ -133,7 +139,7 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _rate(rate: float) -> str:
+def rate_text(rate: float) -> str:
     return f"{rate:.0e}".replace("e-0", "e-")
 
 
@@ -407,11 +413,40 @@ def pilot_table(pilots: pd.DataFrame) -> str:
     rows += [
         {
             "Method": run["method"],
-            "Rate": _rate(run["rate"]),
+            "Rate": rate_text(run["rate"]),
             "Accuracy": f"{run['accuracy']:.3f}",
             "pass@16": f"{run['pass@16']:.3f}",
             "Time generating": NO_VALUE if math.isnan(run["generating"]) else f"{run['generating']:.0%}",
         }
         for run in sorted(ends, key=lambda run: (run["rate"], methods.index(run["method"])))
     ]
+    return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])
+
+
+# Learning rates, batch sizes and iterations
+
+
+def frontier_runs(runs: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
+    """Evaluations of each run by method and learning rate, in the order of the table."""
+    whole = of_all_families(runs)
+    by_run = {key: rows.sort_values("step") for key, rows in whole.groupby(["method", "rate"])}
+    return dict(sorted(by_run.items(), key=lambda item: (ORDER.index(item[0][0]), item[0][1])))
+
+
+def is_dominated(run: pd.Series, others: Iterable[pd.Series]) -> bool:
+    """Whether another run is at least as good in accuracy and pass@16, and better in one of them."""
+    own = run["accuracy"], run["pass@16"]
+    ends = [(other["accuracy"], other["pass@16"]) for other in others]
+    return any(end != own and end[0] >= own[0] and end[1] >= own[1] for end in ends)
+
+
+def frontier_table(runs: pd.DataFrame) -> str:
+    """Ends of the runs that compare learning rates."""
+    ends = {key: rows.iloc[-1] for key, rows in frontier_runs(runs).items()}
+    rows = [start_row(of_all_families(runs), MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
+    for (method, rate), end in ends.items():
+        row = {"Method": method, "Rate": rate_text(rate), "Steps": f"{end['step']:.0f}"}
+        row |= {"1k tokens": f"{end['generated_tokens'] / 1e3:.0f}", "Entropy": f"{end['entropy']:.2f}"}
+        row |= {"Accuracy": f"{end['accuracy']:.3f}", "pass@16": f"{end['pass@16']:.3f}"}
+        rows.append(row | {"Not dominated": "" if is_dominated(end, ends.values()) else "yes"})
     return as_table([{name: row.get(name, "") for name in rows[-1]} for row in rows])

@@ -17,12 +17,15 @@ from ..common import FIGURES, RESULTS, ROOT, fill, load_rows
 from . import equal_tokens, figures, one_rollout
 from .formatting import NO_VALUE, REFERENCE, against, as_table, pass_table, show
 from .language_tables import (
+    FRONTIER_SEED,
     MAIN_SET,
     ORDER,
     PASS_AT,
+    PILOT_SEED,
     caption,
     equal_tokens_runs,
     family_table,
+    frontier_table,
     language_table,
     language_verdict,
     of_all_families,
@@ -141,6 +144,7 @@ def build(
     drawn |= {f"language_{name}": figures.language(language, name) for name in language["prompt_set"].unique()}
     if paper_methods(language):
         drawn["language_paper"] = figures.language_paper(language, MAIN_SET)
+    drawn["language_frontier"] = figures.language_frontier(stored_language(FRONTIER_SEED))
     for name, figure in drawn.items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 
@@ -149,7 +153,8 @@ def language_blocks(language: pd.DataFrame) -> dict[str, str]:
     """Every table and text on the language model by the name of its place in the document."""
     blocks = {
         "language-paper": paper_section(language),
-        "language-pilots": pilot_table(stored_language(pilots=True)),
+        "language-frontier": frontier_table(stored_language(FRONTIER_SEED)),
+        "language-pilots": pilot_table(stored_language(PILOT_SEED)),
     }
     equal = equal_tokens_runs(language)
     for name in equal["prompt_set"].unique():

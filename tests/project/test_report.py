@@ -344,6 +344,23 @@ def test_short_runs_of_the_language_model():
     ]
 
 
+def test_a_dominated_run_is_worse_in_one_measure_and_better_in_none():
+    rows = []
+    ends = {(names.BATCH, 3e-4): (0.3, 0.5), (names.GRPO_4, 3e-4): (0.3, 0.4), (names.GRPO_4, 1e-4): (0.2, 0.6)}
+    for (method, rate), (accuracy, pass_at_16) in ends.items():
+        for step, family in itertools.product((0, 150), ("all", "clock")):
+            row = {"method": method, "rate": rate, "prompt_set": "mixture", "seed": 9, "step": step, "family": family}
+            row |= {"accuracy": accuracy if step else 0.1, "pass@16": pass_at_16 if step else 0.5}
+            rows.append(row | {"generated_tokens": 200 * step, "entropy": 0.75})
+    table = language_tables.frontier_table(pd.DataFrame(rows)).splitlines()
+    assert [cells(row) for row in table[2:]] == [
+        ["before training", "", "", "", "", "0.100", "0.500", ""],
+        [names.GRPO_4, "1e-4", "150", "30", "0.75", "0.200", "0.600", "yes"],
+        [names.GRPO_4, "3e-4", "150", "30", "0.75", "0.300", "0.400", ""],
+        [names.BATCH, "3e-4", "150", "30", "0.75", "0.300", "0.500", "yes"],
+    ]
+
+
 def test_before_training_is_the_mean_of_seeds_whose_weights_differ():
     rows = [(1, 0, 0.1), (1, 0, 0.1), (2, 0, 0.4), (2, 50, 0.9)]
     runs = pd.DataFrame(rows, columns=["seed", "step", "accuracy"]).assign(prompt_set="mixture")
