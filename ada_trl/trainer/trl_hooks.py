@@ -560,14 +560,12 @@ def forget_evaluation_model(trainer: GRPOTrainer) -> None:
     would then exchange no gradients, and train different weights.
     """
     model, accelerator = trainer.model, trainer.accelerator
-    is_sharded = (
-        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    )  # these are prepared for evaluations as for training
+    # A sharded model is prepared for an evaluation as for the training.
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if accelerator.num_processes == 1 or is_sharded or trainer.model_wrapped is not model:
         return
     if model.__dict__.pop("_is_accelerate_prepared", False):
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else mixed precision is applied twice
-        accelerator._models = [prepared for prepared in accelerator._models if prepared is not model]
 
 
 def weights_are_loaded(trainer: GRPOTrainer) -> bool:
