@@ -41,7 +41,7 @@ STYLES = {
     f"{names.EST} (value head) n=8": {"color": COLORS[names.EST], "marker": "h"},
     f"{names.EST} (EMA) n=8": {"color": COLORS[names.EST], "marker": "h", "linestyle": "--"},
     names.BATCH: {"color": COLORS[names.BATCH], "marker": "P"},
-    names.BATCH_2_ITERATIONS: {"color": COLORS[names.BATCH], "marker": "X"},
+    names.BATCH_2_ITERATIONS: {"color": "#8c510a", "marker": "X"},
     names.BATCH_HALF_STEPS: {"color": COLORS[names.BATCH], "marker": "1"},
     names.POSTERIOR: {"color": COLORS[names.POSTERIOR], "marker": "o"},
     names.POSTERIOR_2_ITERATIONS: {"color": DARK_GREEN, "marker": "s"},
@@ -75,14 +75,14 @@ def panels(columns: int, rows: int = len(PROMPT_SETS), **options):
     return figure, axes
 
 
-def legend(figure, axes: Iterable, place=None) -> None:
+def legend(figure, axes: Iterable, place=None, columns: int = 4) -> None:
     """One legend for all panels, of the lines in `axes`: in the empty panel `place` if there is one, else below."""
     lines = {}
     for axis in axes:
         lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) | lines
     shown = {"handles": lines.values(), "labels": lines.keys(), "frameon": False}
     if place is None:
-        figure.legend(**shown, loc="outside lower center", ncols=4, fontsize="small")
+        figure.legend(**shown, loc="outside lower center", ncols=columns, fontsize="small")
     else:
         place.set_axis_off()
         place.legend(**shown, loc="center left")
@@ -285,7 +285,7 @@ def language_frontier(runs: pd.DataFrame) -> Figure:
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
     left.set(xlabel="Generated tokens", title="Held-out accuracy")
     right.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
-    legend(figure, (right,))
+    legend(figure, (right,), columns=3)
     return figure
 
 
