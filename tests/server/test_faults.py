@@ -273,7 +273,7 @@ def test_death_in_the_second_round_finishes_the_step_and_stops_at_the_next(tmp_p
         with fails("the weights could not be sent") as error:
             trainer.train()
     assert trainer.state.global_step == 1
-    assert "log-probabilities of the rollouts match the current policy" in caplog.text
+    assert "rollouts that are trained on match the current policy" in caplog.text
     assert logs_of(trainer)[0]["ada/vllm/truncated_prompts"] == 1
     assert server.url in str(error.value)
 
