@@ -114,8 +114,7 @@ class AsyncVLLMSampler(RolloutSampler):
         )
         self.stats["vllm/truncated_prompts"] = sum(is_truncated)
         # Since the last step, the weight sync and the evaluations included.
-        self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.retries, transport.timeouts
-        transport.retries = transport.timeouts = 0
+        self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
         return [pool.rollouts for pool in pools]
 
     def _submit(self, group: RequestGroup, prompt: int, first_index: int, number: int) -> None:

@@ -162,9 +162,8 @@ class VLLMSession:
         if not self.uses_server:
             return {}
         generation = self.trainer.vllm_generation
-        transport = generation.vllm_client.transport
-        of_ranks = gather_object([(transport.retries, transport.timeouts, generation.weight_difference)])
-        transport.retries = transport.timeouts = 0
+        counts = generation.vllm_client.transport.take_counts()
+        of_ranks = gather_object([(*counts, generation.weight_difference)])
         names = ("vllm/retries", "vllm/timeouts", "vllm/weight_check_logprob_diff")
         # The main process alone checks the weights; the others have a difference of 0.
         return {name: float(sum(values)) for name, values in zip(names, zip(*of_ranks, strict=True), strict=True)}

@@ -84,6 +84,12 @@ class HTTPTransport:
         """Run a coroutine on the event loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._started().loop).result()
 
+    def take_counts(self) -> tuple[int, int]:
+        """Return `retries` and `timeouts` since the last call."""
+        counts = self.retries, self.timeouts
+        self.retries = self.timeouts = 0
+        return counts
+
     def group(self) -> "RequestGroup":
         """Requests that are cancelled together."""
         return RequestGroup(self._started().loop)
