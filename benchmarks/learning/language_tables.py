@@ -25,10 +25,8 @@ from .language_model import EQUAL_TOKENS, LONG_SET, PAPER, PAPER_PROMPTS, PAPER_
 from .statistics import before_training, by_seed, final, half_way, mean_of, of_methods, paired_difference
 
 
-PILOT_SEED, FRONTIER_SEED = (
-    0,
-    9,
-)  # of the short runs, and of those that compare learning rates; neither is used elsewhere
+# Used for one purpose only: the short runs, and those that compare learning rates.
+PILOT_SEED, FRONTIER_SEED = 0, 9
 MAIN_SET, HARD_SET = "mixture", "hard"
 TITLES = {
     MAIN_SET: "eight families of tasks (mixture)",

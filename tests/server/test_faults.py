@@ -124,8 +124,8 @@ def test_an_unavailable_server_costs_a_later_round_only(behaviour, tmp_path):
     assert logs["ada/frac_all_wrong"] == 0.25
 
 
-@pytest.mark.parametrize(("max_rounds", "wasted"), [(3, 0), (5, 0)])
-def test_a_failed_round_that_is_not_needed_has_no_effect(max_rounds, wasted, tmp_path):
+@pytest.mark.parametrize("max_rounds", [3, 5])
+def test_a_failed_round_that_is_not_needed_has_no_effect(max_rounds, tmp_path):
     """The first round of one prompt is slow, and its next rounds are requested speculatively."""
 
     async def behave(call):
@@ -141,7 +141,7 @@ def test_a_failed_round_that_is_not_needed_has_no_effect(max_rounds, wasted, tmp
     assert max(call.round for call in server.completions) >= 2, "Rounds were requested before they were needed."
     (logs,) = logs_of(trainer)
     assert logs["ada/frac_exit_condition_met"] == 1 and logs["ada/samples_per_prompt/max"] == 4
-    assert logs["ada/vllm/truncated_prompts"] == 0 and logs["ada/vllm/wasted_rounds"] == wasted
+    assert logs["ada/vllm/truncated_prompts"] == 0 and logs["ada/vllm/wasted_rounds"] == 0
 
 
 def test_a_failed_round_is_not_a_wasted_one(tmp_path):

@@ -51,14 +51,9 @@ RUNS = {
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
 }
+# One of every kind.
 QUICK = ("straddling", "rounds that do not divide", "est-value", "posterior", "retries", "large rows, tracked")
-QUICK += (
-    "skipped rows",
-    "evaluation first",
-    "failure",
-    "failure in a transform",
-    "after failures",
-)  # one of every kind
+QUICK += ("skipped rows", "evaluation first", "failure", "failure in a transform", "after failures")
 
 
 def named(*names):
