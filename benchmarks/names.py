@@ -10,6 +10,7 @@ POSTERIOR = "posterior baseline, n=1"
 POSTERIOR_2_ITERATIONS = f"{POSTERIOR}, 2 iterations"
 OVERSAMPLING = f"{POSTERIOR}, + prompt oversampling ×3"
 RETRIES = f"{POSTERIOR}, + retries"
+RETRIES_OVERSAMPLING = f"{RETRIES} + prompt oversampling ×3"
 ORACLE = f"{POSTERIOR}, oracle pass rates"
 OVERSAMPLING_ORACLE = f"{OVERSAMPLING}, oracle pass rates"
 

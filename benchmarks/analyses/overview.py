@@ -15,12 +15,12 @@ from ..common import COLORS, FIGURES, README, fill
 from ..learning.figures import draw_curves, draw_zero_variance
 from ..learning.language_tables import (
     MAIN_SET,
-    README_METHODS,
-    equal_tokens_runs,
+    ORDER,
     of_all_families,
     paper_readme_table,
+    rates_table,
     readme_sentences,
-    readme_table,
+    reported_rates,
     stored_language,
     zero_variance,
 )
@@ -38,7 +38,7 @@ OUTCOMES = {  # the settings of the learning benchmark and the paper
     # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
     names.BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
-LANGUAGE = (names.GRPO_4, names.BATCH, names.OVERSAMPLING)
+LANGUAGE = (names.GRPO_4, names.BATCH)
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1
 TITLE = {"fontweight": "bold", "fontsize": 10.5, "loc": "left"}
@@ -70,7 +70,7 @@ def figure(language: pd.DataFrame) -> Figure:
     axes = drawn.subplots(2, 2, width_ratios=[1, 1.08])
     draw_outcomes(axes[0][0], axes[1][0])
     above, below = axes[:, 1]
-    draw_curves(above, of_all_families(equal_tokens_runs(language)), MAIN_SET, LANGUAGE, scale=100, beside=True)
+    draw_curves(above, of_all_families(language), MAIN_SET, LANGUAGE, scale=100, beside=True)
     above.set_title("Accuracy of a language model (135M)", **TITLE)
     above.set(ylabel="Accuracy (%)", xlabel="Generated tokens")
     draw_zero_variance(below, language, MAIN_SET, scale=100)
@@ -105,13 +105,13 @@ def draw_outcomes(zero_gradient, rollouts) -> None:
 
 def main() -> None:
     equal, *_, single = stored()
-    language = stored_language()
-    at_equal_tokens = equal_tokens_runs(language)
-    figure(language).savefig(FIGURES / "overview.png", dpi=200)
-    fill("overview", caption(zero_variance(at_equal_tokens, MAIN_SET)), README)
-    table, about = readme_table(at_equal_tokens), language_caption(at_equal_tokens, MAIN_SET, README_METHODS)
-    fill("language-mixture", "\n\n".join([table, about, readme_sentences(language)]), README)
+    language, rates = stored_language(), reported_rates()
+    figure(rates).savefig(FIGURES / "overview.png", dpi=200)
+    fill("overview", caption(zero_variance(rates, MAIN_SET)), README)
+    table, about = rates_table(rates, costs=False), language_caption(rates, MAIN_SET, ORDER)
+    fill("language-rates", f"{table}\n\n{about}", README)
     fill("language-paper", paper_readme_table(language), README)
+    fill("language-other-sets", readme_sentences(language), README)
     fill("verdict", verdict(equal, single), README)
 
 

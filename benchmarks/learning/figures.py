@@ -14,6 +14,8 @@ from . import equal_tokens
 from .formatting import MIN_SEEDS, REFERENCE
 from .language_model import RATE
 from .language_tables import (
+    MAIN_SET,
+    ORDER,
     equal_tokens_runs,
     frontier_runs,
     of_all_families,
@@ -47,6 +49,7 @@ STYLES = {
     names.POSTERIOR_2_ITERATIONS: {"color": DARK_GREEN, "marker": "s"},
     names.OVERSAMPLING: {"color": DARK_GREEN, "marker": "*", "linestyle": "--"},
     names.RETRIES: {"color": COLORS[names.EST], "marker": "d", "linestyle": ":"},
+    names.RETRIES_OVERSAMPLING: {"color": "#7b3294", "marker": "d"},
 }
 EQUAL_TOKENS = (
     *(names.GRPO_4, names.GRPO_8, names.DAPO, names.HYBRID, names.POSTERIOR, names.POSTERIOR_2_ITERATIONS),
@@ -266,17 +269,33 @@ def language_paper(runs: pd.DataFrame, prompt_set: str) -> Figure:
         rows = per_interval(whole, y) if y in ("frac_zero_advantage_groups", "entropy") else whole
         draw_curves(axis, rows, prompt_set, methods, x=x, y=y, beside=x == "step")
         axis.set(xlabel=label, title=title)
-    frontier = axes[1][2]
-    draw_curves(frontier, whole, prompt_set, methods, x="accuracy", y="pass@16")
-    frontier.autoscale(axis="x")
-    frontier.xaxis.set_major_formatter(ScalarFormatter())
-    frontier.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
+    draw_tradeoff(axes[1][2], whole, prompt_set, methods)
     legend(figure, axes[0])
     return figure
 
 
+def language_rates(runs: pd.DataFrame) -> Figure:
+    """Methods with one learning rate each: accuracy and pass@16 against tokens, and against each other over training."""
+    figure, ((left, middle, right),) = panels(3, rows=1)
+    whole = of_all_families(runs)
+    for axis, column in ((left, "accuracy"), (middle, "pass@16")):
+        draw_curves(axis, whole, MAIN_SET, ORDER, y=column, beside=True)
+        axis.set(xlabel="Generated tokens", title=f"Held-out {column}")
+    draw_tradeoff(right, whole, MAIN_SET, ORDER)
+    legend(figure, (left,))
+    return figure
+
+
+def draw_tradeoff(axis, evaluations: pd.DataFrame, prompt_set: str, methods: Iterable[str]) -> None:
+    """pass@16 against accuracy over training, means over seeds."""
+    draw_curves(axis, evaluations, prompt_set, methods, x="accuracy", y="pass@16")
+    axis.autoscale(axis="x")
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
+
+
 def language_frontier(runs: pd.DataFrame) -> Figure:
-    """Methods at several learning rates: accuracy against tokens, and pass@16 against accuracy over training."""
+    """One seed of methods at several learning rates: accuracy against tokens, and pass@16 against accuracy over training."""
     figure, ((left, right),) = panels(2, rows=1)
     for (method, rate), rows in frontier_runs(runs).items():
         style = STYLES[method] | {"linestyle": "-" if rate == RATE else "--", "markersize": 5}

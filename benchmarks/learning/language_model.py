@@ -41,6 +41,7 @@ from .run import Task, run_missing, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
+RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
 MEANS = {  # metric of a step: column of its mean over all steps until an evaluation
     "frac_zero_advantage_groups": "frac_zero_advantage_groups",
@@ -48,6 +49,7 @@ MEANS = {  # metric of a step: column of its mean over all steps until an evalua
     "entropy": "entropy",
     "time/generate": "generating_seconds",
 }
+RETRIES = {"adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": 8}
 PAPER_PROMPTS = 16
 MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
 PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
@@ -80,7 +82,8 @@ EQUAL_TOKENS = {
     names.GRPO_8: _grpo(8),
     names.OVERSAMPLING: _posterior(prompt_oversampling=3),
     names.POSTERIOR_2_ITERATIONS: _posterior(num_iterations=2),
-    names.RETRIES: _posterior(adaptive_sampling="seq-pos", num_generations=1, max_rounds=8),
+    names.RETRIES: _posterior(**RETRIES),
+    names.RETRIES_OVERSAMPLING: _posterior(**RETRIES, prompt_oversampling=3),
     names.DAPO: _grpo(4, zero_variance_groups="resample", max_rounds=8),
     f"{names.HYBRID}, 3 prompts": {"selection_correction": False, "num_generations": 4},
 }
@@ -178,7 +181,9 @@ def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_ev
     return run
 
 
-def results(runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0) -> list[dict]:
+def results(
+    runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0, stored: str = "language_model"
+) -> list[dict]:
     """
     One row per evaluation of a run and family ("all" is the whole set), with the cost until then: the stored rows and those of
     the runs in `runs_dir`.
@@ -190,9 +195,11 @@ def results(runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0
             Whether GRPO n=4 in this folder is the reference of the paper's protocol, rather than that of equal tokens.
         cpu_scale (`float`, *optional*, defaults to `1.0`):
             Factor on the CPU time of the runs in this folder, if they ran on a faster or slower machine than the stored ones.
+        stored (`str`, *optional*, defaults to `"language_model"`):
+            Name of the stored results.
     """
     rows = {}
-    for row in load_rows("language_model") if (RESULTS / "language_model.parquet").exists() else []:
+    for row in load_rows(stored) if (RESULTS / f"{stored}.parquet").exists() else []:
         rows[Run(*(row[name] for name in Run._fields)), row["step"], row["family"]] = row
     for path in sorted(runs_dir.glob("*.json")):
         record = json.loads(path.read_text())
@@ -233,7 +240,11 @@ def main() -> None:
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
     parser.add_argument(
-        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
+        "--store",
+        nargs="?",
+        const="language_model",
+        choices=("language_model", RATES),
+        help=f"Do not train; add the finished runs to the stored results, or to those of the comparison of rates ({RATES}).",
     )
     parser.add_argument(
         "--paper_protocol",
@@ -248,7 +259,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.store:
-        save_rows(results(args.output_dir, args.paper_protocol, args.cpu_scale), "language_model")
+        save_rows(results(args.output_dir, args.paper_protocol, args.cpu_scale, args.store), args.store)
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

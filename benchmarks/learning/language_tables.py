@@ -21,12 +21,12 @@ from .formatting import (
     start_row,
     with_difference,
 )
-from .language_model import EQUAL_TOKENS, LONG_SET, PAPER, PAPER_PROMPTS, PAPER_SUFFIX, RATE
+from .language_model import EQUAL_TOKENS, LONG_SET, PAPER, PAPER_PROMPTS, PAPER_SUFFIX, RATE, RATES
 from .statistics import before_training, by_seed, final, half_way, mean_of, of_methods, paired_difference
 
 
-# Used for one purpose only: the short runs, and those that compare learning rates.
-PILOT_SEED, FRONTIER_SEED = 0, 9
+PILOT_SEED = 0  # used for the short runs only
+SELECTION_SEED = 9  # used only to compare learning rates; the rates that are chosen are reported with other seeds
 MAIN_SET, HARD_SET = "mixture", "hard"
 TITLES = {
     MAIN_SET: "eight families of tasks (mixture)",
@@ -47,21 +47,40 @@ ORDER = (  # of the comparison at equal tokens
     names.POSTERIOR_2_ITERATIONS,
     names.OVERSAMPLING,
     names.RETRIES,
+    names.RETRIES_OVERSAMPLING,
 )
 COMPARED = (names.BATCH, names.POSTERIOR, names.OVERSAMPLING, names.RETRIES)  # in sentences
-README_METHODS = (names.GRPO_4, names.GRPO_8, names.BATCH, names.OVERSAMPLING)
 TOKENS_TO_REACH = f"Tokens to the final accuracy of {REFERENCE}"
 # Other runs on the machine make a step slower, never faster.
 CPU_SECONDS = "CPU s per step, fastest seed"
 
 
-def stored_language(seed: int | None = None) -> pd.DataFrame:
-    """The stored evaluations of the reported runs, or those of a `seed` that is used for one purpose only."""
-    rows = pd.DataFrame(load_rows("language_model"))
-    rows = rows.astype(dict.fromkeys(("explained_variance", "frac_zero_variance", "generating_seconds"), float))
-    if seed is not None:
-        return rows[rows["seed"] == seed]
-    return rows[~rows["seed"].isin((PILOT_SEED, FRONTIER_SEED)) & (rows["rate"] == RATE)]
+def stored_language() -> pd.DataFrame:
+    """The stored evaluations of the reported runs at the common learning rate."""
+    rows = _load("language_model")
+    return rows[(rows["seed"] != PILOT_SEED) & (rows["rate"] == RATE)]
+
+
+def stored_pilots() -> pd.DataFrame:
+    rows = _load("language_model")
+    return rows[rows["seed"] == PILOT_SEED]
+
+
+def selection_runs() -> pd.DataFrame:
+    """The stored runs of one seed with several learning rates, from which the rates of `reported_rates` were chosen."""
+    rows = _load(RATES)
+    return rows[rows["seed"] == SELECTION_SEED]
+
+
+def reported_rates() -> pd.DataFrame:
+    """The stored runs of several seeds, in which every method has one learning rate."""
+    rows = _load(RATES)
+    return rows[rows["seed"] != SELECTION_SEED]
+
+
+def _load(name: str) -> pd.DataFrame:
+    columns = ("explained_variance", "frac_zero_variance", "generating_seconds", "frac_zero_advantage_groups")
+    return pd.DataFrame(load_rows(name)).astype(dict.fromkeys(columns, float))
 
 
 def equal_tokens_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -101,9 +120,11 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     found = of_methods(whole, prompt_set, methods)
     last = whole[whole["step"] == whole["step"].max()]
     tokens = (last["generated_tokens"] / last["rollouts"]).mean()
+    rates = sorted(whole["rate"].unique())
+    rate = f"learning rate {rate_text(rates[0])}" if len(rates) == 1 else "the learning rate in the table"
     text = (
-        f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at learning rate "
-        f"{rate_text(RATE)}, answers of about {tokens:.0f} tokens, {_seeds(sorted({len(own) for own in found.values()}))}."
+        f"SmolLM2-135M-Instruct with LoRA on {TITLES[prompt_set]}, {last['step'].max():.0f} steps at {rate}, answers of about "
+        f"{tokens:.0f} tokens, {_seeds(sorted({len(own) for own in found.values()}))}."
     )
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
@@ -170,25 +191,37 @@ def _cpu_seconds(runs: dict[int, pd.DataFrame]) -> float:
     return min(float((run["cpu_seconds"] / run["step"]).iloc[-1]) for run in runs.values())
 
 
-def readme_table(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
-    """A few methods with at least `MIN_SEEDS` seeds at equal tokens."""
+def rates_table(runs: pd.DataFrame, costs: bool = True) -> str:
+    """
+    Methods at equal tokens, each at its better learning rate, with the differences from GRPO n=4.
+
+    Args:
+        runs (`pd.DataFrame`):
+            Evaluations with one learning rate per method.
+        costs (`bool`, *optional*, defaults to `True`):
+            Whether to show the number of seeds, the entropy and the CPU time, too.
+    """
     whole = of_all_families(runs)
-    found = {m: own for m, own in of_methods(whole, prompt_set, README_METHODS).items() if len(own) >= MIN_SEEDS}
-    reference = found.get(REFERENCE, {})
-    start = start_row(whole, prompt_set, {"Accuracy": "accuracy", "pass@16": "pass@16"})
-    rows = [start | {f"against {REFERENCE}": "", TOKENS_TO_REACH: ""}]
+    found = of_methods(whole, MAIN_SET, ORDER)
+    reference = found[REFERENCE]
+    rows = [start_row(whole, MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     for method, own in found.items():
-        is_compared = method != REFERENCE and bool(reference)
-        rows.append(
-            {
-                "Method": method,
-                "Accuracy": f"{mean_of(final(own))[0]:.3f}",
-                f"against {REFERENCE}": against(final(own), final(reference)) if is_compared else "",
-                TOKENS_TO_REACH: share_to_reach(own, reference) if is_compared else "",
-                "pass@16": f"{mean_of(final(own, 'pass@16'))[0]:.3f}",
-            }
-        )
-    return as_table([{name: row[name] for name in rows[-1]} for row in rows])
+        is_compared = method != REFERENCE
+        row = {"Method": method, "Rate": rate_text(_rate(own)), "Seeds": str(len(own))}
+        row["Accuracy"] = with_difference(final(own), final(reference), is_compared)
+        row[TOKENS_TO_REACH] = share_to_reach(own, reference) if is_compared else ""
+        row["pass@16"] = with_difference(final(own, "pass@16"), final(reference, "pass@16"), is_compared)
+        row["Entropy"] = f"{mean_of(final(own, 'entropy'))[0]:.2f}"
+        row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
+        rows.append(row)
+    hidden = set() if costs else {"Seeds", "Entropy", CPU_SECONDS}
+    return as_table([{name: row.get(name, "") for name in rows[-1] if name not in hidden} for row in rows])
+
+
+def _rate(runs: dict[int, pd.DataFrame]) -> float:
+    """The learning rate of all runs of a method."""
+    (rate,) = {rate for run in runs.values() for rate in run["rate"]}
+    return rate
 
 
 def _results(method: str, own: dict[int, pd.DataFrame], weak: dict, strong: dict) -> dict[str, str]:
@@ -267,29 +300,10 @@ def family_table(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str] = O
 
 
 def readme_sentences(runs: pd.DataFrame) -> str:
-    """pass@16, the hard families and longer answers at equal tokens, in a list item each."""
+    """The hard families and longer answers at equal tokens, in a list item each."""
     equal, batch = of_all_families(equal_tokens_runs(runs)), names.BATCH
-    items = [_pass_at_16(equal), _hard_families(equal, zero_variance(runs, HARD_SET), batch)]
-    items.append(_longer_answers(equal, batch))
+    items = [_hard_families(equal, zero_variance(runs, HARD_SET), batch), _longer_answers(equal, batch)]
     return "\n".join(f"- {item}" for item in items if item)
-
-
-def _pass_at_16(equal: pd.DataFrame, method: str = names.BATCH) -> str:
-    """pass@16 before and after training with `method`, and with the methods that it is compared with."""
-    own = by_seed(equal, MAIN_SET, method)
-    before = {seed: float(run["pass@16"].iloc[0]) for seed, run in own.items()}
-    after = final(own, "pass@16")
-    change = show(paired_difference(after, before), sign=True)
-    others = [
-        f"{mean_of(final(runs, 'pass@16'))[0]:.3f} with {names.short(other)}"
-        for other in (REFERENCE, names.RETRIES)
-        if (runs := by_seed(equal, MAIN_SET, other))
-    ]
-    verb = "falls" if mean_of(after)[0] < mean_of(before)[0] else "rises"
-    return (
-        f"**pass@16** {verb} from {mean_of(before)[0]:.3f} before training to {mean_of(after)[0]:.3f} with {method} "
-        f"({change}); it is {' and '.join(others)}."
-    )
 
 
 def _hard_families(equal: pd.DataFrame, share: float, method: str) -> str:
@@ -367,7 +381,7 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         "## The paper's protocol on a language model",
         f"Equal prompts and steps: every method trains on {PAPER_PROMPTS} prompts per step, and additional rollouts are its "
         "cost. Accuracy and pass@16 are exact; differences are paired by seed. All runs start from the same base model, which "
-        "is not that of the other tables. Zero-variance groups (groups whose advantages are all 0) and entropy (nats per "
+        "is also that of the [learning rates](#learning-rates), but not of the other tables. Zero-variance groups (groups whose advantages are all 0) and entropy (nats per "
         "token) are means over all steps.",
         "![The paper's protocol](figures/language_paper.png)",
         paper_table(runs, prompt_set),

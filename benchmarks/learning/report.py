@@ -17,11 +17,9 @@ from ..common import FIGURES, RESULTS, ROOT, fill, load_rows
 from . import equal_tokens, figures, one_rollout
 from .formatting import NO_VALUE, REFERENCE, against, as_table, pass_table, show
 from .language_tables import (
-    FRONTIER_SEED,
     MAIN_SET,
     ORDER,
     PASS_AT,
-    PILOT_SEED,
     caption,
     equal_tokens_runs,
     family_table,
@@ -32,7 +30,11 @@ from .language_tables import (
     paper_methods,
     paper_section,
     pilot_table,
+    rates_table,
+    reported_rates,
+    selection_runs,
     stored_language,
+    stored_pilots,
 )
 from .prompt_sets import PROMPT_SETS
 from .run import METHODS
@@ -144,17 +146,20 @@ def build(
     drawn |= {f"language_{name}": figures.language(language, name) for name in language["prompt_set"].unique()}
     if paper_methods(language):
         drawn["language_paper"] = figures.language_paper(language, MAIN_SET)
-    drawn["language_frontier"] = figures.language_frontier(stored_language(FRONTIER_SEED))
+    drawn["language_rates"] = figures.language_rates(reported_rates())
+    drawn["language_frontier"] = figures.language_frontier(selection_runs())
     for name, figure in drawn.items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 
 
 def language_blocks(language: pd.DataFrame) -> dict[str, str]:
     """Every table and text on the language model by the name of its place in the document."""
+    rates = reported_rates()
     blocks = {
         "language-paper": paper_section(language),
-        "language-frontier": frontier_table(stored_language(FRONTIER_SEED)),
-        "language-pilots": pilot_table(stored_language(PILOT_SEED)),
+        "language-rates": f"{rates_table(rates)}\n\n{caption(rates, MAIN_SET, ORDER)}",
+        "language-frontier": frontier_table(selection_runs()),
+        "language-pilots": pilot_table(stored_pilots()),
     }
     equal = equal_tokens_runs(language)
     for name in equal["prompt_set"].unique():

@@ -161,6 +161,7 @@ def language_runs(gains, rise=0.0, steps=(0, 1, 2, 3)):
         level, own = families[family], gain + rise * (seed - 2) * (gain > 0.1)
         row = {"method": method, "prompt_set": "mixture", "seed": seed, "step": step, "family": family}
         row |= {"accuracy": level + own * step / steps[-1], "frac_zero_variance": level if step == 0 else None}
+        row["rate"] = 3e-4
         row |= {"frac_zero_advantage_groups": 0.75, "explained_variance": 0.125, "entropy": 0.5}
         row |= {"cpu_seconds": (11.0 + seed) * step, "generated_tokens": 1000 * step, "rollouts": 256 * step}
         row["pass@16"] = 0.5 + 0.1 * (method == names.RETRIES and step > 0)
@@ -189,11 +190,20 @@ def test_language_model_tables():
     assert cells(families[3]) == ["sums", "10%", "0.100", "0.200", "0.200", "0.300", "0.200"]
 
 
-def test_readme_table_has_few_methods_with_enough_seeds():
-    runs = language_runs(GAINS | {names.BATCH: 0.2})
-    table = language_tables.readme_table(runs[(runs["method"] != names.GRPO_8) | (runs["seed"] < 3)])
-    assert [cells(row)[0] for row in table.splitlines()[2:]] == ["before training", names.GRPO_4, names.BATCH]
-    assert cells(table.splitlines()[-1]) == [names.BATCH, "0.400", "**+0.100 ± 0.000**", "0.50×", "0.500"]
+def test_rates_are_compared_with_one_learning_rate_per_method():
+    runs = language_runs(GAINS)
+    runs.loc[runs["method"] == names.GRPO_4, "rate"] = 1e-4
+    table = [cells(row) for row in language_tables.rates_table(runs).splitlines()]
+    assert table[2] == ["before training", "", "", "0.200", "", "0.500", "", ""]
+    assert table[3] == [names.GRPO_4, "1e-4", "3", "0.300", "", "0.500", "0.50", "12.0"]
+    better = ["0.400 (**+0.100 ± 0.000**)", "0.50×", "0.500 (+0.000 ± 0.000)"]
+    assert table[5] == [names.POSTERIOR, "3e-4", "3", *better, "0.50", "12.0"]
+    in_readme = [cells(row) for row in language_tables.rates_table(runs, costs=False).splitlines()]
+    assert in_readme[5] == [names.POSTERIOR, "3e-4", *better]
+    assert "3 steps at the learning rate in the table" in language_tables.caption(runs, "mixture", list(GAINS))
+    runs.loc[runs["seed"] == 2, "rate"] = 2e-4
+    with pytest.raises(ValueError, match="too many values"):
+        language_tables.rates_table(runs)
 
 
 def test_language_model_sentences():
@@ -223,7 +233,7 @@ def test_longer_answers_are_a_sentence_from_three_seeds_on():
     assert "4 tokens on average, accuracy 0.200 before training" in last
     assert "accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no significant difference" in last
     fewer = runs[(runs["prompt_set"] != language_model.LONG_SET) | (runs["seed"] < 3)]
-    assert len(language_tables.readme_sentences(fewer).splitlines()) == 2
+    assert len(language_tables.readme_sentences(fewer).splitlines()) == 1
 
 
 def test_captions_name_model_answers_and_seeds():
@@ -309,6 +319,7 @@ def test_stored_runs_have_one_row_per_evaluation_and_family(tmp_path, monkeypatc
         ("one_rollout", equal_tokens.METHODS),
         ("staleness", equal_tokens.METHODS),
         ("language_model", language_model.METHODS),
+        ("language_rates", language_model.EQUAL_TOKENS),
         ("learning_steps", run.METHODS),
         ("learning_evaluations", run.METHODS),
     ],
@@ -391,7 +402,7 @@ def test_results_of_the_readme_are_filled_from_stored_results(tmp_path, monkeypa
     readme = tmp_path / "README.md"
     published = overview.README.read_text()
     readme.write_text(
-        re.sub(r"(<!-- (?:overview|language-mixture|verdict) -->\n).*?(<!-- end -->)", r"\1\2", published, flags=re.S)
+        re.sub(r"(<!-- (?:overview|language-[\w-]+|verdict) -->\n).*?(<!-- end -->)", r"\1\2", published, flags=re.S)
     )
     monkeypatch.setattr(overview, "README", readme)
     monkeypatch.setattr(overview, "FIGURES", tmp_path)
