@@ -108,7 +108,7 @@ def main() -> None:
     language, rates = stored_language(), reported_rates()
     figure(rates).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(zero_variance(rates, MAIN_SET)), README)
-    table, about = rates_table(rates, costs=False), language_caption(rates, MAIN_SET, ORDER)
+    table, about = rates_table(rates, for_readme=True), language_caption(rates, MAIN_SET, ORDER)
     fill("language-rates", f"{table}\n\n{about}", README)
     fill("language-paper", paper_readme_table(language), README)
     fill("language-other-sets", readme_sentences(language), README)

@@ -191,18 +191,19 @@ def _cpu_seconds(runs: dict[int, pd.DataFrame]) -> float:
     return min(float((run["cpu_seconds"] / run["step"]).iloc[-1]) for run in runs.values())
 
 
-def rates_table(runs: pd.DataFrame, costs: bool = True) -> str:
+def rates_table(runs: pd.DataFrame, for_readme: bool = False) -> str:
     """
     Methods at equal tokens, each at its better learning rate, with the differences from GRPO n=4.
 
     Args:
         runs (`pd.DataFrame`):
             Evaluations with one learning rate per method.
-        costs (`bool`, *optional*, defaults to `True`):
-            Whether to show the number of seeds, the entropy and the CPU time, too.
+        for_readme (`bool`, *optional*, defaults to `False`):
+            Whether to show only methods with at least `MIN_SEEDS` seeds, without seeds, entropy and CPU time.
     """
     whole = of_all_families(runs)
-    found = of_methods(whole, MAIN_SET, ORDER)
+    least = MIN_SEEDS if for_readme else 1
+    found = {method: own for method, own in of_methods(whole, MAIN_SET, ORDER).items() if len(own) >= least}
     reference = found[REFERENCE]
     rows = [start_row(whole, MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     for method, own in found.items():
@@ -214,7 +215,7 @@ def rates_table(runs: pd.DataFrame, costs: bool = True) -> str:
         row["Entropy"] = f"{mean_of(final(own, 'entropy'))[0]:.2f}"
         row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
         rows.append(row)
-    hidden = set() if costs else {"Seeds", "Entropy", CPU_SECONDS}
+    hidden = {"Seeds", "Entropy", CPU_SECONDS} if for_readme else set()
     return as_table([{name: row.get(name, "") for name in rows[-1] if name not in hidden} for row in rows])
 
 
@@ -381,8 +382,8 @@ def paper_section(runs: pd.DataFrame, prompt_set: str = MAIN_SET) -> str:
         "## The paper's protocol on a language model",
         f"Equal prompts and steps: every method trains on {PAPER_PROMPTS} prompts per step, and additional rollouts are its "
         "cost. Accuracy and pass@16 are exact; differences are paired by seed. All runs start from the same base model, which "
-        "is also that of the [learning rates](#learning-rates), but not of the other tables. Zero-variance groups (groups whose advantages are all 0) and entropy (nats per "
-        "token) are means over all steps.",
+        "is also that of the [learning rates](#learning-rates), but not of the other tables. Zero-variance groups (groups "
+        "whose advantages are all 0) and entropy (nats per token) are means over all steps.",
         "![The paper's protocol](figures/language_paper.png)",
         paper_table(runs, prompt_set),
         caption(own, prompt_set, methods, PAPER_REFERENCE),

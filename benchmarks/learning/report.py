@@ -137,7 +137,8 @@ def build(
     equal, _, evaluations, single = data
     for name, table in tables(*data).items():
         fill(name, table, paper if name.startswith(("steps-", "difficulty-")) else document)
-    for name, table in language_blocks(language).items():
+    rates, selection = reported_rates(), selection_runs()
+    for name, table in language_blocks(language, rates, selection).items():
         fill(name, table, document)
     fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
     fill("expect-sorting", expect_sorting(single), recipes)
@@ -146,19 +147,18 @@ def build(
     drawn |= {f"language_{name}": figures.language(language, name) for name in language["prompt_set"].unique()}
     if paper_methods(language):
         drawn["language_paper"] = figures.language_paper(language, MAIN_SET)
-    drawn["language_rates"] = figures.language_rates(reported_rates())
-    drawn["language_frontier"] = figures.language_frontier(selection_runs())
+    drawn["language_rates"] = figures.language_rates(rates)
+    drawn["language_frontier"] = figures.language_frontier(selection)
     for name, figure in drawn.items():
         figure.savefig(pictures / f"{name}.png", dpi=110)
 
 
-def language_blocks(language: pd.DataFrame) -> dict[str, str]:
+def language_blocks(language: pd.DataFrame, rates: pd.DataFrame, selection: pd.DataFrame) -> dict[str, str]:
     """Every table and text on the language model by the name of its place in the document."""
-    rates = reported_rates()
     blocks = {
         "language-paper": paper_section(language),
         "language-rates": f"{rates_table(rates)}\n\n{caption(rates, MAIN_SET, ORDER)}",
-        "language-frontier": frontier_table(selection_runs()),
+        "language-frontier": frontier_table(selection),
         "language-pilots": pilot_table(stored_pilots()),
     }
     equal = equal_tokens_runs(language)

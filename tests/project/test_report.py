@@ -198,8 +198,11 @@ def test_rates_are_compared_with_one_learning_rate_per_method():
     assert table[3] == [names.GRPO_4, "1e-4", "3", "0.300", "", "0.500", "0.50", "12.0"]
     better = ["0.400 (**+0.100 ± 0.000**)", "0.50×", "0.500 (+0.000 ± 0.000)"]
     assert table[5] == [names.POSTERIOR, "3e-4", "3", *better, "0.50", "12.0"]
-    in_readme = [cells(row) for row in language_tables.rates_table(runs, costs=False).splitlines()]
+    in_readme = [cells(row) for row in language_tables.rates_table(runs, for_readme=True).splitlines()]
     assert in_readme[5] == [names.POSTERIOR, "3e-4", *better]
+    fewer = runs[(runs["method"] != names.GRPO_8) | (runs["seed"] < 3)]
+    in_readme = [cells(row)[0] for row in language_tables.rates_table(fewer, for_readme=True).splitlines()]
+    assert in_readme[2:] == ["before training", names.GRPO_4, names.POSTERIOR, names.RETRIES]
     assert "3 steps at the learning rate in the table" in language_tables.caption(runs, "mixture", list(GAINS))
     runs.loc[runs["seed"] == 2, "rate"] = 2e-4
     with pytest.raises(ValueError, match="too many values"):
