@@ -52,7 +52,7 @@ MOST_USED = {
 
 @dataclass
 class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
-    """Script arguments of `ada-trl train`: TRL's, a mixture of data sets, reward functions and a preparation of the task."""
+    """Script arguments of `ada-trl train`: TRL's, a mixture of datasets, reward functions and a preparation of the task."""
 
     dataset_name: str | None = field(
         default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
@@ -68,7 +68,7 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
     prepare: str | None = field(
         default=None,
         metadata={
-            "help": "Call of a function that creates the model or the data set, if one of them is missing in its output_dir: "
+            "help": "Call of a function that creates the model or the dataset, if one of them is missing in its output_dir: "
             "`my_package.prepare(output_dir='outputs/task')`."
         },
     )

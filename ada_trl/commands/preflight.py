@@ -26,7 +26,7 @@ from .findings import CheckResult, Sample, difficulty, generation, rewards, step
 
 
 PROMPTS, ROLLOUTS = 8, 8  # prompts of each process, rollouts of each prompt
-MAX_ROWS = 1000  # of the data set, in which the longest prompt is searched
+MAX_ROWS = 1000  # of the dataset, in which the longest prompt is searched
 LENGTHS = ("mean_length", "max_length", "clipped_ratio")  # logged by GRPOTrainer under completions/
 
 
@@ -98,7 +98,7 @@ class Preflight(TrainerCallback):
         self.findings.append(difficulty(args, sample))
 
     def _random_rows(self, number: int) -> list[dict]:
-        """Choose rows of the data set, different ones on each process; of a stream the first ones."""
+        """Choose rows of the dataset, different ones on each process; of a stream the first ones."""
         data, rank = self.trainer.train_dataset, self.trainer.accelerator.process_index
         if not hasattr(data, "__len__"):
             return list(islice(iter(data), rank * number, (rank + 1) * number)) or list(islice(iter(data), 1))

@@ -27,10 +27,10 @@ def build_trainer(
     script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig"
 ) -> "AdaGRPOTrainer":
     """
-    Load the data set and the model, and build the trainer.
+    Load the dataset and the model, and build the trainer.
 
     Raises:
-        `UserError`: if the model, the data set, its split or a reward function is missing, or an option is rejected.
+        `UserError`: if the model, the dataset, its split or a reward function is missing, or an option is rejected.
     """
     from trl import get_peft_config, get_quantization_config
 
@@ -87,7 +87,7 @@ def check_model(name: str, option: str = "--model_name_or_path", revision: str |
     if any((path / file).is_file() for file in MODEL_FILES):
         return None
     last = last_checkpoint(path)
-    hint = f"It has checkpoints; give {last}." if last else "A data set belongs to --dataset_name."
+    hint = f"It has checkpoints; give {last}." if last else "A dataset belongs to --dataset_name."
     raise UserError(f"{option} {name!r} is not a model: it has no {' or '.join(MODEL_FILES)}. {hint}")
 
 
@@ -141,7 +141,7 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
     Load the training set and, if `evaluate`, the evaluation set: from a file, a directory, the hub, or a mixture.
 
     Raises:
-        `ValueError`: if the data set or its split is missing.
+        `ValueError`: if the dataset or its split is missing.
     """
     from trl import get_dataset
 

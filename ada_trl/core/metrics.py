@@ -111,7 +111,7 @@ def sampling_metrics(
         weighting (`str` or `float`):
             See [`prompt_weight`].
         is_on_distribution (`Sequence[bool]`):
-            Which prompts are an unbiased sample of the data set. The metrics of the first round include only these, and are
+            Which prompts are an unbiased sample of the dataset. The metrics of the first round include only these, and are
             NaN if there are none.
     """
     sizes = np.array([len(pool) for pool in pools])

@@ -116,7 +116,7 @@ class EMAPassRate:
             step (`int`):
                 The step, recorded as `last_step`.
             is_on_distribution (`Sequence[bool]`, *optional*):
-                Which prompts are an unbiased sample of the data set, so that an empirical prior is fitted to them; by
+                Which prompts are an unbiased sample of the dataset, so that an empirical prior is fitted to them; by
                 default, all. A prompt that is retried because it is unsolved is not.
 
         Raises:

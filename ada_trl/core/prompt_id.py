@@ -10,11 +10,11 @@ def prompt_reference(
     row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
 ) -> tuple[str, str | None, Any]:
     """
-    Return the parts of a data set row that other ranks need: identity and text of its prompt, and possibly the prompt.
+    Return the parts of a dataset row that other ranks need: identity and text of its prompt, and possibly the prompt.
 
     Args:
         row (`Mapping[str, Any]`):
-            The data set row. Its images, if there are any, belong to the prompt.
+            The dataset row. Its images, if there are any, belong to the prompt.
         hash_entire_row (`bool`, *optional*, defaults to `False`):
             Whether every column belongs to the prompt, because an environment makes the prompt from them.
         keep_prompt (`bool`, *optional*, defaults to `False`):
@@ -44,15 +44,15 @@ def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has one.
 
     The hash is the SHA-256 of the prompt as canonical JSON, its first 16 digits if there is an `id` as well. An `id` alone
-    would not do: data sets that are concatenated often have the same ids for different prompts, and some have one `id` for
+    would not do: datasets that are concatenated often have the same ids for different prompts, and some have one `id` for
     all rows. With an `id`, equal prompts of different ids (and different answers, say) have separate estimates. Fields that
-    are `None` are left out of the hash, because a data set adds them to messages that lack a field which others have.
+    are `None` are left out of the hash, because a dataset adds them to messages that lack a field which others have.
 
     Args:
         prompt (`Any`):
             Text, a conversation, or a mapping of columns.
         row (`Mapping[str, Any]`, *optional*):
-            The data set row of the prompt.
+            The dataset row of the prompt.
 
     Raises:
         `ValueError`: if the prompt holds something that is neither text nor an image, and the row has no `id`.
@@ -84,7 +84,7 @@ def prompt_text(prompt: Any, *, quote: bool = False) -> str:
     except TypeError as error:
         raise ValueError(
             f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a column "
-            "'id' to the data set."
+            "'id' to the dataset."
         ) from error
 
 

@@ -53,7 +53,7 @@ def save_pass_rates(
 
     | column | |
     |---|---|
-    | `prompt_id` | identity ([`~core.prompt_key`]): a hash of the prompt, after the `id` of the data set row if it has one |
+    | `prompt_id` | identity ([`~core.prompt_key`]): a hash of the prompt, after the `id` of the dataset row if it has one |
     | `prompt` | its text, or null |
     | `rollouts`, `positives` | scored and positive rollouts over the whole run |
     | `last_step` | last step in which the prompt was sampled |

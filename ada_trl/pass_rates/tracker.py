@@ -52,7 +52,7 @@ class PassRateTracker:
         reader ([`HiddenStateExtractor`]):
             Source of the policy's hidden states, which a value head needs.
         hash_entire_row (`bool`):
-            Whether the whole data set row identifies a prompt, because an environment makes the prompt from it.
+            Whether the whole dataset row identifies a prompt, because an environment makes the prompt from it.
     """
 
     def __init__(self, args: GRPOConfig, reader: HiddenStateExtractor, *, hash_entire_row: bool = False):
@@ -109,7 +109,7 @@ class PassRateTracker:
 
     def start_step(self, local_rows: Sequence[dict]) -> None:
         """
-        Register the prompts of this step, from the data set rows of this rank's prompts, and predict them if sampling depends
+        Register the prompts of this step, from the dataset rows of this rank's prompts, and predict them if sampling depends
         on it. Collective.
         """
         options = {"hash_entire_row": self.hash_entire_row, "keep_prompt": self.args.uses_value_network}
@@ -220,7 +220,7 @@ class PassRateTracker:
 
         Args:
             is_on_distribution (`Sequence[bool]`):
-                Which of the prompts are an unbiased sample of the data set.
+                Which of the prompts are an unbiased sample of the dataset.
 
         Returns:
             `dict[str, float]`: accuracy of the predictions, and the seconds spent on them.

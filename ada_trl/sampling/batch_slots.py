@@ -15,7 +15,7 @@ class QueuedPrompt(NamedTuple):
         position (`int`):
             Position of its row in the [`~sampling.prompt_stream.PromptStream`].
         from_data_order (`bool`, *optional*, defaults to `True`):
-            Whether it was taken in data set order, so that it is an unbiased sample of the data set. `False` for retries and for
+            Whether it was taken in dataset order, so that it is an unbiased sample of the dataset. `False` for retries and for
             prompts selected by their score.
     """
 
@@ -36,7 +36,7 @@ class SlotConfig:
     max_rounds: int  # maximum number of rounds of a prompt, counted over all steps
     fixed_budget: bool  # whether a slot is one round of one prompt
     positive_threshold: float  # see `Pool`
-    choices_per_prompt: int = 1  # new prompts out of which one is selected; 1 takes all of them, in data set order
+    choices_per_prompt: int = 1  # new prompts out of which one is selected; 1 takes all of them, in dataset order
 
 
 class BatchSlot(Pool):
@@ -104,7 +104,7 @@ class BatchSlot(Pool):
         """The prompt sampled last, if it has neither met its exit condition nor used all its rounds."""
         last = self.sampled[-1]
         over = self.resolved(last) or self.history(last).rounds >= self._config.max_rounds
-        # A retry is not an unbiased sample of the data set: only prompts without a success are retried.
+        # A retry is not an unbiased sample of the dataset: only prompts without a success are retried.
         return None if over else self.history(last)._replace(from_data_order=False)
 
     def add(self, rollout: Rollout) -> None:

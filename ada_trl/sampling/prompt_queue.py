@@ -1,4 +1,4 @@
-"""The prompt queue: assigns retries and new prompts to the slots of a step, in data set order or by predicted gain."""
+"""The prompt queue: assigns retries and new prompts to the slots of a step, in dataset order or by predicted gain."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from .prompt_stream import PromptStream
 
 logger = get_logger(__name__)
 
-# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard data set.
+# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
 MAX_RETRY_FRACTION = 0.75
-# Smallest fraction of the new prompts in data set order, so that no prompt depends on its estimate alone.
+# Smallest fraction of the new prompts in dataset order, so that no prompt depends on its estimate alone.
 MIN_IN_ORDER_FRACTION = 0.25
 MAX_SKIPS = 8  # a prompt that was skipped this often is taken next
 
@@ -83,8 +83,8 @@ class PromptQueue:
                     slot.append(candidate)
         if any(not slot for slot in slots):
             raise ValueError(
-                f"Each step needs {config.slots} distinct prompts, but the training data set has only "
-                f"{len(new) + len(retries)}. Use a smaller batch or a larger data set."
+                f"Each step needs {config.slots} distinct prompts, but the training dataset has only "
+                f"{len(new) + len(retries)}. Use a smaller batch or a larger dataset."
             )
         return slots
 
@@ -113,8 +113,8 @@ class PromptQueue:
         }
 
     def _put_back(self, unused: Sequence[QueuedPrompt]) -> None:
-        # Prompts in data set order stay unbiased samples, so they return to the stream. Selected ones do not: they wait in a
-        # separate list, so that they are never mistaken for samples in data set order.
+        # Prompts in dataset order stay unbiased samples, so they return to the stream. Selected ones do not: they wait in a
+        # separate list, so that they are never mistaken for samples in dataset order.
         self.stream.put_back([candidate.position for candidate in unused if candidate.from_data_order])
         self.reserved = [candidate.position for candidate in unused if not candidate.from_data_order] + self.reserved
 
@@ -151,7 +151,7 @@ class PromptQueue:
 
     def _best(self, positions: list[int], keys: list[str], gains: list[float], number: int) -> list[QueuedPrompt]:
         """
-        Select `number` of the candidates: those skipped too often, a minimum fraction in data set order, then the largest gains.
+        Select `number` of the candidates: those skipped too often, a minimum fraction in dataset order, then the largest gains.
 
         Returned in stream order, so that the assignment to slots does not depend on the gains.
         """

@@ -51,7 +51,7 @@ class PromptBatch(NamedTuple):
     is sampled if the one before has zero reward variance.
     """
 
-    local_rows: list[dict]  # data set rows of the candidates whose slots belong to this rank
+    local_rows: list[dict]  # dataset rows of the candidates whose slots belong to this rank
     row_ranks: list[int]  # rank of each candidate of all ranks, in slot order
     slot_ranks: list[int]  # rank of each slot
     candidates: list[list[QueuedPrompt]] | None = None  # of each slot, where prompts come from the queue
@@ -71,7 +71,7 @@ class SampledPrompts:
         is_trained (`list[bool]`):
             Whether the prompt is trained on, because no other one was sampled in its place.
         is_on_distribution (`list[bool]`):
-            Whether the prompt is an unbiased sample of the data set: sampled for the first time, in data set order, and not in
+            Whether the prompt is an unbiased sample of the dataset: sampled for the first time, in dataset order, and not in
             place of another one.
     """
 
@@ -99,7 +99,7 @@ class StepPlan:
         global_step (`int`):
             Number of optimizer steps of the weights that generate the rollouts.
         rows (`list[dict]`):
-            Data set rows of this rank, one per rollout, with one round per step.
+            Dataset rows of this rank, one per rollout, with one round per step.
         is_prefetched (`bool`):
             Whether the requests were sent to a server in the step before.
     """
@@ -173,7 +173,7 @@ class DataLoaderPrompts(PromptSource):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
-                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the data set give equal "
+                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the dataset give equal "
                     "prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
@@ -220,7 +220,7 @@ class QueuedPrompts(PromptSource):
         learnability (`Callable[[float], float]`):
             Function from the predicted pass rate to the expected gradient magnitude of a prompt.
         load_rows (`Callable[[Iterable[dict]], list[dict]]`):
-            Reads data set rows, whose transform is user code, and drops unused columns.
+            Reads dataset rows, whose transform is user code, and drops unused columns.
     """
 
     def __init__(
@@ -319,6 +319,6 @@ class QueuedPrompts(PromptSource):
             self.queue.load_state_dict(state["queue"])
         else:
             logger.warning(
-                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the data set. "
+                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the dataset. "
                 "This is expected for a checkpoint of a run without a prompt queue; otherwise restore the file."
             )

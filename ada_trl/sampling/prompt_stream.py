@@ -1,4 +1,4 @@
-"""The prompt stream: rows of the data set in training order, taken and put back by each step."""
+"""The prompt stream: rows of the dataset in training order, taken and put back by each step."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -10,15 +10,15 @@ from trl.trainer.utils import RepeatSampler
 from ..utils.copying import copy_containers
 
 
-FEWER_ROWS = "The training data set has fewer rows than the checkpoint has read. Resume with the same data set."
+FEWER_ROWS = "The training dataset has fewer rows than the checkpoint has read. Resume with the same dataset."
 
 
 class PromptStream:
     """
-    The rows of a data set, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has the same
+    The rows of a dataset, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has the same
     stream and reads only the rows that it needs (all rows of an `IterableDataset`, which has no index).
 
-    A row is identified by its *position*: its index in the data set or, for an `IterableDataset`, the number of rows that the
+    A row is identified by its *position*: its index in the dataset or, for an `IterableDataset`, the number of rows that the
     run has read before it.
 
     Args:
@@ -28,7 +28,7 @@ class PromptStream:
             As in [`~trl.GRPOConfig`].
 
     Raises:
-        `ValueError`: if rows are taken from an empty data set.
+        `ValueError`: if rows are taken from an empty dataset.
     """
 
     def __init__(self, dataset: Dataset | IterableDataset, *, shuffle: bool, seed: int):
@@ -49,7 +49,7 @@ class PromptStream:
 
     @property
     def epoch(self) -> float:
-        """Number of rows that were taken and not put back, per row of the data set; if that has no length, whole passes."""
+        """Number of rows that were taken and not put back, per row of the dataset; if that has no length, whole passes."""
         return self._taken / len(self._dataset) if self.indexed else float(max(self._epoch, 0))
 
     @property
@@ -62,14 +62,14 @@ class PromptStream:
 
         Args:
             number (`int`):
-                Number of positions. Fewer are returned if the data set has fewer that are not excluded.
+                Number of positions. Fewer are returned if the dataset has fewer that are not excluded.
             exclude (`Collection[int]`, *optional*):
                 Positions that the step samples already. They are put back to the front of the stream.
         """
         taken: dict[int, None] = {}
         later: dict[int, None] = {}
         epochs = 0
-        # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a data set that is
+        # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a dataset that is
         # too small ends the loop instead of repeating forever. Positions of a stream differ between epochs; after a whole one, the
         # step would take prompts that it already has.
         while (
@@ -96,7 +96,7 @@ class PromptStream:
 
     def _has_all_rows(self, positions: int) -> bool:
         """
-        Whether a step has every row of the data set. Then reading on would only collect rows that it already has, and since a step
+        Whether a step has every row of the dataset. Then reading on would only collect rows that it already has, and since a step
         uses each of them once, the rows to be put back would grow with every step.
         """
         return self.indexed and positions >= len(self._dataset) > 0
@@ -108,7 +108,7 @@ class PromptStream:
         self._taken -= len(returned)
 
     def row(self, position: int) -> dict[str, Any]:
-        """Return the data set row at a position that was taken."""
+        """Return the dataset row at a position that was taken."""
         if self.indexed:
             # As a data loader reads it: in pandas format, `[position]` would be a table.
             return self._dataset.__getitems__([position])[0]
@@ -127,7 +127,7 @@ class PromptStream:
         if position is None:
             if self._epoch >= 0 and not self._read:
                 raise ValueError(
-                    "The training data set has no rows. Use one with at least as many rows as a step samples."
+                    "The training dataset has no rows. Use one with at least as many rows as a step samples."
                 )
             self._start_epoch()
             return None
@@ -164,7 +164,7 @@ class PromptStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Continue from `state_dict()` on the same data set.
+        Continue from `state_dict()` on the same dataset.
 
         Permutations and shuffle buffers are not stored, so the epochs are replayed up to the stored position.
         """

@@ -16,17 +16,17 @@ class SynchronousSampler(RolloutSampler):
 
     Rows are split evenly: every rank generates the same number, because generation under FSDP and ZeRO is collective. If the
     rows do not divide, the last one is repeated and the copies are discarded, so that pools do not depend on the number of
-    ranks and never exceed their cap. A rank receives the data set rows of other ranks' prompts when it first generates for
+    ranks and never exceed their cap. A rank receives the dataset rows of other ranks' prompts when it first generates for
     them. Completions stay on the rank that generated them: a round ends with one collective for rewards and failures, and a
     step sends the selected completions to where they are trained on.
 
     Args:
         rows (`Sequence[dict]`):
-            Data set rows of this rank's prompts or candidates.
+            Dataset rows of this rank's prompts or candidates.
         row_ranks (`Sequence[int]`):
             Rank of each prompt or candidate of all ranks, in order.
         generate_and_score (`Callable[[list[dict], bool], Completions]`):
-            Generates and scores one completion for each data set row on this rank; the flag is true in the first round.
+            Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class SynchronousSampler(RolloutSampler):
         self.generate_and_score = generate_and_score
         self._own_rows, self._row_ranks = rows, row_ranks
         own = (index for index, rank in enumerate(row_ranks) if rank == self.process_index)
-        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known data set rows, see `dataset_row_index`
+        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known dataset rows, see `dataset_row_index`
         self._ranks_with_row = [{rank} for rank in row_ranks]
-        self._generated: set[int] = set()  # data set rows for which any rank has generated
+        self._generated: set[int] = set()  # dataset rows for which any rank has generated
 
     def sample(self, **loop) -> list[Pool]:
         return eliminate(len(self.prompts), self.sample_round, pools=self.slots, **loop)
@@ -90,7 +90,7 @@ class SynchronousSampler(RolloutSampler):
                     self.states[index] = states[i - start]
 
     def _exchange_rows(self, indices: Sequence[int], per_rank: int) -> None:
-        """Send data set rows to the ranks that are about to generate for them and do not have them yet. Collective."""
+        """Send dataset rows to the ranks that are about to generate for them and do not have them yet. Collective."""
         missing: list[list[int]] = []
         for rank in range(self.num_processes):
             needed = dict.fromkeys(indices[rank * per_rank : (rank + 1) * per_rank])

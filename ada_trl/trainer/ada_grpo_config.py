@@ -77,8 +77,8 @@ class AdaGRPOConfig(GRPOConfig):
         prompt_oversampling (`int`, *optional*, defaults to `1`):
             Number of candidate prompts for each slot of the batch. Of the candidates, the prompts with the highest
             expected squared gradient, w(p̂) · p̂(1 − p̂), are sampled. A quarter of the new prompts is taken in the
-            order of the data set, and a prompt that has been skipped 8 times is sampled next. With 1, all prompts are sampled in
-            the order of the data set. Selection starts once the pass-rate estimates (see `pass_rate_estimator`) are
+            order of the dataset, and a prompt that has been skipped 8 times is sampled next. With 1, all prompts are sampled in
+            the order of the dataset. Selection starts once the pass-rate estimates (see `pass_rate_estimator`) are
             better than the batch mean.
 
         > Parameters that control rollout allocation in `"est"` (`num_generations` per prompt on average)
@@ -260,7 +260,7 @@ class AdaGRPOConfig(GRPOConfig):
         default=1,
         metadata={
             "help": "Number of candidate prompts per batch slot; those with the highest expected gradient are sampled. "
-            "1 samples all prompts in the order of the data set."
+            "1 samples all prompts in the order of the dataset."
         },
     )
 
@@ -422,7 +422,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def resamples_prompts(self) -> bool:
-        """Whether a step samples other prompts than the next ones of the data set."""
+        """Whether a step samples other prompts than the next ones of the dataset."""
         retries = self._strategy_class.retries_across_steps
         return retries or self.zero_variance_groups == "resample" or self.prompt_oversampling > 1
 

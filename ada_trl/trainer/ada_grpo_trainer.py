@@ -84,7 +84,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
 
     `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is an unbiased
-    sample of the data set and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once in the first
+    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once in the first
     three. Everything adaptive is logged under `ada/`.
 
     Args:
@@ -95,7 +95,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
-        `ValueError`: for an option that adaptive sampling does not support, a data set without a `prompt` column, or
+        `ValueError`: for an option that adaptive sampling does not support, a dataset without a `prompt` column, or
             an unknown `success_reward`.
 
     Example:
@@ -122,7 +122,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
-    _train_sampler = None  # of a data set that can be indexed
+    _train_sampler = None  # of a dataset that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
     _name = "Reinforce-Ada"
@@ -602,7 +602,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         args = self.args
         if not args.uses_prompt_queue:
             return super().get_train_dataloader()
-        # Attributes that TRL reads here may have been set since the construction, and the data set may have been replaced since the
+        # Attributes that TRL reads here may have been set since the construction, and the dataset may have been replaced since the
         # last call, for example for the next stage of a curriculum.
         if self._queue_inputs != (queue_inputs := self._read_queue_inputs()):
             self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_queue()

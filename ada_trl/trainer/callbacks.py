@@ -164,7 +164,7 @@ class RunSummaryCallback(TrainerCallback):
 
     Args:
         trainer ([`AdaGRPOTrainer`]):
-            Trainer whose training data set is described.
+            Trainer whose training dataset is described.
     """
 
     def __init__(self, trainer):

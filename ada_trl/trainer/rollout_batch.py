@@ -44,7 +44,7 @@ class RolloutBatch:
         groups (`list[list[Rollout]]`):
             The rollouts of each pool that are trained on.
         is_on_distribution (`Sequence[bool]`):
-            Whether each prompt is an unbiased sample of the data set.
+            Whether each prompt is an unbiased sample of the dataset.
         rollouts_per_round (`int`):
             Rollouts of the first round of a prompt.
         metrics (`dict[str, float]`):
@@ -111,7 +111,7 @@ class RolloutBatch:
 
     def first_round_metrics(self, names: Sequence[str], *, each_prompt_once: bool) -> dict[str, list[float]]:
         """
-        Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the data set: `reward`,
+        Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the dataset: `reward`,
         `reward_std`, `rewards/*` and `frac_reward_zero_std`. Each has one value per reward function of that name.
 
         Args:

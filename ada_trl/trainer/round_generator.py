@@ -42,7 +42,7 @@ class RoundGenerator:
         self._used_environments: dict[str | None, list] | None = None
 
     def prepare(self, rows: list[dict]) -> list:
-        """Prepare the prompts of data set rows as TRL does. Not collective."""
+        """Prepare the prompts of dataset rows as TRL does. Not collective."""
         trainer = self.trainer
         try:
             with using_hook(trainer, PromptPreparation(trainer)):

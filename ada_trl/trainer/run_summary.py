@@ -47,7 +47,7 @@ def summary(args: AdaGRPOConfig, num_prompts: int | None = None) -> str:
         args ([`AdaGRPOConfig`]):
             Configuration of the run.
         num_prompts (`int`, *optional*):
-            Length of the training data set; `None` if it is unknown.
+            Length of the training dataset; `None` if it is unknown.
     """
     lines = (_describe_step(args), _differences(args, num_prompts), _other_defaults(args))
     return "\n".join(line for line in lines if line)

@@ -112,7 +112,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
         tokenize (`Callable[[list], tuple]`):
             GRPOTrainer's method, which returns the token ids and other inputs of the model.
         prompts (`list`):
-            Prompts of data set rows.
+            Prompts of dataset rows.
 
     Raises:
         `ValueError`: If a prompt that is neither text nor a conversation cannot be tokenized, or the first prompt has no token.
@@ -124,7 +124,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
             if not isinstance(prompt, str) and not _is_conversation(prompt):
                 raise ValueError(
                     f"The prompt {prompt!r} cannot be tokenized: it must be a string or a list of messages with 'role' and "
-                    "'content'. Convert or remove the rows of the data set with such prompts."
+                    "'content'. Convert or remove the rows of the dataset with such prompts."
                 ) from error
         if len({type(prompt) for prompt in prompts}) > 1:
             raise ValueError(
@@ -135,7 +135,7 @@ def tokenize_prompts(tokenize: Callable[[list], tuple], prompts: list) -> tuple:
     if not len(prompt_ids[0]):
         raise ValueError(
             f"The first prompt of the batch ({prompts[0]!r}) has 0 tokens, so that GRPOTrainer cannot pad the others. Remove the rows "
-            "of the data set with empty prompts."
+            "of the dataset with empty prompts."
         )
     return prompt_ids, *others
 
@@ -157,7 +157,7 @@ def check_arguments(
     Check arguments of [`AdaGRPOTrainer`] before a model is loaded or a server is contacted.
 
     Raises:
-        `ValueError`: If an argument is not supported in the chosen mode, the data set has no prompts, or `success_reward` is
+        `ValueError`: If an argument is not supported in the chosen mode, the dataset has no prompts, or `success_reward` is
             unknown.
     """
     check_support(args, rollout_func, environment_factory, processing_class)
@@ -362,7 +362,7 @@ def check_prompt_format(trainer: GRPOTrainer) -> None:
         # A transform is not called, because it may draw random numbers.
         if not isinstance(dataset, Dataset) or not len(dataset) or dataset.format["type"] == "custom":
             continue
-        row = dataset[0]  # of a data set in Arrow or pandas format no dictionary
+        row = dataset[0]  # of a dataset in Arrow or pandas format no dictionary
         prompt = row.get("prompt") if isinstance(row, dict) else None
         if _is_conversation(prompt) and not has_template:
             raise ValueError(

@@ -7,7 +7,7 @@ calls further methods, which a subclass can override. [`AdaGRPOTrainer`] overrid
 current *hook*, if it has one. There is a hook for each purpose for which `_generate_and_score_completions` is called:
 
 - [`StepCapture`]: one round per step. TRL does everything; the hook records rewards, hidden states and seconds.
-- [`PromptPreparation`]: several rounds per step. TRL turns data set rows into prompts; an exception leaves its method before it generates.
+- [`PromptPreparation`]: several rounds per step. TRL turns dataset rows into prompts; an exception leaves its method before it generates.
 - [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
 - [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
 
@@ -151,7 +151,7 @@ class StepCapture(HiddenStateHook):
 
     Args:
         rows (`list[dict]`):
-            Data set rows of this rank.
+            Dataset rows of this rank.
         on_rewards (`Callable[[torch.Tensor], None]`):
             Called with the rewards of all ranks, `(rows of all ranks, num_reward_funcs)`.
         score_early (`bool`):
@@ -218,7 +218,7 @@ class PromptsPrepared(Exception):
 
 
 class PromptPreparation(Hook):
-    """TRL turns data set rows into prompts: images join their messages, tools are bound, environments are reset."""
+    """TRL turns dataset rows into prompts: images join their messages, tools are bound, environments are reset."""
 
     def outer_methods(self) -> dict[str, Callable]:
         return {"_generate": self.leave}
@@ -524,7 +524,7 @@ def dataset_and_collator(trainer: GRPOTrainer) -> tuple[Dataset | IterableDatase
 
 
 def signature_columns(trainer: GRPOTrainer) -> list[str]:
-    """Return the columns of the data set that are kept with `remove_unused_columns=True`."""
+    """Return the columns of the dataset that are kept with `remove_unused_columns=True`."""
     trainer._set_signature_columns_if_needed()
     return list(trainer._signature_columns)
 

@@ -1,4 +1,4 @@
-"""Copying of data set rows."""
+"""Copying of dataset rows."""
 
 import copy
 from collections import deque

@@ -1,4 +1,4 @@
-"""Loading of data sets from the hub, a file or a directory, with error messages that state the data set and the fix."""
+"""Loading of datasets from the hub, a file or a directory, with error messages that state the dataset and the fix."""
 
 import glob
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": 
 
 def load_splits(name: str, config: str | None = None, streaming: bool = False) -> "dict[str, Dataset]":
     """
-    Load all splits of a data set: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), whose split is `train`; a directory
+    Load all splits of a dataset: a file (`.json`, `.jsonl`, `.parquet`, `.csv`), whose split is `train`; a directory
     written by `save_to_disk`; or anything that `load_dataset` accepts (a directory, a name on the hub).
 
     Raises:
-        `ValueError`: if there is no such data set, or it cannot be read.
+        `ValueError`: if there is no such dataset, or it cannot be read.
     """
     from datasets import load_dataset
 
@@ -36,7 +36,7 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
             return {"train": load_dataset(kind, data_files=glob.escape(str(path)), split="train", streaming=streaming)}
     if (path / "config.json").exists():
         raise ValueError(
-            f"Data set {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
+            f"Dataset {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
         )
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         return _load_saved(path, streaming)
@@ -54,7 +54,7 @@ def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
 
 @contextmanager
 def _read_errors(name: str) -> Iterator[None]:
-    """Replace errors of `datasets` by one with the data set, the cause and the fix."""
+    """Replace errors of `datasets` by one with the dataset, the cause and the fix."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError
 
@@ -63,11 +63,11 @@ def _read_errors(name: str) -> Iterator[None]:
     except (DatasetNotFoundError, HFValidationError, FileNotFoundError, ConnectionError) as error:
         if Path(name).is_dir():
             raise ValueError(
-                f"Data set {name!r} is a directory without data files; it needs {', '.join(FILE_TYPES)}, such as "
+                f"Dataset {name!r} is a directory without data files; it needs {', '.join(FILE_TYPES)}, such as "
                 "train.jsonl."
             ) from error
         raise ValueError(
-            f"Data set {name!r} is neither a file nor a directory here, nor a data set that the hub or its cache provides "
+            f"Dataset {name!r} is neither a file nor a directory here, nor a dataset that the hub or its cache provides "
             f"({type(error).__name__}). Correct the name; for a private one run `hf auth login`."
         ) from error
     except (DatasetGenerationError, ValueError, StopIteration) as error:
@@ -80,7 +80,7 @@ def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str 
     Return one split, which has at least one row.
 
     Raises:
-        `ValueError`: if the data set has no such split (the message lists its splits), or the split has no rows.
+        `ValueError`: if the dataset has no such split (the message lists its splits), or the split has no rows.
     """
     if split not in splits:
         given = f"{option} ({split!r})" if option else repr(split)
@@ -91,5 +91,5 @@ def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str 
         )
     rows = splits[split]
     if hasattr(rows, "__len__") and not len(rows):
-        raise ValueError(f"{name!r} has no rows in {split!r}. Use another data set or split.")
+        raise ValueError(f"{name!r} has no rows in {split!r}. Use another dataset or split.")
     return rows

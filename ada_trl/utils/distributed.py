@@ -132,7 +132,7 @@ def exchange(outgoing: Mapping[int, Any], accelerator: Accelerator) -> dict[int,
                 content = bytearray(pickle.dumps(package))
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"A row of the data set or a completion cannot be sent to another process ({error}). Remove live objects such as "
+                    f"A row of the dataset or a completion cannot be sent to another process ({error}). Remove live objects such as "
                     "locks and clients from the rows, or use adaptive_sampling='uniform', in which rows stay where they are."
                 ) from error
             packed[process] = torch.frombuffer(content, dtype=torch.uint8).to(device)

@@ -47,11 +47,11 @@ def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
 
     Args:
         path (`str` or `Path`):
-            A `scores.parquet`, or a directory with some below it. Those of several data sets, which are in folders beside
+            A `scores.parquet`, or a directory with some below it. Those of several datasets, which are in folders beside
             each other, are put together.
 
     Returns:
-        `dict[str, tuple[list[int], int]]`: by the name of the folder of the data sets (in `evaluate`'s samples a model), or
+        `dict[str, tuple[list[int], int]]`: by the name of the folder of the datasets (in `evaluate`'s samples a model), or
         of `path` if there is only one.
 
     Raises:

@@ -32,7 +32,7 @@ DATASETS = (
     "weqweasdas/olympiadbench",
     "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 )
-ALL = "all"  # all problems: the paper's average, weighted by the sizes of the data sets
+ALL = "all"  # all problems: the paper's average, weighted by the sizes of the datasets
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ def folder_name(name: str) -> str:
 
 
 def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
-    """Evaluate every model on every data set; write `results.csv`, see [`tabulate`], and `pass_at_k.png`."""
+    """Evaluate every model on every dataset; write `results.csv`, see [`tabulate`], and `pass_at_k.png`."""
     # Reward function, tokenizers and data first, so that their errors come before hours of sampling.
     models = [Model(name, args, make) for name in args.models]
     problems = {name: load_problems(name, args)[: args.max_problems] for name in args.datasets}
@@ -79,7 +79,7 @@ def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
         folder = output_dir / "samples" / folder_name(model.name)
         try:
             measured[label] = {
-                # The total over all data sets has the label ALL.
+                # The total over all datasets has the label ALL.
                 name if short == ALL else short: model.measure(problems[name], folder / folder_name(name), name)
                 for name, short in zip(args.datasets, short_names(args.datasets), strict=True)
             }
@@ -103,18 +103,18 @@ def tabulate(
 
     Args:
         measured (`Mapping[str, Mapping[str, Measurement]]`):
-            Measurements by model and data set. The first model is the reference, problem by problem.
+            Measurements by model and dataset. The first model is the reference, problem by problem.
         pass_rates (`list[list[float]]`, *optional*):
-            Pass rates of the problems of each data set, which define the difficulty bins. They must be measured with other
+            Pass rates of the problems of each dataset, which define the difficulty bins. They must be measured with other
             completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
 
     Returns:
-        `pd.DataFrame`: `metric`, `model`, `problems` (a data set, a difficulty bin, or all), their `number`, the `value`, and
+        `pd.DataFrame`: `metric`, `model`, `problems` (a dataset, a difficulty bin, or all), their `number`, the `value`, and
         its 95 % interval from `low` to `high`.
     """
     reference, first = next(iter(measured.items()))
     everything = {name: np.arange(len(data.rewards)) for name, data in first.items()}
-    groups = {name: {name: members} for name, members in everything.items()}  # positions by data set
+    groups = {name: {name: members} for name, members in everything.items()}  # positions by dataset
     if len(first) > 1:
         groups[ALL] = everything
     for data, rates in zip(first, pass_rates or [], strict=bool(pass_rates)):
@@ -149,7 +149,7 @@ def show(results: pd.DataFrame) -> str:
     rows["problems"] += rows["number"].map(" ({})".format)
     rows.loc[rows["metric"] != "tokens", ["value", "low", "high"]] *= 100
     rows["shown"] = [f"{row.value:.1f} [{row.low:.1f}, {row.high:.1f}]" for row in rows.itertuples()]
-    # Unlike `pivot`, `unstack` with `sort=False` keeps the order of metrics, models and data sets.
+    # Unlike `pivot`, `unstack` with `sort=False` keeps the order of metrics, models and datasets.
     table = rows.set_index(["metric", "model", "problems"])["shown"].unstack("problems", sort=False, fill_value="")
     return table.to_string()
 

@@ -1,4 +1,4 @@
-"""Math problems with reference answers, from the hub or a file, with the column names of common data sets."""
+"""Math problems with reference answers, from the hub or a file, with the column names of common datasets."""
 
 import logging
 import unicodedata
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# In order of preference. The paper's data sets call the answer `gt`; a whole solution is the last resort.
+# In order of preference. The paper's datasets call the answer `gt`; a whole solution is the last resort.
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "gt", "ground_truth", "final_answer", "solution")
 EXTRA_COLUMNS = (
@@ -39,7 +39,7 @@ class Problem:
 
     text: str
     columns: dict[str, Any]
-    messages: list[dict[str, str]] | None = None  # if the data set has conversations
+    messages: list[dict[str, str]] | None = None  # if the dataset has conversations
 
     @property
     def id(self) -> str:
@@ -71,12 +71,12 @@ def normalize(text: str) -> str:
 
 def load_problems(name: str, args: "SamplingArguments", config: str | None = None) -> list[Problem]:
     """
-    Load the problems of a data set in its order. A missing problem or answer becomes an empty text.
+    Load the problems of a dataset in its order. A missing problem or answer becomes an empty text.
 
     A custom reward function may need any column, so all columns are kept in this case, and the column `prompt` is preferred.
 
     Raises:
-        `ValueError`: if the data set, the split or a column does not exist, or contains neither text nor conversations.
+        `ValueError`: if the dataset, the split or a column does not exist, or contains neither text nor conversations.
     """
     rows = take_split(load_splits(name, config), name, args.dataset_split)
     custom = args.reward_func is not None

@@ -24,15 +24,15 @@ def to_prompt(problem: str) -> list[dict[str, str]]:
 
 def with_prompts(dataset: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
     """
-    Add the column `prompt` to a data set with the column `problem`, and rename `gt`, as in the authors' sets on the hub, to
-    `answer`. A data set with prompts is returned as it is; without either column a `ValueError` is raised.
+    Add the column `prompt` to a dataset with the column `problem`, and rename `gt`, as in the authors' sets on the hub, to
+    `answer`. A dataset with prompts is returned as it is; without either column a `ValueError` is raised.
     """
     columns = dataset.column_names or list(next(iter(dataset)))
     if "prompt" in columns:
         return dataset
     if "problem" not in columns:
         raise ValueError(
-            f"The data set has the columns {', '.join(map(repr, columns))}. It needs 'prompt' or 'problem'; rename the "
+            f"The dataset has the columns {', '.join(map(repr, columns))}. It needs 'prompt' or 'problem'; rename the "
             "column that has the questions."
         )
     if "gt" in columns and "answer" not in columns:

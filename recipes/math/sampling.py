@@ -59,7 +59,7 @@ class SamplingArguments:
     positive_threshold: float = HfArg(default=0.7, help="A completion with a higher reward is correct.")
     problem_column: str | None = HfArg(default=None, help="Default: found by its name, and logged.")
     answer_column: str | None = HfArg(default=None, help="Default: found by its name, and logged.")
-    dataset_split: str = HfArg(default="train", help="Split of the data set.")
+    dataset_split: str = HfArg(default="train", help="Split of the dataset.")
     max_problems: int | None = HfArg(default=None, help="Use only the first problems, for a trial.")
     backend: Literal["vllm", "transformers"] = HfArg(default="vllm", help="transformers: works everywhere, slow.")
     model_kwargs: dict | str | None = HfArg(
@@ -145,7 +145,7 @@ class Model:
 
     def measure(self, problems: list[Problem], folder: Path, data: str) -> Measurement:
         """
-        Sample and score what is not in `folder` yet; `data` is the name of the problems' data set.
+        Sample and score what is not in `folder` yet; `data` is the name of the problems' dataset.
 
         The folder contains `settings.json`, `scores.parquet`, and a file with the completions of every `save_every` problems.
         Files are written atomically, so an interrupted command continues. A `ValueError` is raised if the completions were
@@ -237,7 +237,7 @@ class Model:
         return table
 
     def _call_reward_func(self, completions: list[list[str]], problems: list[Problem]) -> list[list[float | None]]:
-        """Call the reward function as TRL does: with prompts, completions and the data set's other columns."""
+        """Call the reward function as TRL does: with prompts, completions and the dataset's other columns."""
         number = self.args.num_samples
         repeated = [problem for problem in problems for _ in range(number)]
         prompts = [problem.to_prompt(self.args.prompt_format) for problem in repeated]

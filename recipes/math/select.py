@@ -4,7 +4,7 @@ Select training problems by the pass rate of a model, as in the paper (v3, secti
 `python -m ada_trl.recipes.math.select --model_name_or_path Qwen/Qwen2.5-Math-1.5B --max_pass_rate 0.313 --output_dir outputs/easy`
 
 Unusable problems are removed, completions of the others are sampled and scored, and those with a pass rate in the given
-range are written to `output_dir`, a data set for `ada-trl train`. After an interruption the same command continues.
+range are written to `output_dir`, a dataset for `ada-trl train`. After an interruption the same command continues.
 """
 
 import json
@@ -39,7 +39,7 @@ class SelectArguments(SamplingArguments):
         help="Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory. The authors' problems: "
         "weqweasdas/from_default_filtered_openr1.",
     )
-    dataset_config: str | None = HfArg(default=None, help="Configuration of the data set.")
+    dataset_config: str | None = HfArg(default=None, help="Configuration of the dataset.")
     max_problem_tokens: int = HfArg(default=700, help="Longer problems are removed.")
     min_pass_rate: float = HfArg(default=0.0, help="Problems with min < pass rate <= max are selected.")
     max_pass_rate: float = HfArg(
@@ -72,14 +72,14 @@ def in_range(pass_rates: np.ndarray, min_pass_rate: float, max_pass_rate: float)
         raise ValueError(
             f"None of {len(pass_rates)} problems has {min_pass_rate} < pass rate <= {max_pass_rate}: "
             f"{(pass_rates <= min_pass_rate).sum()} are below, {(pass_rates > max_pass_rate).sum()} above. Widen "
-            "--min_pass_rate and --max_pass_rate (nothing is sampled again), or choose another model or data set."
+            "--min_pass_rate and --max_pass_rate (nothing is sampled again), or choose another model or dataset."
         )
     return selected
 
 
 def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
     """
-    Load, clean, sample and select; write the data set and `selection.json`, the number of problems at each stage.
+    Load, clean, sample and select; write the dataset and `selection.json`, the number of problems at each stage.
 
     `make` replaces [`~samplers.make_sampler`].
     """

@@ -174,7 +174,7 @@ def problems(name: str, number: int, seed: int, family: Family | None = None) ->
 
 
 def entries_of(family: Family, size: int, seed: int):
-    """The data set of `reasoning-gym` with `size` entries of a family, and with its verifier."""
+    """The dataset of `reasoning-gym` with `size` entries of a family, and with its verifier."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # when a dependency of reasoning-gym is compiled
         import reasoning_gym

@@ -50,7 +50,7 @@ MISTAKES = [
     ("--model_name_or_path=run", "'run' is not a model", "give run/checkpoint-10"),
     ("--use_peft --lora_target_modules qq", "qq", "not found"),
     ("--model_init_kwargs '{\"dtpye\": 1}'", "unexpected keyword argument 'dtpye'"),
-    # data sets
+    # datasets
     ("train --use_cpu --model_name_or_path=model", "dataset_name is not set", "--dataset_name"),
     ("--dataset_name=outputs/x/y", "'outputs/x/y'", "Correct the name"),
     ("--dataset_name=openai/gsm9k", "'openai/gsm9k'", "Correct the name"),

@@ -17,14 +17,14 @@ def test_the_key_is_a_hash_of_the_content():
     content = b'[{"content":"1+2=","role":"user"}]'
     assert prompt_key("1+2=") == hashlib.sha256(b'"1+2="').hexdigest()
     assert prompt_key(CONVERSATION) == hashlib.sha256(content).hexdigest() == prompt_key([dict(CONVERSATION[0])])
-    # A data set adds the fields that other messages have.
+    # A dataset adds the fields that other messages have.
     assert prompt_key([{"content": "1+2=", "role": "user", "name": None}]) == prompt_key(CONVERSATION)
     keys = {prompt_key(p) for p in ["1+2=", "1+2= ", "", CONVERSATION, CONVERSATION * 2, content.decode()]}
     assert len(keys) == 6
 
 
 def test_an_id_is_part_of_the_key_and_not_the_whole_key():
-    """Concatenated data sets may both be numbered from 0, and some have one id for all rows."""
+    """Concatenated datasets may both be numbered from 0, and some have one id for all rows."""
     digest = hashlib.sha256(b'"1+2="').hexdigest()[:16]
     assert prompt_key("1+2=", {"id": 17, "prompt": "1+2="}) == f"17-{digest}"
     assert prompt_key("1+2=", {"id": None}) == prompt_key("1+2=", {}) == prompt_key("1+2=")

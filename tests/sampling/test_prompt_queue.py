@@ -176,7 +176,7 @@ def test_prompts_with_a_larger_predicted_gain_are_sampled_more_often(tmp_path):
     assert sorted(prompt for step in sampled[:6] for prompt in step) == sorted(
         every
     )  # no estimates in the first epoch
-    # Half of the quarter in data set order is hard, and nearly all of the selected ones.
+    # Half of the quarter in dataset order is hard, and nearly all of the selected ones.
     assert np.mean([prompt in hard for step in sampled[10:] for prompt in step]) > 0.75
     skips = [step["ada/prompts/max_skips"] for step in logs_of(trainer)[-8:]]
     assert 1 <= max(skips) <= 8
@@ -271,4 +271,4 @@ def test_a_checkpoint_without_a_queue_warns_and_a_broken_one_is_rejected(tmp_pat
         path.write_text(content) if content else path.unlink()
         caplog.clear()
         build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
-        assert sum("prompts are taken from the start of the data set" in text for text in caplog.messages) == 1
+        assert sum("prompts are taken from the start of the dataset" in text for text in caplog.messages) == 1

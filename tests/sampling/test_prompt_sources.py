@@ -110,7 +110,7 @@ def test_a_stream_resumes_exactly_in_any_epoch(streaming, steps):
 def test_resuming_with_another_data_set_is_rejected():
     prompts = stream(20)
     prompts.take(15)
-    with pytest.raises(ValueError, match="fewer rows than the checkpoint has read. Resume with the same data set"):
+    with pytest.raises(ValueError, match="fewer rows than the checkpoint has read. Resume with the same dataset"):
         stream(10).load_state_dict(prompts.state_dict())
     with pytest.raises(ValueError, match="has no rows"):
         stream(0).take(1)
@@ -284,7 +284,7 @@ def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(
         assert metrics["prompts/queue"] <= 3 * 64
         epochs.append(metrics["prompts/epoch"])
     assert min(sampled[position] for position in range(64)) > 0.5 * sampled.total() / 64
-    # A step goes through the data set at most once, and not without sampling or skipping a prompt.
+    # A step goes through the dataset at most once, and not without sampling or skipping a prompt.
     assert max(after - before for before, after in pairwise(epochs)) <= 2 and epochs[-1] <= 400
     if not options.get("choices_per_prompt"):
         assert epochs[-1] <= 1.1 * sampled.total() / 64
@@ -344,7 +344,7 @@ def test_queued_prompts_that_the_data_set_does_not_have_are_rejected(where):
         state["stream"]["front"] = [12]
     else:
         state[where] = [QueuedPrompt(12)._asdict()] if where == "retry_queue" else [12]
-    with pytest.raises(ValueError, match="Resume with the same data set"):
+    with pytest.raises(ValueError, match="Resume with the same dataset"):
         PromptQueue(stream(12), slot_config()).load_state_dict(state)
     PromptQueue(stream(13), slot_config()).load_state_dict(state)
 

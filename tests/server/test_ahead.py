@@ -125,7 +125,7 @@ def test_no_request_is_in_flight_while_the_weights_change_for_an_evaluation(tmp_
 
 
 def test_an_evaluation_of_the_prefetched_prompts_samples_them_again(tmp_path):
-    """The data set is one prompt: evaluation and next step have the same rows, but not the same weights."""
+    """The dataset is one prompt: evaluation and next step have the same rows, but not the same weights."""
     requests = []
 
     class Count(TrainerCallback):

@@ -1,5 +1,5 @@
 """
-Random combinations of a mode, an override of a hook, a reward function that misbehaves and a data set with a peculiarity.
+Random combinations of a mode, an override of a hook, a reward function that misbehaves and a dataset with a peculiarity.
 
 Each trains where GRPOTrainer trains with the same user code, and leaves no trace in the user's objects. Where it is rejected, an
 error says why. `python -m tests.trainer.test_any_user_code 1000 1100` tries the seeds from 1000 to 1099.
@@ -190,7 +190,7 @@ def enter_inference_mode():
 NOT_RESTORED_BY_GRPO = ("clears its arguments", "no gradients", "inference mode", "default dtype", "default device")
 
 
-# Data sets: a column that is added or replaced, or another container
+# Datasets: a column that is added or replaced, or another container
 
 NUMBER = 16
 COLUMNS = {

@@ -91,7 +91,7 @@ def test_several_environments(tmp_path):
 
 
 class Board(Counting):
-    """Plays on the list that its data set row holds."""
+    """Plays on the list that its dataset row holds."""
 
     def reset(self, target, board, **row):
         self.board, self.target, self.given = board, target, None

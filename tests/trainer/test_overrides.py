@@ -42,7 +42,7 @@ QUEUE_MODES = {
 
 
 class Curriculum:
-    """Mixin: the data set backwards, epoch after epoch."""
+    """Mixin: the dataset backwards, epoch after epoch."""
 
     def _get_train_sampler(self, dataset=None):
         batch = self.args.generation_batch_size // self.num_generations
@@ -119,7 +119,7 @@ class RemovingCollator(Collator):
 
 
 class Prefixing:
-    """Mixin: the same where TRL removes unused columns of a data set that can be indexed."""
+    """Mixin: the same where TRL removes unused columns of a dataset that can be indexed."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

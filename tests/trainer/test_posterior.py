@@ -201,5 +201,5 @@ def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
     build(tmp_path / "grpo", by_token, adaptive_sampling="uniform", num_generations=2, **saving).train()
     trainer = build(tmp_path / "batch", by_token, num_generations=1, baseline="batch", **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
-    assert trainer.state.global_step == 2 and "from the start of the data set" not in caplog.text
+    assert trainer.state.global_step == 2 and "from the start of the dataset" not in caplog.text
     assert not list(tmp_path.rglob("ada_state.json")), "There is no state."

@@ -116,7 +116,7 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
 
 @named("large rows", "large rows, tracked")
 def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together):
-    """Each data set row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes."""
+    """Each dataset row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes."""
     traffic = [rank["traffic"][0] for rank in together[name]]
     for rank in traffic:
         assert rank["gathered"] < 20_000
@@ -128,7 +128,7 @@ def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together
 
 @named("straddling")
 def test_a_repeated_prompt_counts_once_in_pass_at_k(name, together):
-    """Processes evaluate 8 or 12 rows, the last of which repeat prompts; 6 are those of the data set."""
+    """Processes evaluate 8 or 12 rows, the last of which repeat prompts; 6 are those of the dataset."""
     for rank in together[name]:
         assert rank["evaluated"]["eval_pass@2"] == pytest.approx(1 / 3)
         assert 0 < rank["streamed"]["eval_pass@2"] < 1, "The length of a stream is unknown."

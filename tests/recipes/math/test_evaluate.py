@@ -21,7 +21,7 @@ from ...helpers import tiny_model, tiny_tokenizer
 from .scripted import Interrupted, ScriptedSampler, never, write_jsonl
 
 
-# Correct completions of 4, by model and first summand. Two data sets, of 4 problems and of 2.
+# Correct completions of 4, by model and first summand. Two datasets, of 4 problems and of 2.
 SMALL, LARGE = {10: 0, 11: 1}, {0: 0, 1: 1, 2: 2, 3: 4}
 BASE = LARGE | SMALL
 BETTER = {0: 1, 1: 1, 2: 3, 3: 4, 10: 0, 11: 3}

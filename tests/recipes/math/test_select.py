@@ -28,7 +28,7 @@ SCRIPT = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 8, 8: 0, 9: 1}
 
 
 def openr1_row(problem, answer, solution=None, verified=(True, True)):
-    """The columns of the data set's card that matter, and one that is dropped."""
+    """The columns of the dataset's card that matter, and one that is dropped."""
     return {
         "problem": problem,
         "solution": f"We add, so \\boxed{{{answer}}}." if solution is None else solution,

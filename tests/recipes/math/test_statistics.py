@@ -53,7 +53,7 @@ def test_interval_is_that_of_all_resamples():
 
 
 def test_data_sets_keep_their_size():
-    """Resampling within constant data sets has no variance, whatever the difference between them."""
+    """Resampling within constant datasets has no variance, whatever the difference between them."""
     assert bootstrap_interval([[0.0] * 3, [1.0]]) == (0.25, 0.25)
 
 
