@@ -17,6 +17,7 @@ OVERSAMPLING_ORACLE = f"{OVERSAMPLING}, oracle pass rates"
 # In brackets: the prompt weight, and whether the selection is corrected. Algorithm 2 of the paper has neither.
 SEQ_POS, SEQ_BALANCE, EST = "Reinforce-Ada Seq-pos", "Reinforce-Ada Seq-balance", "Reinforce-Ada Est"
 ALGORITHM_2 = f"{SEQ_BALANCE} (Algorithm 2)"
+SEQ_POS_2 = f"{SEQ_POS} (Algorithm 2)"
 HYBRID = f"{SEQ_BALANCE} (1/√p)"  # the default of `AdaGRPOConfig`
 CORRECTED = f"{SEQ_BALANCE} (1/√p, corrected)"
 

@@ -35,7 +35,7 @@ STYLES = {
     names.GRPO_16: {"color": COLORS[names.GRPO_16], "marker": "<"},
     names.DAPO: {"color": COLORS[names.DAPO], "marker": "X", "linestyle": "--"},
     f"{names.SEQ_POS} (1/√p)": {"color": COLORS[names.SEQ_POS], "marker": "p"},
-    names.SEQ_POS: {"color": COLORS[names.SEQ_POS], "marker": "p"},
+    names.SEQ_POS_2: {"color": COLORS[names.SEQ_POS], "marker": "p"},
     names.HYBRID: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
     names.ALGORITHM_2: {"color": "#8c1c13", "marker": "D"},
     names.CORRECTED: {"color": COLORS[names.SEQ_BALANCE], "marker": "D", "linestyle": "--"},

@@ -95,7 +95,7 @@ PAPER = {
     names.ALGORITHM_2 + PAPER_SUFFIX: _paper(prompt_weighting="none", selection_correction=False),
     names.HYBRID + PAPER_SUFFIX: _paper(selection_correction=False),
     names.CORRECTED + PAPER_SUFFIX: _paper(selection_correction=True),
-    names.SEQ_POS + PAPER_SUFFIX: _paper(
+    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(
         adaptive_sampling="seq-pos", prompt_weighting="none", selection_correction=False
     ),
     f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="ema"),

@@ -129,8 +129,8 @@ def caption(runs: pd.DataFrame, prompt_set: str, methods: Sequence[str], referen
     widths = {column: _half_widths(found, column, reference) for column in ("accuracy", "pass@16")}
     if all(widths.values()):
         smallest = ", ".join(f"{_range(values)} in {column}" for column, values in widths.items())
-        condition = ", depending on the method" if any(len(values) > 1 for values in widths.values()) else ""
-        text += f" Smallest significant difference from {paper_name(reference)}{condition}: {smallest}."
+        condition = ", depending on the method," if any(len(values) > 1 for values in widths.values()) else ""
+        text += f" With these seeds, the smallest significant difference from {paper_name(reference)}{condition} is {smallest}."
     if any(len(own) < MIN_SEEDS for own in found.values()):
         text += f" Differences over fewer than {MIN_SEEDS} common seeds have no interval."
     return f"*{text}*"
@@ -210,7 +210,7 @@ def rates_table(runs: pd.DataFrame, for_readme: bool = False) -> str:
         is_compared = method != REFERENCE
         row = {"Method": method, "Rate": rate_text(_rate(own)), "Seeds": str(len(own))}
         row["Accuracy"] = with_difference(final(own), final(reference), is_compared)
-        row[TOKENS_TO_REACH] = share_to_reach(own, reference) if is_compared else ""
+        row[TOKENS_TO_REACH] = share_to_reach(own, reference)
         row["pass@16"] = with_difference(final(own, "pass@16"), final(reference, "pass@16"), is_compared)
         row["Entropy"] = f"{mean_of(final(own, 'entropy'))[0]:.2f}"
         row[CPU_SECONDS] = f"{_cpu_seconds(own):.1f}"
@@ -328,9 +328,9 @@ def _longer_answers(equal: pd.DataFrame, method: str) -> str:
     last = pd.concat([run.iloc[-1:] for run in own.values()])
     tokens = (last["generated_tokens"] / last["rollouts"]).mean()
     results = []
-    for column in ("accuracy", "pass@16"):
+    for column, label in (("accuracy", ""), ("pass@16", "in pass@16 ")):
         difference = paired_difference(final(own, column), final(reference, column))
-        results.append(f"{column} {comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
+        results.append(f"{label}{comparison(*difference)} {REFERENCE} ({show(difference, sign=True)})")
     return (
         f"**Longer answers** ([four families](docs/benchmarks.md#longer-answers) with intermediate steps, {tokens:.0f} tokens on "
         f"average, accuracy {before_training(equal, LONG_SET)['accuracy']:.3f} before training), {method}: {', '.join(results)}."

@@ -37,7 +37,6 @@ from .language_tables import (
     stored_pilots,
 )
 from .prompt_sets import PROMPT_SETS
-from .run import METHODS
 from .statistics import by_seed, collect, final, mean_of
 from .tables import ABLATION, tables
 
@@ -55,15 +54,13 @@ ARITHMETIC_RECIPES = {  # file in recipes/arithmetic: its method in the comparis
     "seq-balance": names.HYBRID,
     "est-ema": f"{names.EST} (EMA) n=4",
     "est-value": f"{names.EST} (value head) n=4",
+    "batch": names.BATCH,
     "posterior": names.POSTERIOR,
     "retry_unsolved": names.RETRIES,
 }
 REASONING_RECIPES = {  # file and further arguments: method
     "reasoning/grpo-n4.yaml": names.GRPO_4,
     "reasoning/batch.yaml": names.BATCH,
-    "reasoning/posterior.yaml": names.POSTERIOR,
-    "reasoning/posterior.yaml --prompt_oversampling 3": names.OVERSAMPLING,
-    "reasoning/posterior.yaml --adaptive_sampling seq-pos --num_generations 1 --max_rounds 8": names.RETRIES,
 }
 SORTING_RECIPES = {  # file in recipes/sorting: set and method
     "grpo-n4": ("sorting", names.GRPO_4),
@@ -89,11 +86,12 @@ def stored(results: Path = RESULTS) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
 # Expected results of the recipes
 
 
-def expect_arithmetic(equal: pd.DataFrame, evaluations: pd.DataFrame) -> str:
+def expect_arithmetic(equal: pd.DataFrame, evaluations: pd.DataFrame, single: pd.DataFrame) -> str:
     """Final accuracy on the comparison's sets minus that of GRPO n=4 in the same comparison, because base models differ."""
     rows = []
     for recipe, method in ARITHMETIC_RECIPES.items():
-        table = evaluations if method in METHODS else equal
+        comparisons = (evaluations, equal, single)
+        table = next(runs for runs in comparisons if (runs["method"] == method).any())
         row, tokens = {"Recipe": f"`arithmetic/{recipe}.yaml`"}, []
         for name in PROMPT_SETS:
             runs, reference = by_seed(table, name, method), by_seed(table, name, REFERENCE)
@@ -113,8 +111,8 @@ def expect_sorting(single: pd.DataFrame) -> str:
     return as_table(rows)
 
 
-def expect_reasoning(language: pd.DataFrame) -> str:
-    whole, rows = of_all_families(language), []
+def expect_reasoning(rates: pd.DataFrame) -> str:
+    whole, rows = of_all_families(rates), []
     for recipe, method in REASONING_RECIPES.items():
         runs = by_seed(whole, MAIN_SET, method)
         row = {"Recipe": f"`{recipe}`", "Accuracy": f"{mean_of(final(runs))[0]:.3f}"}
@@ -140,9 +138,9 @@ def build(
     rates, selection = reported_rates(), selection_runs()
     for name, table in language_blocks(language, rates, selection).items():
         fill(name, table, document)
-    fill("expect-arithmetic", expect_arithmetic(equal, evaluations), recipes)
+    fill("expect-arithmetic", expect_arithmetic(equal, evaluations, single), recipes)
     fill("expect-sorting", expect_sorting(single), recipes)
-    fill("expect-reasoning", expect_reasoning(language), recipes)
+    fill("expect-reasoning", expect_reasoning(rates), recipes)
     drawn = figures.draw_all(equal, evaluations, ABLATION)
     drawn |= {f"language_{name}": figures.language(language, name) for name in language["prompt_set"].unique()}
     if paper_methods(language):

@@ -195,7 +195,7 @@ def test_rates_are_compared_with_one_learning_rate_per_method():
     runs.loc[runs["method"] == names.GRPO_4, "rate"] = 1e-4
     table = [cells(row) for row in language_tables.rates_table(runs).splitlines()]
     assert table[2] == ["before training", "", "", "0.200", "", "0.500", "", ""]
-    assert table[3] == [names.GRPO_4, "1e-4", "3", "0.300", "", "0.500", "0.50", "12.0"]
+    assert table[3] == [names.GRPO_4, "1e-4", "3", "0.300", "1.00×", "0.500", "0.50", "12.0"]
     better = ["0.400 (**+0.100 ± 0.000**)", "0.50×", "0.500 (+0.000 ± 0.000)"]
     assert table[5] == [names.POSTERIOR, "3e-4", "3", *better, "0.50", "12.0"]
     in_readme = [cells(row) for row in language_tables.rates_table(runs, for_readme=True).splitlines()]
@@ -234,7 +234,7 @@ def test_longer_answers_are_a_sentence_from_three_seeds_on():
     runs = pd.concat([runs, runs[runs["prompt_set"] == "mixture"].assign(prompt_set="hard")])
     *_, last = language_tables.readme_sentences(runs).splitlines()
     assert "4 tokens on average, accuracy 0.200 before training" in last
-    assert "accuracy significantly better than GRPO n=4 (+0.100 ± 0.025), pass@16 no significant difference" in last
+    assert "significantly better than GRPO n=4 (+0.100 ± 0.025), in pass@16 no significant difference" in last
     fewer = runs[(runs["prompt_set"] != language_model.LONG_SET) | (runs["seed"] < 3)]
     assert len(language_tables.readme_sentences(fewer).splitlines()) == 1
 
@@ -244,7 +244,7 @@ def test_captions_name_model_answers_and_seeds():
     runs = language_runs(GAINS, rise=0.01)
     text = language_tables.caption(runs, "mixture", list(GAINS))
     assert "SmolLM2-135M-Instruct" in text and "answers of about 4 tokens, 3 seeds." in text
-    assert "from GRPO n=4, depending on the method: 0.000 to 0.025 in accuracy, 0.000 in pass@16." in text
+    assert "from GRPO n=4, depending on the method, is 0.000 to 0.025 in accuracy, 0.000 in pass@16." in text
     fewer = runs[(runs["method"] != names.RETRIES) | (runs["seed"] < 3)]
     assert "2 to 3 seeds" in language_tables.caption(fewer, "mixture", list(GAINS))
 
@@ -263,7 +263,7 @@ def test_the_paper_protocol_is_a_section_as_soon_as_runs_are_stored():
     assert table[3][:10] == ["GRPO n=4", "3", "0.300", "", "0.500", "", "256", "60", "0.75", "0.50"]
     assert table[5][:6] == [names.ALGORITHM_2, "3", "0.400", "**+0.100 ± 0.025**", "0.500", "+0.000 ± 0.000"]
     assert (
-        "60 steps at learning rate 3e-4, answers of about 4 tokens, 3 seeds. Smallest significant difference from"
+        "60 steps at learning rate 3e-4, answers of about 4 tokens, 3 seeds. With these seeds, the smallest significant"
         in text
     )
     assert f"**{names.ALGORITHM_2}**: significantly better than GRPO n=4 (+0.100 ± 0.025), GRPO n=16" in text
