@@ -62,7 +62,9 @@ def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
         f"{sample.reward_seconds:.1f} s",
         "Reward functions take most of the time." if slow_rewards else "",
     )
-    advice = f"Raise max_completion_length ({args.max_completion_length}): truncated completions cannot be scored."
+    advice = (
+        f"Raise max_completion_length ({args.max_completion_length}): the answer of a truncated completion is cut off."
+    )
     found = f"{sample.truncated:.0%} of the completions"
     yield CheckResult("truncated", found, advice if sample.truncated > MANY_TRUNCATED else "")
 

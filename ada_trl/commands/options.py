@@ -128,7 +128,11 @@ def build_parser(command: str) -> CommandParser:
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
     classes = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)
-    return CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
+    parser = CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
+    # The help of transformers says that the option is not used; `train` uses it.
+    resume = next(action for action in parser._actions if action.dest == "resume_from_checkpoint")
+    resume.help = "Checkpoint to continue from: a directory, or `true` for the last one of `output_dir`."
+    return parser
 
 
 def help_page() -> str:

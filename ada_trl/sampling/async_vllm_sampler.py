@@ -33,7 +33,7 @@ class AsyncVLLMSampler(RolloutSampler):
     speculatively, and cancelled or discarded if they turn out not to be needed.
 
     A first round that fails stops the run on all ranks. When a later one fails because the server is unavailable, its prompt
-    keeps the rollouts it has, which is counted in `vllm/truncated_prompts`. After three such failures in a row all prompts
+    keeps the rollouts it has, which is counted in `vllm/incomplete_pools`. After three such failures in a row all prompts
     do, so that a step waits for a dead server once, not once for each prompt.
 
     Args:
@@ -64,7 +64,7 @@ class AsyncVLLMSampler(RolloutSampler):
         self.prompt_ids = prompt_ids
         self.images = images or [None] * len(prompt_ids)
         self.score = score
-        self.stats |= dict.fromkeys(("vllm/truncated_prompts", "time/idle", "time/reward_overlapped"), 0.0)
+        self.stats |= dict.fromkeys(("vllm/incomplete_pools", "time/idle", "time/reward_overlapped"), 0.0)
         self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first index, future), as requests finish
         self._in_flight: set[tuple[int, int]] = set()  # prompt and first index of each request that is waited for
         self._first_failures: dict[int, int] = {}  # by prompt, first index of its first round that failed
@@ -112,7 +112,7 @@ class AsyncVLLMSampler(RolloutSampler):
             len(pools[prompt]) == first_index and not loop["exit_condition"](pools[prompt])
             for prompt, first_index in self._first_failures.items()
         )
-        self.stats["vllm/truncated_prompts"] = sum(is_truncated)
+        self.stats["vllm/incomplete_pools"] = sum(is_truncated)
         # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
         return [pool.rollouts for pool in pools]

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
+# Settings with which prompts come from the data loader instead of the prompt queue.
+WITHOUT_QUEUE = (
+    "zero_variance_groups='keep', prompt_oversampling=1, max_staleness=0 and, in Seq modes, baseline='pool'"
+)
+
+
 class PlaceholderRow(dict):
     """
     Row of the data loader where prompts come from the queue. Until the step's prompts are chosen, it has no values, and reading one
@@ -34,7 +40,7 @@ class PlaceholderRow(dict):
         raise RuntimeError(
             f"This row has no column {column!r}: with zero_variance_groups='resample', prompt_oversampling > 1, max_staleness=1 or "
             "retries, the rows of the data loader are placeholders, and prompts come from the prompt queue. Read the output of "
-            "_generate_and_score_completions instead, or use a mode without the queue."
+            f"_generate_and_score_completions instead, or set {WITHOUT_QUEUE}."
         )
 
     def get(self, column: Any, default: Any = None) -> Any:

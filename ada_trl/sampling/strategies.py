@@ -133,13 +133,18 @@ class SequentialSampling(SamplingStrategy):
         return select_group(pool, self.num_generations, tuple(seed))
 
     def describe(self) -> str:
-        rounds = f"rounds of {self.rollouts_per_round} rollouts until {self._goal}, at most {self.max_rollouts}"
-        return f"{rounds}, of which {self.num_generations} are trained on"
+        rounds = (
+            f"rounds of {self.rollouts_per_round} rollouts until {self._goal} (at most {self.max_rollouts} rollouts)"
+        )
+        return f"each with {rounds}, of which {self.num_generations} are trained on"
 
     @property
     def _goal(self) -> str:
         negatives = self.exit_condition.min_negatives
-        return f"{self.exit_condition.min_positives} correct" + f" and {negatives} incorrect" * (negatives > 0)
+        positives = self.exit_condition.min_positives
+        return f"{positives} {'is' if positives == 1 else 'are'} correct" + f" and {negatives} incorrect" * (
+            negatives > 0
+        )
 
 
 class RetryAcrossSteps(SequentialSampling):
@@ -160,7 +165,7 @@ class RetryAcrossSteps(SequentialSampling):
 
     def describe(self) -> str:
         rollouts = pluralize(self.num_generations, "rollout")
-        return f"{rollouts} per round until {self._goal}, over at most {self.max_rounds} rounds"
+        return f"each with {rollouts} per step, in at most {self.max_rounds} steps, until {self._goal}"
 
 
 STRATEGIES: dict[str, type[SamplingStrategy]] = {

@@ -45,9 +45,10 @@ class AdaGRPOConfig(GRPOConfig):
                 - `"seq-pos"`: rounds until the prompt has `min_positives` positive rollouts.
                 - `"est"`: one round in which prompts with a lower estimated pass rate get more rollouts. The total is
                   the same as in GRPO. `pass_rate_estimator` selects the estimator.
-                - `"uniform"`: exactly `num_generations` rollouts per prompt. With `baseline="pool"` and no
-                  `prompt_weighting` it trains the same weights as [`~trl.GRPOTrainer`], bit for bit;
-                  `positive_threshold` and `success_reward` are then used for the `ada/` metrics only.
+                - `"uniform"`: exactly `num_generations` rollouts per prompt. With `baseline="pool"` and the defaults of
+                  `prompt_weighting`, `zero_variance_groups`, `prompt_oversampling` and `max_staleness` it trains the same
+                  weights as [`~trl.GRPOTrainer`] with the same options, bit for bit; `positive_threshold` and
+                  `success_reward` then affect metrics only.
 
         samples_per_round (`int`, *optional*):
             Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`,
@@ -76,8 +77,8 @@ class AdaGRPOConfig(GRPOConfig):
 
         prompt_oversampling (`int`, *optional*, defaults to `1`):
             Number of candidate prompts for each slot of the batch. Of the candidates, the prompts with the highest
-            expected squared gradient, w(p̂) · p̂(1 − p̂), are sampled. A quarter of the new prompts is taken in the
-            order of the dataset, and a prompt that has been skipped 8 times is sampled next. With 1, all prompts are sampled in
+            w(p̂) · p̂(1 − p̂), to which the expected gradient is proportional, are sampled (w: prompt weight). A quarter of the
+            new prompts is taken in the order of the dataset, and a prompt that has been skipped 8 times is sampled next. With 1, all prompts are sampled in
             the order of the dataset. Selection starts once the pass-rate estimates (see `pass_rate_estimator`) are
             better than the batch mean.
 
@@ -139,22 +140,21 @@ class AdaGRPOConfig(GRPOConfig):
         prompt_weighting (`str` or `float`, *optional*):
             Factor on the advantages of a prompt with pass rate p̂: `"inverse_sqrt"` (p̂^(−1/2)), `"inverse"` (1/p̂),
             `"none"` (1), or a number α from 0 to 1 for p̂^(α−1), the weight of the objective E[p^α / α]; the three names
-            correspond to α = 0.5, 0 and 1. p̂ is the pass rate of the pool, and with `baseline="posterior"` the estimate
-            from before sampling. p̂ is at least one over the number of rollouts in the pool, or 1/32 where it is estimated.
-            If `None`, `"inverse_sqrt"`, except `"none"` with `"uniform"` sampling and in Seq modes with another baseline than
-            `"pool"`, where hard prompts get more rollouts already: with `"seq-pos"` and `num_generations=1` the update
-            is then the gradient of Σ pass@k / k for k up to `max_rounds`.
+            correspond to α = 0.5, 0 and 1. p̂ is the pass rate of the pool, at least one over its number of rollouts; with
+            `baseline="posterior"` it is the estimate from before sampling, at least 1/32. If `None`, `"inverse_sqrt"` in
+            `"est"`, and in Seq modes with `baseline="pool"`; `"none"` otherwise.
         selection_correction (`bool`, *optional*, defaults to `False`):
             Whether to weight the selected positives and negatives by their share of the pool (importance correction),
             so that the balanced selection does not change the weight of the prompt; for modes that select a group (Seq
             modes with `baseline="pool"`). With `False`, as in the paper, the balanced selection gives the expected
-            gradient of hard and easy prompts an additional weight: with pools of at most 32 rollouts, 7.2 at p = 0.02, 3.9
-            at 0.1 and 1 at 0.5. With the correction, a factor between 0.9 and 1.2 remains (early stopping and the cap).
+            gradient of hard and easy prompts an additional weight: with the default prompt weight and pools of at most 32
+            rollouts, 4.8 at p = 0.02, 3.9 at 0.1, 1 at 0.5 and 4.0 at 0.9. With the correction, a factor between 0.7 and 1.3
+            remains (early stopping and the cap).
         zero_variance_groups (`str`, *optional*, defaults to `"keep"`):
             Treatment of groups in which all advantages are 0, with `baseline="pool"`. `"keep"`: they stay in the batch,
             as in GRPO, and count in the denominator of the loss. `"mask"`: they are excluded from the loss and its
-            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows; `"bnpo"` averages over
-            micro-batches and processes, in which a fully masked one counts as 0). `"skip"`: the same update
+            denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows; with `"bnpo"`, the mean over
+            micro-batches and processes, those whose rows are all masked count as 0). `"skip"`: the same update
             as with `"keep"`, up to rounding, but no forward and backward pass over these rows (not with images; requires
             `beta=0` and no entropy bonus; `entropy` and `clip_ratio/*` then describe the other rows). `"resample"`: other
             prompts are sampled for these slots, up to `max_rounds - 1` times; with `"uniform"` sampling this is the
@@ -220,27 +220,27 @@ class AdaGRPOConfig(GRPOConfig):
     )
     samples_per_round: int = optional_field(
         help="Number of rollouts per round and active prompt (M), at least `num_generations`. If `None`, twice "
-        "`num_generations`."
+        "`num_generations`; with `baseline='posterior'` or `'batch'`, `num_generations`."
     )
     max_rounds: int = field(
         default=4,
         metadata={
             "help": "Maximum number of rounds per prompt (N). With `zero_variance_groups='resample'`, also of prompts per "
-            "batch slot."
+            "batch slot. With `baseline='posterior'` or `'batch'`, a prompt is sampled in up to so many steps."
         },
     )
     min_positives: int | None = field(
         default=None,
         metadata={
             "help": "Number of positive rollouts of the exit condition. If `None`, 1 for `'seq-pos'` and "
-            "`num_generations // 2` for `'seq-balance'`."
+            "`num_generations // 2` for `'seq-balance'`; with `baseline='posterior'` or `'batch'`, 1."
         },
     )
     min_negatives: int | None = field(
         default=None,
         metadata={
             "help": "Number of negative rollouts of the exit condition, for `'seq-balance'` only. If `None`, "
-            "`num_generations - num_generations // 2`."
+            "`num_generations - num_generations // 2`; with `baseline='posterior'` or `'batch'`, 1."
         },
     )
     positive_threshold: float = field(

@@ -28,6 +28,7 @@ from .. import __version__
 from ..core import Pool, Rollout, pass_at_k_metrics, prompt_weight
 from ..sampling.prompt_queue import SlotConfig
 from ..sampling.prompt_sources import (
+    WITHOUT_QUEUE,
     DataLoaderPrompts,
     PlaceholderRow,
     PromptBatch,
@@ -304,7 +305,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
             raise ValueError(
                 "Rows that an override passes to `_generate_and_score_completions` would have no effect where prompts come from the "
-                "prompt queue. Pass the data loader's rows, change the dataset instead, or use a mode without the queue."
+                f"prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
             )
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
         if self.pass_rates is not None and plan.predictions is not None:

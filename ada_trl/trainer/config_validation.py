@@ -154,7 +154,7 @@ def _check_unused(args: "AdaGRPOConfig") -> None:
     shared = {*strategy.options, *(("max_rounds",) if args.zero_variance_groups == "resample" else ())}
     modes = [([name for name in other.options if name not in shared], other.used_by) for other in STRATEGIES.values()]
     if not args.uses_value_network:
-        needed = "pass_rate_estimator='value' or 'ema+value', for 'est', baseline='posterior' or prompt_oversampling"
+        needed = "pass_rate_estimator='value' or 'ema+value', in modes that estimate pass rates"
         modes.append((["value_model"], needed))
     if not args.tracks_pass_rates:
         needed = "'est', baseline='posterior', prompt_oversampling or pass_rate_estimator='ema'"

@@ -143,7 +143,7 @@ class TrainingDiagnostics:
         if steps := self._steps_to_report("no_gradient", fraction == 1 and not is_reported, step):
             logger.warning(
                 f"For {steps} steps, no prompt has had a gradient (ada/frac_zero_advantage_groups is 100%): the rollouts of each "
-                "prompt that are trained on have had equal rewards or one reward only, or all are masked as truncated. Check with "
+                "prompt that are trained on have had equal rewards, only one of them had a reward, or all are masked as truncated. Check with "
                 "log_completions=True that the reward functions distinguish completions of the same prompt, and "
                 "completions/clipped_ratio."
             )
@@ -153,7 +153,7 @@ class TrainingDiagnostics:
         relative = 1 - (1 - explained_variance) / self._leave_one_out_factor
         if steps := self._steps_to_report("baseline", relative < WORST_EXPLAINED_VARIANCE, step):  # False for NaN
             logger.warning(
-                f"For {steps} steps, the baseline has been further from the rewards than their own mean "
+                f"For {steps} steps, the posterior baseline has predicted the rewards worse than their mean "
                 f"(ada/baseline/explained_variance is {explained_variance:.2f} now), so that it adds noise. Use more rollouts "
                 "per step, or baseline='batch', the mean reward of the other rollouts in the batch."
             )

@@ -69,10 +69,8 @@ def _describe_step(args: AdaGRPOConfig) -> str:
     }[args.baseline]
     weights = {"none": "none", "inverse_sqrt": "1/√(pass rate)", "inverse": "1/(pass rate)"}
     weight = weights.get(args.prompt_weighting, f"(pass rate)^({args.prompt_weighting} - 1)")
-    text = (
-        f"Each {_unit(args)}: {sampled}; baseline: {baseline}; prompt weight: {weight}. {rows} rollouts are trained on"
-    )
-    return text + (", while the server generates the next." if args.max_staleness else ".")
+    text = f"Each {_unit(args)}: {sampled}; baseline: {baseline}; prompt weight: {weight}. In total, {rows} rollouts are trained on"
+    return text + (", while the server generates the next ones." if args.max_staleness else ".")
 
 
 def _unit(args: AdaGRPOConfig) -> str:
@@ -109,11 +107,15 @@ def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
         differences.append(
             f"{args.min_samples} to {args.max_samples} rollouts per prompt instead of {n} (option: adaptive_sampling)"
         )
+    groups = {"mask": "excluded from the loss", "skip": "not computed", "resample": "replaced by other prompts"}
     other_options = {
-        "baseline": ("another baseline", args.baseline != "pool"),
-        "prompt_weighting": ("weighted prompts", args.prompt_weighting not in ("none", 1.0)),
-        "prompt_oversampling": ("prompts are selected", args.prompt_oversampling > 1),
-        "zero_variance_groups": ("zero-variance groups are not trained on", args.zero_variance_groups != "keep"),
+        "baseline": (f"baseline {args.baseline!r} instead of the group mean", args.baseline != "pool"),
+        "prompt_weighting": ("advantages multiplied by a prompt weight", args.prompt_weighting not in ("none", 1.0)),
+        "prompt_oversampling": ("prompts selected by expected gradient", args.prompt_oversampling > 1),
+        "zero_variance_groups": (
+            f"zero-variance groups {groups.get(args.zero_variance_groups)}",
+            args.zero_variance_groups != "keep",
+        ),
         "max_staleness": ("rollouts are from the weights before the last update", args.max_staleness > 0),
     }
     for option, (difference, applies) in other_options.items():
@@ -136,7 +138,7 @@ def _other_defaults(args: AdaGRPOConfig) -> str:
         for name, default in defaults.items()
         if getattr(args, name) == default
     ]
-    return f"Defaults in use that differ from GRPOConfig's, in parentheses: {', '.join(shown)}." if shown else ""
+    return f"Values that differ from GRPOConfig's defaults (in parentheses): {', '.join(shown)}." if shown else ""
 
 
 def _grpo_default(name: str) -> Any:

@@ -10,6 +10,7 @@ from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
+from ..sampling.prompt_sources import WITHOUT_QUEUE
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
@@ -260,10 +261,9 @@ def check_overrides(trainer: GRPOTrainer, base: type, args: AdaGRPOConfig) -> No
     """
     if args.uses_prompt_queue:
         reason = "prompts come from the prompt queue instead of the data loader"
-        fix = "zero_variance_groups='keep', prompt_oversampling=1, max_staleness=0 and, in Seq modes, baseline='pool'"
         for name in DATA_LOADING:
             if is_overridden(trainer, base, name):
-                _reject_override(trainer, args, name, reason, fix)
+                _reject_override(trainer, args, name, reason, WITHOUT_QUEUE)
     if args.use_vllm and args.vllm_mode == "server" and (args.is_multi_round or args.max_staleness):
         if is_overridden(trainer, base, "_generate_single_turn"):
             reason = "completions are requested from the server one by one"
@@ -310,8 +310,8 @@ def check_settings(trainer: GRPOTrainer, before: dict[str, Any]) -> None:
     for name, value in before.items():
         if now[name] != value:
             raise ValueError(
-                f"trainer.{name} ({now[name]!r}) must stay {value!r}, with which parts of the trainer were constructed. Set it in the "
-                "AdaGRPOConfig and construct another trainer."
+                f"trainer.{name} was changed from {value!r} to {now[name]!r} after construction, which would not affect all parts of the "
+                "trainer. Set it in the AdaGRPOConfig and construct another trainer."
             )
 
 

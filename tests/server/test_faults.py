@@ -119,7 +119,7 @@ def test_an_unavailable_server_costs_a_later_round_only(behaviour, tmp_path):
 
     trainer, server = train(tmp_path, FakeServer(behave))
     (logs,) = logs_of(trainer)
-    assert logs["ada/vllm/truncated_prompts"] == 1
+    assert logs["ada/vllm/incomplete_pools"] == 1
     assert logs["ada/samples_per_prompt/max"] == 4
     assert logs["ada/frac_all_wrong"] == 0.25
 
@@ -141,7 +141,7 @@ def test_a_failed_round_that_is_not_needed_has_no_effect(max_rounds, tmp_path):
     assert max(call.round for call in server.completions) >= 2, "Rounds were requested before they were needed."
     (logs,) = logs_of(trainer)
     assert logs["ada/frac_exit_condition_met"] == 1 and logs["ada/samples_per_prompt/max"] == 4
-    assert logs["ada/vllm/truncated_prompts"] == 0 and logs["ada/vllm/wasted_rounds"] == 0
+    assert logs["ada/vllm/incomplete_pools"] == 0 and logs["ada/vllm/wasted_rounds"] == 0
 
 
 def test_a_failed_round_is_not_a_wasted_one(tmp_path):
@@ -152,7 +152,7 @@ def test_a_failed_round_is_not_a_wasted_one(tmp_path):
 
     trainer, _ = train(tmp_path, FakeServer(behave))
     (logs,) = logs_of(trainer)
-    assert logs["ada/vllm/truncated_prompts"] == 1 and logs["ada/vllm/wasted_rounds"] == 0
+    assert logs["ada/vllm/incomplete_pools"] == 1 and logs["ada/vllm/wasted_rounds"] == 0
 
 
 @MODES
@@ -204,7 +204,7 @@ def test_every_request_to_a_busy_server_is_retried(status, tmp_path):
 
     trainer, server = train(tmp_path, FakeServer(completions, control=others, read=others), vllm_request_timeout=60)
     assert max(left.values()) < 0
-    assert logs_of(trainer)[0]["ada/vllm/truncated_prompts"] == 0
+    assert logs_of(trainer)[0]["ada/vllm/incomplete_pools"] == 0
 
 
 # A server that stalls or dies is waited for once
@@ -233,7 +233,7 @@ def test_all_prompts_together_wait_for_one_deadline(tmp_path, caplog):
             trainer.train()
     assert len(ends) == 1 and ends[0] - started < 2 * 2.0 + 10
     (logs,) = logs_of(trainer)
-    assert logs["ada/vllm/truncated_prompts"] == 64 and logs["ada/samples_per_prompt/max"] == 4
+    assert logs["ada/vllm/incomplete_pools"] == 64 and logs["ada/samples_per_prompt/max"] == 4
     assert logs["ada/vllm/timeouts"] <= 4, "Those that were requested at the same time are counted once."
     assert (
         sum("3 requests to the vLLM server have failed in a row" in record.message for record in caplog.records) == 1
@@ -274,7 +274,7 @@ def test_death_in_the_second_round_finishes_the_step_and_stops_at_the_next(tmp_p
             trainer.train()
     assert trainer.state.global_step == 1
     assert "rollouts that are trained on match the current policy" in caplog.text
-    assert logs_of(trainer)[0]["ada/vllm/truncated_prompts"] == 1
+    assert logs_of(trainer)[0]["ada/vllm/incomplete_pools"] == 1
     assert server.url in str(error.value)
 
 

@@ -44,20 +44,21 @@ def test_resolved_defaults_can_be_set_explicitly():
 STEPS = {
     "posterior": "32 prompts × 1 rollout; baseline: predicted mean reward of the prompt; prompt weight: none.",
     "batch": "32 prompts × 1 rollout; baseline: mean reward of the other rollouts in the batch; prompt weight: none.",
-    "seq-balance": "8 prompts, rounds of 8 rollouts until 2 correct and 2 incorrect, at most 32, of which 4 are trained on; "
+    "seq-balance": "8 prompts, each with rounds of 8 rollouts until 2 are correct and 2 incorrect (at most 32 rollouts), of which 4 are "
+    "trained on; "
     "baseline: mean reward of the prompt's rollouts; prompt weight: 1/√(pass rate).",
     "uniform": "8 prompts × 4 rollouts; baseline: mean reward of the prompt's rollouts; prompt weight: none.",
 }
 ONE_ROLLOUT = (
     "GRPOTrainer with num_generations=8 (its default): 32 prompts per step instead of 4; 1 rollout per prompt instead "
-    "of 8; 31 steps per epoch instead of 250 (option: num_generations); another baseline (option: baseline)."
+    "of 8; 31 steps per epoch instead of 250 (option: num_generations); baseline {!r} instead of the group mean (option: baseline)."
 )
 DIFFERENCES = {
-    "posterior": ONE_ROLLOUT,
-    "batch": ONE_ROLLOUT,
+    "posterior": ONE_ROLLOUT.format("posterior"),
+    "batch": ONE_ROLLOUT.format("batch"),
     "seq-balance": "GRPOTrainer with num_generations=8 (its default): 8 prompts per step instead of 4; 125 steps per epoch "
     "instead of 250 (option: num_generations); up to 32 rollouts per prompt instead of 8 (option: adaptive_sampling); "
-    "weighted prompts (option: prompt_weighting).",
+    "advantages multiplied by a prompt weight (option: prompt_weighting).",
     "uniform": "GRPOTrainer with num_generations=8 (its default): 8 prompts per step instead of 4; 4 rollouts per prompt instead "
     "of 8; 125 steps per epoch instead of 250 (option: num_generations).",
 }
@@ -66,10 +67,10 @@ DIFFERENCES = {
 @pytest.mark.parametrize("mode", STEPS)
 def test_the_summary_describes_a_step_and_the_differences_from_grpo(mode):
     step, differences, defaults = summary(config(**MODES[mode]), num_prompts=1000).split("\n")
-    assert step == f"Each step: {STEPS[mode]} 32 rollouts are trained on."
+    assert step == f"Each step: {STEPS[mode]} In total, 32 rollouts are trained on."
     assert differences == f"Differences from {DIFFERENCES[mode]}"
     group = "" if mode in ("posterior", "batch") else "num_generations=4 (8), "
-    assert defaults.endswith(f"in parentheses: {group}scale_rewards='none' ('group'), epsilon_high=0.28 (None).")
+    assert defaults.endswith(f"(in parentheses): {group}scale_rewards='none' ('group'), epsilon_high=0.28 (None).")
 
 
 def test_the_summary_compares_an_explicit_group_with_the_same_in_grpo():
