@@ -297,7 +297,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
-            with trl_hooks.without_hook(self):
+            with trl_hooks.without_hook(self), trl_hooks.reporting_rewards(self, self._add_evaluated_groups):
                 output = super()._generate_and_score_completions(inputs)
             trl_hooks.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
             self.vllm.check_logprobs(output, same_weights=True)
@@ -538,10 +538,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         if self._hook is not None:
             return self._hook.calculate_rewards(*given)
-        rewards = trl_hooks.score_on_all_ranks(self, *given)
-        if not self.model.training:
-            self._add_evaluated_groups(rewards)
-        return rewards
+        return trl_hooks.score_on_all_ranks(self, *given)
 
     def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
         """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
@@ -570,7 +567,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 result = super().train(*args, **kwargs)
         finally:
             self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
-        if isinstance(self.train_dataset, IterableDataset) and self.state.global_step == steps_before == 0:
+        # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
+        no_batch = self.state.global_step == steps_before == trl_hooks.micro_step(self) == 0
+        if no_batch and isinstance(self.train_dataset, IterableDataset):
             report_too_few_prompts(self.args, "fewer")
         return result
 
@@ -651,7 +650,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
             fix = f"Set save_steps to a multiple of {steps}."
             loader = self.callback_handler.train_dataloader
-            if hasattr(loader, "__len__") and len(loader) % args.gradient_accumulation_steps:
+            if has_length(loader) and len(loader) % args.gradient_accumulation_steps:
                 fix = (  # the last step of an epoch has fewer micro-batches, so that no multiple fits
                     f"Set save_strategy='epoch', or gradient_accumulation_steps ({args.gradient_accumulation_steps}) to a divisor of the "
                     f"{len(loader)} micro-batches of an epoch."

@@ -420,9 +420,11 @@ def test_trl_warns_of_unscored_completions_once_per_step(tmp_path, caplog):
     assert sum("All reward functions returned None" in record.getMessage() for record in caplog.records) == 3
 
 
+@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=str)
-def test_a_checkpoint_within_a_generation_is_reported(options, tmp_path, caplog):
-    common = {"save_strategy": "steps", "max_steps": 4} | options
+def test_a_checkpoint_within_a_generation_is_reported(options, streaming, tmp_path, caplog):
+    rows = prompt_dataset().to_iterable_dataset() if streaming else prompt_dataset()
+    common = {"dataset": rows, "save_strategy": "steps", "max_steps": 4} | options
     build(tmp_path / "good", save_steps=2, **common).train()
     assert "falls inside a generation batch" not in caplog.text
     build(tmp_path / "bad", save_steps=1, **common).train()
