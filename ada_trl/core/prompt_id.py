@@ -91,6 +91,8 @@ def prompt_text(prompt: Any, *, quote: bool = False) -> str:
 def _digest(value: Any) -> list | str:
     if hasattr(value, "isoformat"):  # a date or a time
         return value.isoformat()
+    if hasattr(value, "detach"):  # a tensor, which may be of a type that NumPy does not have
+        value = value.detach().cpu().double().numpy()
     content = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
     if content is None:
         raise TypeError(f"{type(value).__name__} has no canonical form")

@@ -15,7 +15,7 @@ logger = get_logger(__name__)
 MAX_RETRY_FRACTION = 0.75
 # Smallest fraction of the new prompts in dataset order, so that no prompt depends on its estimate alone.
 MIN_IN_ORDER_FRACTION = 0.25
-MAX_SKIPS = 8  # a prompt that was skipped this often is taken next
+MAX_SKIPS = 8  # a prompt that was skipped this often is taken when it is a candidate again
 
 
 class CandidateScores(NamedTuple):

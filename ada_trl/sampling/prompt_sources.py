@@ -209,7 +209,7 @@ class DataLoaderPrompts(PromptSource):
 def _are_different(a: Any, b: Any) -> bool:
     try:
         return bool(a != b)
-    except ValueError:  # arrays in messages
+    except (ValueError, RuntimeError):  # arrays and tensors in messages
         return False
 
 

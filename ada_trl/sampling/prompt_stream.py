@@ -46,6 +46,7 @@ class PromptStream:
             self._rows: Iterator[dict] = iter(())
             self._starts: list[int] = []  # position of the first row of each epoch
             self._cache: dict[int, dict] = {}  # rows by position, until `forget`: they cannot be read again
+            self._columns: dict[str, None] = {}  # of all rows read so far
 
     @property
     def epoch(self) -> float:
@@ -112,8 +113,9 @@ class PromptStream:
         if self.indexed:
             # As a data loader reads it: in pandas format, `[position]` would be a table.
             return self._dataset.__getitems__([position])[0]
-        # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given.
-        return copy_containers(self._cache[position])
+        # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given. Rows
+        # may have different columns, of which TRL takes those of the first row of a batch.
+        return self._columns | copy_containers(self._cache[position])
 
     def forget(self, keep: Collection[int]) -> None:
         """Drop the cached rows, except those at the positions `keep` and those that were put back."""
@@ -140,6 +142,7 @@ class PromptStream:
             return None
         position = self._starts[-1] + self._read
         self._cache[position] = row
+        self._columns |= dict.fromkeys(row)
         return position
 
     def _start_epoch(self) -> None:

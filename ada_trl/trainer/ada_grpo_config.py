@@ -78,7 +78,7 @@ class AdaGRPOConfig(GRPOConfig):
         prompt_oversampling (`int`, *optional*, defaults to `1`):
             Number of candidate prompts for each slot of the batch. Of the candidates, the prompts with the highest
             w(p̂) · p̂(1 − p̂), to which the expected gradient is proportional, are sampled (w: prompt weight). A quarter of the
-            new prompts is taken in the order of the dataset, and a prompt that has been skipped 8 times is sampled next. With 1, all prompts are sampled in
+            new prompts is taken in the order of the dataset, and a prompt that has been skipped 8 times is sampled when it is a candidate again. With 1, all prompts are sampled in
             the order of the dataset. Selection starts once the pass-rate estimates (see `pass_rate_estimator`) are
             better than the batch mean.
 

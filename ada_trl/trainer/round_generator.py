@@ -104,7 +104,8 @@ class RoundGenerator:
         try:
             with using_hook(trainer, hook), isolated as metrics, no_collectives():
                 columns = trainer._generate(prompts)
-                _, completion_ids, _, completions, *_ = columns
+                _, completion_ids, _, completions, _, extra_fields, *_ = columns
+                _add_fields(rows, extra_fields)
                 started = time.perf_counter()
                 rewards = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
                 extras = self._take_extra_columns(len(prompts))
@@ -163,5 +164,14 @@ class RoundGenerator:
         return extras
 
 
+def _add_fields(rows: list[dict], fields: dict) -> None:
+    """Add what an override of `_generate` returns besides completions to the rows for reward functions, as TRL does."""
+    for name, values in fields.items():
+        for row, value in zip(rows, values if isinstance(values, list) else [values] * len(rows), strict=False):
+            row[name] = value
+
+
 def _columns_to_rows(columns: tuple, number: int) -> list[tuple]:
+    # Extra fields, a dictionary, have been added to the rows.
+    columns = tuple(None if isinstance(column, dict) else column for column in columns)
     return list(zip(*(column or [None] * number for column in columns), strict=True))

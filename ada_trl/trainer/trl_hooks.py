@@ -337,6 +337,20 @@ def checked_rewards(trainer: GRPOTrainer) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reporting_rewards(trainer: "AdaGRPOTrainer", report: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """While the block runs, `report` is called with the rewards of every batch, as an override of the user's subclass returns them."""
+    score = trainer._calculate_rewards
+
+    def reported(*args: Any) -> torch.Tensor:
+        rewards = score(*args)
+        report(rewards)
+        return rewards
+
+    with override_attributes(trainer, _calculate_rewards=reported):
+        yield
+
+
 def without_infinities(rewards: torch.Tensor) -> torch.Tensor:
     """The rewards with NaN (unscored) in place of infinities, which would turn every baseline into NaN."""
     if rewards.isinf().any():

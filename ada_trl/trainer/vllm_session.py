@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +16,7 @@ from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
 
 
 if TYPE_CHECKING:
+    from .ada_grpo_config import AdaGRPOConfig
     from .ada_grpo_trainer import AdaGRPOTrainer
 
 
@@ -23,6 +24,17 @@ logger = get_logger(__name__)
 
 SUSPICIOUS_LOGP_DIFFERENCE = 0.1  # nats per token
 UNRESTRICTED = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
+# Names in `generation_kwargs` that do not change the distribution from which vLLM samples the next token.
+NEUTRAL_KWARGS = {
+    *("n", "max_tokens", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs"),
+    *(
+        "prompt_logprobs",
+        "detokenize",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "truncate_prompt_tokens",
+    ),
+}
 MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
 
 
@@ -52,9 +64,9 @@ class VLLMSession:
         mode = args.vllm_importance_sampling_mode
         if restrictions and args.vllm_importance_sampling_correction and mode.startswith("sequence"):
             logger.warning(
-                f"With {', '.join(restrictions)} vLLM samples from a part of the model's distribution and returns "
-                "log-probabilities of that part, so that the importance sampling ratio of every token is off by the mass that "
-                f"is kept. vllm_importance_sampling_mode={mode!r} multiplies the ratios of a completion: long completions "
+                f"With {', '.join(restrictions)} vLLM samples from another distribution than the model's (often a part of it) and "
+                "returns its log-probabilities, so that the importance sampling ratio of every token is off, by the mass that "
+                f"is kept if tokens are excluded. vllm_importance_sampling_mode={mode!r} multiplies the ratios of a completion: long completions "
                 "receive almost no gradient. Set vllm_importance_sampling_mode='token_truncate', or sample without the "
                 "restriction."
             )
@@ -224,16 +236,23 @@ class VLLMSession:
         )
 
 
-def sampling_restrictions(options: Any) -> list[str]:
+def sampling_restrictions(args: "AdaGRPOConfig") -> list[str]:
     """
     Options because of which vLLM does not sample from the model's distribution, as `name=value`.
 
     vLLM returns log-probabilities of the distribution that it samples from (`--logprobs-mode processed_logprobs`): those
     of the tokens that are kept are renormalized. [`~trl.GRPOTrainer`] recomputes them without the restriction, so the
-    ratio of the two is the probability mass that is kept, for every token. `options` is a config or an engine.
+    ratio of the two is the probability mass that is kept, for every token.
     """
-    values = {name: getattr(options, name) for name in UNRESTRICTED}
-    return [f"{name}={value:g}" for name, value in values.items() if value not in UNRESTRICTED[name]]
+    given = dict(args.generation_kwargs or {})  # these take precedence over the fields
+    values = {name: given.pop(name, getattr(args, name)) for name in UNRESTRICTED}
+    values = {name: value for name, value in values.items() if value not in UNRESTRICTED[name]}
+    if given.get("temperature") == args.temperature:
+        del given["temperature"]
+    values |= {name: value for name, value in given.items() if name not in NEUTRAL_KWARGS and value is not None}
+    if args.vllm_structured_outputs_regex is not None:
+        values["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
+    return [f"{name}={value!r}" for name, value in values.items()]
 
 
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:

@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 
 from ada_trl.core import prompt_key
 from ada_trl.core.prompt_id import prompt_reference, prompt_text
@@ -53,6 +54,16 @@ def test_the_text_of_a_prompt():
     assert prompt_text([{"role": "user", "content": "Größe"}]) == '[{"content":"Größe","role":"user"}]'
     with pytest.raises(ValueError, match=r"neither text nor an image .* Add a column 'id'"):
         prompt_key([{"role": "user", "content": object()}])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_tensors_are_hashed(dtype):
+    def key(image):
+        return prompt_key([{"role": "user", "content": [{"type": "image", "image": image}]}])
+
+    image = torch.tensor([[0, 1], [2, 3]], dtype=dtype)
+    assert key(image) == key(image.clone())
+    assert len({key(image), key(image + 1), key(image.flatten()), key(image.T)}) == 4
 
 
 def test_columns_of_an_environment_are_hashed():

@@ -1,5 +1,6 @@
 """Prompt stream, slots and prompt queue, with retries and selection by predicted gain; without a model."""
 
+import copy
 import json
 import math
 from collections import Counter
@@ -7,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
@@ -46,8 +48,9 @@ def play(slot, rewards, rounds):
         slot.add(Rollout(draw, reward, reward, (reward,)))
 
 
-def test_prompts_of_a_group_may_contain_arrays():
-    rows = [{"prompt": [{"content": text, "image": np.zeros((2, 2))}]} for text in "aabb"]
+@pytest.mark.parametrize("image", [np.zeros((2, 2)), torch.zeros(2, 2)])
+def test_prompts_of_a_group_may_contain_arrays(image):
+    rows = [{"prompt": [{"content": text, "image": copy.copy(image)}]} for text in "aabb"]
     assert DataLoaderPrompts(Accelerator(cpu=True), 2).next_prompts(rows).local_rows == [rows[0], rows[2]]
 
 

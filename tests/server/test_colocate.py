@@ -135,6 +135,7 @@ def test_weights_of_an_evaluation_are_verified(build, monkeypatch):
     [
         {"top_p": 0.8, "vllm_importance_sampling_mode": "token_truncate"},
         {"vllm_importance_sampling_correction": False},
+        {"generation_kwargs": {"bad_words": ["7"]}, "vllm_importance_sampling_mode": "token_truncate"},
     ],
 )
 def test_weights_are_not_verified_without_comparable_log_probabilities(options, build, monkeypatch):

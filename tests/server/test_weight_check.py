@@ -1,13 +1,13 @@
 """Verification of a scripted server's weights: rollouts of other weights are never trained on without an error."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from aiohttp import web
 from transformers import TrainerCallback
 
+from ada_trl import AdaGRPOConfig
 from ada_trl.trainer.vllm_session import sampling_restrictions
 
 from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
@@ -318,11 +318,15 @@ async def restricted(call):
         ({"top_k": -1, "min_p": 0.0}, []),
         ({"top_p": 0.8, "top_k": 20}, ["top_p=0.8", "top_k=20"]),
         ({"min_p": 0.1, "repetition_penalty": 1.1}, ["min_p=0.1", "repetition_penalty=1.1"]),
+        ({"top_p": 0.8, "generation_kwargs": {"top_p": 1.0, "stop": ["."], "temperature": 1.0}}, []),
+        ({"generation_kwargs": {"top_p": 0.9, "temperature": 0.7}}, ["top_p=0.9", "temperature=0.7"]),
+        ({"generation_kwargs": {"allowed_token_ids": [1, 2], "bad_words": None}}, ["allowed_token_ids=[1, 2]"]),
+        ({"vllm_structured_outputs_regex": "[0-9]+"}, ["vllm_structured_outputs_regex='[0-9]+'"]),
     ],
 )
 def test_sampling_restrictions_are_named_with_their_values(options, expected):
-    unrestricted = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    assert sampling_restrictions(SimpleNamespace(**unrestricted | options)) == expected
+    args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=4, **options)
+    assert sampling_restrictions(args) == expected
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,45 @@ def test_rewards_that_a_subclass_changes_are_trained_on(mode, tmp_path):
     assert rewards[1] == pytest.approx(2 * rewards[0] + 1)
 
 
+@pytest.mark.parametrize("calls_super", [True, False])
+def test_rewards_that_a_subclass_changes_are_evaluated(calls_super, tmp_path):
+    class AllRight(AdaGRPOTrainer):
+        def _calculate_rewards(self, *args):
+            if calls_super:
+                return torch.ones_like(super()._calculate_rewards(*args))
+            return self.accelerator.gather(torch.ones(len(args[0]), 1))
+
+    options = {"num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    trainer = build(
+        tmp_path,
+        lambda completions, **_: [0.0] * len(completions),
+        trainer_class=AllRight,
+        eval_dataset=prompt_dataset(1),
+        **options,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == metrics["eval_pass@1"] == metrics["eval_pass@2"] == 1
+
+
+@pytest.mark.parametrize("mode", [*LOADER_MODES, *QUEUE_MODES])
+def test_fields_that_a_subclass_returns_with_completions_are_arguments_of_reward_functions(mode, tmp_path):
+    class Judging(AdaGRPOTrainer):
+        def _generate(self, prompts):
+            prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, *others = super()._generate(
+                prompts
+            )
+            fields = {"first": [text[:1] for text in completions], "judge": "strict"}
+            return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields | fields, *others
+
+    def reward(completions, first, judge, **kwargs):
+        assert first == [text[:1] for text in completions] and set(judge) == {"strict"}
+        return even_reward(completions)
+
+    trainer = build(tmp_path, reward, trainer_class=Judging, **(LOADER_MODES | QUEUE_MODES)[mode])
+    trainer.train()
+    assert trainer.state.global_step == QUICK["max_steps"]
+
+
 @pytest.mark.parametrize("mode", ["batch", "seq-balance", "dynamic sampling"])
 def test_completions_that_a_subclass_changes_are_changed_once(mode, tmp_path):
     class Lengthening(Recorder):

@@ -10,10 +10,10 @@ from collections import OrderedDict, deque
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from ada_trl.trainer.user_code import TrainingState, check_rewards
 
@@ -335,6 +335,36 @@ def test_a_stream_shorter_than_a_step_is_an_error(mode, tmp_path):
     trainer = build(tmp_path, even_reward, stream(1), **MODES[mode])
     with pytest.raises(ValueError, match=r"needs \d distinct prompts"):
         trainer.train()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_callback_may_stop_training_on_a_stream_before_the_first_step(mode, tmp_path):
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
+    options = {"gradient_accumulation_steps": 2, "callbacks": [Stop()], **MODES[mode]}
+    trainer = build(tmp_path, even_reward, stream(64), **options)
+    trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_a_stream_may_have_different_columns(mode, tmp_path):
+    def rows():
+        for i in range(64):
+            yield {"prompt": f"{i}+1="} | ({"answer": str(i + 1)} if i % 2 else {"source": "test"})
+
+    def reward(prompts, completions, answer, source, **kwargs):
+        for prompt, right, origin in zip(prompts, answer, source, strict=True):
+            i = int(prompt.partition("+")[0])
+            assert (right, origin) == ((str(i + 1), None) if i % 2 else (None, "test"))
+        return even_reward(completions)
+
+    dataset = IterableDataset.from_generator(rows)
+    trainer = build(tmp_path, reward, dataset, shuffle_dataset=False, max_steps=3, **MODES[mode])
+    trainer.train()
+    assert trainer.state.global_step == 3
 
 
 def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(tmp_path, caplog):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from ada_trl import AdaGRPOTrainer
+
 from ..helpers import build, even_reward
 
 
@@ -31,6 +33,23 @@ def test_the_update_is_that_of_all_rows(loss_type, mode, tmp_path):
     skipped, some_rows = run("skip")
     torch.testing.assert_close(skipped, kept, rtol=0, atol=1e-5)
     assert len(some_rows) == len(all_rows) and 0 < sum(some_rows) < sum(all_rows)
+
+
+def test_advantages_may_differ_by_token(tmp_path):
+    """TRL accepts advantages of shape (B, T) from an override."""
+
+    class OfTokens(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            output["advantages"] = output["advantages"].unsqueeze(1) * output["completion_mask"]
+            return output
+
+    weights = []
+    for zero_variance_groups in ("keep", "skip"):
+        trainer = build(tmp_path, trainer_class=OfTokens, zero_variance_groups=zero_variance_groups, max_steps=3)
+        trainer.train()
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("option", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
