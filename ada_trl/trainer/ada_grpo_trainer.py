@@ -39,7 +39,7 @@ from ..sampling.prompt_sources import (
     collate_placeholders,
 )
 from ..utils.copying import copy_containers
-from ..utils.distributed import exchange_rows, synchronized_errors
+from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
@@ -532,7 +532,13 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
         call: Callable = super()._tool_call_loop
-        return call(*args, **kwargs) if self._hook is None else self._hook.run_tools(call, *args, **kwargs)
+        if self._hook is not None:
+            call = functools.partial(self._hook.run_tools, call)
+        if self.vllm is None or not self.vllm.uses_server or collectives_disabled():
+            return call(*args, **kwargs)
+        # Ranks request different numbers of further turns, so that none of them may wait for another.
+        with synchronized_errors(self.vllm_generation.error_factory("rollouts are missing")), no_collectives():
+            return call(*args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)

@@ -102,6 +102,8 @@ class MultiRoundSampling:
         if tracker is not None and trainer.captures_hidden_states:
             batch.hidden_states = tracker.reader.all_gather_states([sampler.states.get(i) for i in sampled.indices])
         batch.metrics |= prompt_source.finish_step(pools)
+        if not trainer.vllm.samples_async:  # an asynchronous sampler has collected them
+            batch.metrics |= trainer.vllm.collect_metrics()
         return batch
 
     def build_sampler(self, plan: StepPlan) -> RolloutSampler:

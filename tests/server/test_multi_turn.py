@@ -18,7 +18,7 @@ from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer
-from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, reject, stall
+from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, launch, reject, stall
 
 
 CHAT = chat_tokenizer()
@@ -43,10 +43,37 @@ async def uses_the_tool(call):
     if "<tool_response>" in call.prompt:
         value = call.prompt.split("<tool_response>\n")[-1].split("\n")[0]
         return answer(call, [f"It is {value}."] * call.n)
-    a, b = re.findall(r"(\d+)\+(\d+)", call.prompt)[-1]
-    request = json.dumps({"name": "add", "arguments": {"a": int(a), "b": int(b)}})
-    use = f"<tool_call>\n{request}\n</tool_call>" if call.round else "Pass."
+    use = tool_call(call.prompt) if call.round else "Pass."
     return answer(call, [use, "Pass."] * (call.n // 2))
+
+
+async def uses_the_tool_for_one_question(call):
+    if "<tool_response>" in call.prompt:
+        return await uses_the_tool(call)
+    return answer(call, [tool_call(call.prompt) if "31+4" in call.prompt else "Pass."] * call.n)
+
+
+def tool_call(prompt):
+    a, b = re.findall(r"(\d+)\+(\d+)", prompt)[-1]
+    request = json.dumps({"name": "add", "arguments": {"a": int(a), "b": int(b)}})
+    return f"<tool_call>\n{request}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "mode", [{"baseline": "batch"}, {"num_generations": 4, "samples_per_round": 4}], ids=["batch", "seq"]
+)
+def test_ranks_may_request_different_numbers_of_turns(mode, tmp_path):
+    options = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "num_generations_eval": 4}
+    options |= {"vllm_request_timeout": 30.0, "uses_tools": True} | mode
+    if "baseline" in mode:
+        options["per_device_train_batch_size"] = 2
+    with FakeServer(uses_the_tool_for_one_question, CHAT) as server:
+        ranks = launch(2, tmp_path / "runs", [options | {"url": server.url}])
+        assert becomes_idle(server)
+    (first,), (second,) = ranks
+    assert first["error"] is second["error"] is None
+    assert first["weights"] == second["weights"] and first["evaluations"] == [0.25]
+    assert first["logs"][0]["reward"] == 0.25
 
 
 def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
@@ -69,6 +96,7 @@ def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
         logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/frac_exit_condition_met"] == 1 and logs["reward"] == 0
     )
     assert logs["tools/call_frequency"] == 0  # of the first round
+    assert logs["ada/vllm/retries"] == 0 and logs["ada/vllm/weight_check_logprob_diff"] < 1e-3
     for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
         text = CHAT.decode(ids[mask.bool()])
         assert "tool_response" not in text and ("It is" in text) == (advantage > 0)

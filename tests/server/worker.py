@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
+from ..conversations import add, says_the_sum
+from ..conversations import build as build_conversations
 from ..helpers import QUICK
 from .fake import reward
 from .helpers import ONE_ROUND, build
@@ -34,11 +36,23 @@ def run(output_dir: str, options: dict) -> dict:
             raise ZeroDivisionError("my bug")
         return reward(completions)
 
-    trainer = build(output_dir, server, reward_or_failure, trainer_class=Recorder, **ONE_ROUND | options)
+    uses_tools = options.pop("uses_tools", False)
+    if uses_tools:
+        served = {
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_base_url": server.url,
+            "vllm_weight_sync": "disk",
+        }
+        trainer = build_conversations(Recorder, output_dir, says_the_sum, tools=[add], **served | options)
+    else:
+        trainer = build(output_dir, server, reward_or_failure, trainer_class=Recorder, **ONE_ROUND | options)
     trainer.batches = []
     started, error = time.monotonic(), None
     try:
         trainer.train()
+        if uses_tools:
+            trainer.evaluate(trainer.train_dataset)
     except Exception as caught:
         error = [type(caught).__name__, str(caught)]
     return {
@@ -47,6 +61,7 @@ def run(output_dir: str, options: dict) -> dict:
         "threads": [t.name for t in threading.enumerate() if "vLLM" in t.name],
         "batches": trainer.batches,
         "logs": [logs for logs in trainer.state.log_history if "reward" in logs],
+        "evaluations": [logs["eval_reward"] for logs in trainer.state.log_history if "eval_reward" in logs],
         "weights": sum(p.detach().double().sum().item() for p in trainer.model.parameters()),
     }
 
