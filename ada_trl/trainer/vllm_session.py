@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,17 +89,19 @@ class VLLMSession:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Clean up adapters on the server and files on exit. Nested uses (evaluation during training) do nothing."""
-        if not self.uses_server or self._is_running:
+        if not self.trainer.use_vllm or self._is_running:
             yield
             return
         self._is_running = True
-        with sigterm_as_exit():
+        with sigterm_as_exit() if self.uses_server else nullcontext():
             try:
                 yield
             finally:
                 self._is_running = False
-                self.trainer.cancel_prefetch()
-                self.trainer.vllm_generation.close()
+                if self.uses_server:
+                    self.trainer.cancel_prefetch()
+                    self.trainer.vllm_generation.close()
+                # Another training may begin at the step of the last push, with other weights.
                 self.forget_weights()
 
     # One generation

@@ -124,6 +124,14 @@ def test_rollouts_of_weights_that_never_arrived_are_not_trained_on(sleep, mode, 
     assert trainer.state.global_step < 4 and (trainer.state.global_step == 0) == sleep
 
 
+@pytest.mark.parametrize("sleep", [True, False])
+def test_another_training_starts_with_the_current_weights(sleep, build):
+    trainer = build(sleep, learning_rate=0.05, max_steps=1)
+    for _ in range(3):  # each begins at step 0, at which the one before has pushed its weights
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_weights_of_an_evaluation_are_verified(build, monkeypatch):
     monkeypatch.setattr(ScriptedEngine, "loads_weights", False)
     with fails(OTHER_WEIGHTS):
