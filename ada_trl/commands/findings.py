@@ -159,15 +159,20 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
 
 
 def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:
-    """Estimate the cost of one generation batch and its update. Larger batches generate faster, so the time is an upper bound."""
+    """Estimate the cost of a step. Larger batches generate faster, so the time is an upper bound."""
     positives, scored = counts(args, sample)
-    fraction, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step
+    # A generation batch may take several steps, and a step several generation batches.
+    batches = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+    unit = "step" if batches >= 1 else "generation batch"
+    fraction, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step * max(int(batches), 1)
     if 0 < positives.sum() < scored.sum():
         with_gradient, rollouts = expected_sampling(args, positives, scored)
         fraction = f" ({with_gradient:.0%} of them with a gradient)"
     drawn = prompts * rollouts
     return CheckResult(
         "cost",
-        f"a step of {prompts} prompts{fraction}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
-        f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update",
+        f"a {unit} of {prompts} prompts{fraction}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
+        f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update"
+        + " per step"
+        * (unit != "step"),
     )

@@ -140,7 +140,7 @@ def runs_by_label(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if options.smooth < 1:
         parser.error(f"--smooth ({options.smooth}) must be at least 1 (no smoothing)")
     labels = options.labels or default_labels(options.runs)
-    if len(set(labels)) != len(options.runs):
+    if not len(set(labels)) == len(labels) == len(options.runs):
         parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
     return dict(zip(labels, options.runs, strict=True))
 

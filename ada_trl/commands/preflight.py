@@ -44,6 +44,7 @@ class Preflight(TrainerCallback):
         self.findings: list[CheckResult] = []
         self.stage = "setting up"
         self.sample: Sample | None = None  # from the first batch on
+        self._batch: dict | None = None
         self._generate = trainer._generate_and_score_completions
         self._shape = "sampled rows"
         self._updating_since = self._update_seconds = math.nan
@@ -64,6 +65,8 @@ class Preflight(TrainerCallback):
                 raise UserError(self._memory_advice(error)) from error
 
     def _first_batch(self, inputs: list[dict]) -> dict:
+        if self._batch is not None:  # the next generation batch of the same optimizer step
+            return dict(self._batch)
         self._inspect_rollouts(len(inputs))
         self.stage = "the optimizer step"
         batch = self._longest_batch(len(inputs))
@@ -72,6 +75,7 @@ class Preflight(TrainerCallback):
         if self.trainer.accelerator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._updating_since = time.perf_counter()
+        self._batch = batch
         return batch
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
@@ -101,7 +105,9 @@ class Preflight(TrainerCallback):
         """Choose rows of the dataset, different ones on each process; of a stream the first ones."""
         data, rank = self.trainer.train_dataset, self.trainer.accelerator.process_index
         if not hasattr(data, "__len__"):
-            return list(islice(iter(data), rank * number, (rank + 1) * number)) or list(islice(iter(data), 1))
+            processes = self.trainer.accelerator.num_processes
+            first = list(islice(iter(data), number * processes))
+            return [first[i % len(first)] for i in range(rank * number, (rank + 1) * number) if first]
         rng = random.Random(self.trainer.args.seed)
         total = number * self.trainer.accelerator.num_processes
         indices = rng.sample(range(len(data)), total) if total <= len(data) else rng.choices(range(len(data)), k=total)

@@ -48,16 +48,19 @@ def words(task, *more, output_dir="runs/mine", reward="tests.helpers.even_reward
     return [f"--{name}={value}" for name, value in options.items()] + list(more)
 
 
-def checked(capsys, *words):
-    """The printed table by its first column, and the exit code."""
+def checked(capsys, *words, lines=None):
+    """The printed table by its first column, and the exit code; `lines` receives its rows."""
     capsys.readouterr()
     code = 0
     try:
         start("check", list(words))
     except SystemExit as ended:
         code = ended.code
-    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    return {line[0]: " | ".join(line[1:]) for line in lines[2:]}, code
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = rows[2:]
+    if lines is not None:
+        lines += rows
+    return {row[0]: " | ".join(row[1:]) for row in rows}, code
 
 
 def files_of(folder):
@@ -96,6 +99,17 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
         rollouts, tokens = map(int, cost.groups())
         mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
         assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
+
+
+def test_a_step_of_several_generation_batches_is_checked_once(task, capsys):
+    lines = []
+    found, code = checked(
+        capsys,
+        *words(task, "--gradient_accumulation_steps=3", "--steps_per_generation=1", "--adaptive_sampling=uniform"),
+        lines=lines,
+    )
+    assert code == 0 and len(lines) == len(found), "No line is repeated."
+    assert "a step of 12 prompts" in found["cost"] and ": 48 rollouts" in found["cost"]
 
 
 def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):

@@ -91,6 +91,13 @@ def test_command_line(runs, tmp_path, capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("labels", [["x"], ["x", "x"], ["x", "x", "y"]])
+def test_labels_that_do_not_fit_are_rejected(labels, runs, capsys):
+    with pytest.raises(SystemExit):
+        main([str(runs / "ada"), str(runs / "grpo"), "--labels", *labels])
+    assert "2 runs need as many different labels" in capsys.readouterr().err
+
+
 def test_default_labels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("a/run/checkpoint-5", "b/run"):
