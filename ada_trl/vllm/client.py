@@ -288,7 +288,7 @@ def completion_request(
     regex, overrides = params.pop("structured_outputs_regex", None), params.pop("generation_kwargs", None)
     if regex is not None:
         params["structured_outputs"] = {"regex": regex}
-    params |= overrides or {}
+    params |= {name: value for name, value in (overrides or {}).items() if name != "n"}  # 1, of a single rollout
     if features is None:
         as_ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         return "/v1/completions", {"model": model, "prompt": prompts} | as_ids | params

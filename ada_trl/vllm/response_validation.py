@@ -67,6 +67,8 @@ def check_completions(request: dict, response: dict, vocab_size: int | None) -> 
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
         raise InvalidResponseError(f"its response has no choices: {quote(response)}")
+    if "prompt" in request and not request.get("return_token_ids"):
+        return  # a request for text, which a user's code has sent
     sampling = request.get("sampling_params", request)
     prompts = request.get("prompt", [None])
     copies = sampling.get("n") or 1
@@ -74,8 +76,6 @@ def check_completions(request: dict, response: dict, vocab_size: int | None) -> 
         raise InvalidResponseError(
             f"{copies * len(prompts)} completions were requested, the server returned {len(choices)}"
         )
-    if "prompt" in request and not request.get("return_token_ids"):
-        return  # a request for text, which a user's code has sent
     for i, choice in enumerate(choices):
         _check_prompt(prompts[i // copies], choice)
         ids = _check_tokens(choice, sampling.get("max_tokens"), vocab_size)

@@ -177,6 +177,7 @@ class HTTPTransport:
 
     async def _send(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
         """Repeat the attempt until it succeeds; `failures` receives the reasons of the others."""
+        retries_left, backoff = max_retries, BACKOFF_SECONDS  # a busy server uses up no retries
         while True:
             try:
                 return await attempt()
@@ -184,13 +185,15 @@ class HTTPTransport:
                 if failed.is_final:
                     fix = REJECTED if failed.status in INVALID else ""
                     raise VLLMServerError(f"{name} {failed}", fix, status=failed.status) from failed
-                if len(failures) >= max_retries and failed.status not in BUSY:
+                if failed.status not in BUSY and not retries_left:
                     kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
                     times = f" (sent {len(failures) + 1} times)" if failures else ""
                     raise kind(f"{name} {failed}{times}") from failed
+                retries_left -= failed.status not in BUSY
                 failures.append(str(failed))
             self.retries += 1
-            await asyncio.sleep(min(BACKOFF_SECONDS * 2 ** (len(failures) - 1), MAX_BACKOFF_SECONDS))
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     # Deadlines of queued requests: one task for all, so that a request costs no timer
 

@@ -31,7 +31,7 @@ LORA_OPTIONS = (  # of PEFT, that vLLM cannot serve
     "use_bdlora",
     "alora_invocation_tokens",
 )
-LORA_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the weights of the base model
+LORA_INITS = ("gaussian", "eva", "orthogonal", "mica")  # others change the weights of the base model
 CLOSE_SECONDS = 10  # timeout of unloading an adapter, which may fail without harm
 IN_USE = "in_use.lock"  # held by the run that wrote the directory, for as long as it lives
 

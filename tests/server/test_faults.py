@@ -12,6 +12,7 @@ from aiohttp import web
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from ada_trl.vllm import transport
 from ada_trl.vllm.client import TimeoutVLLMClient
 from ada_trl.vllm.response_validation import InvalidResponseError, check_completions
 
@@ -207,6 +208,20 @@ def test_every_request_to_a_busy_server_is_retried(status, tmp_path):
     assert logs_of(trainer)[0]["ada/vllm/incomplete_pools"] == 0
 
 
+def test_busy_responses_use_up_no_retries(tmp_path, monkeypatch):
+    """More of them than a request has retries, and then another failure."""
+    monkeypatch.setattr(transport, "BACKOFF_SECONDS", 1e-6)
+    monkeypatch.setattr(transport, "MAX_BACKOFF_SECONDS", 1e-6)
+    statuses = iter([503] * 100 + [500])
+
+    async def busy_and_broken(call):
+        status = next(statuses, None)
+        return await half_right(call) if status is None else error_response("not now", status)
+
+    trainer, _ = train(tmp_path, FakeServer(busy_and_broken), vllm_request_timeout=60, **UNIFORM)
+    assert next(statuses, None) is None and trainer.state.global_step == 1
+
+
 # A server that stalls or dies is waited for once
 
 
@@ -321,6 +336,11 @@ def test_invalid_completions_are_described(change, message):
     change(choices)
     with pytest.raises(InvalidResponseError, match=message):
         check_completions(request, {"choices": choices}, vocab_size=14)
+
+
+def test_completions_of_a_text_are_not_validated():
+    """A script may send its own requests through the client; one prompt may be a string."""
+    check_completions({"prompt": "1+2="}, {"choices": [{"text": "3"}]}, vocab_size=14)
 
 
 # At the start

@@ -360,6 +360,8 @@ def test_requests_for_completions_are_those_of_trls_client(features):
         "structured_outputs_regex": "a|b",
         "generation_kwargs": {"seed": 1, "min_p": 0},
     }
+    one = completion_request("model", [[1, 2]], features, params | {"generation_kwargs": {"n": 1}})[1]
+    assert one.get("sampling_params", one)["n"] == 2, "The number of rollouts is that of the mode."
     client.generate([[1, 2]], None if features is None else [features], **params)
     path, request = completion_request("model", [[1, 2]], features, params)
     ((url, theirs),) = sent
