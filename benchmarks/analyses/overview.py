@@ -13,6 +13,7 @@ from ada_trl.core import ExitCondition
 from .. import names
 from ..common import COLORS, FIGURES, README, fill
 from ..learning.figures import draw_curves, draw_zero_variance
+from ..learning.formatting import MIN_SEEDS
 from ..learning.language_tables import (
     MAIN_SET,
     ORDER,
@@ -108,7 +109,9 @@ def main() -> None:
     language, rates = stored_language(), reported_rates()
     figure(rates).savefig(FIGURES / "overview.png", dpi=200)
     fill("overview", caption(zero_variance(rates, MAIN_SET)), README)
-    table, about = rates_table(rates, for_readme=True), language_caption(rates, MAIN_SET, ORDER)
+    seeds = rates.groupby("method")["seed"].nunique()
+    shown = [method for method in ORDER if seeds.get(method, 0) >= MIN_SEEDS]
+    table, about = rates_table(rates, for_readme=True), language_caption(rates, MAIN_SET, shown)
     fill("language-rates", f"{table}\n\n{about}", README)
     fill("language-paper", paper_readme_table(language), README)
     fill("language-other-sets", readme_sentences(language), README)

@@ -193,7 +193,7 @@ def _cpu_seconds(runs: dict[int, pd.DataFrame]) -> float:
 
 def rates_table(runs: pd.DataFrame, for_readme: bool = False) -> str:
     """
-    Methods at equal tokens, each at its better learning rate, with the differences from GRPO n=4.
+    Methods at equal tokens, each at one learning rate, with the differences from GRPO n=4.
 
     Args:
         runs (`pd.DataFrame`):
