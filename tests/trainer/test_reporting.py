@@ -123,7 +123,7 @@ def train(tmp_path, caplog):
         (constant(0.0), NO_GROUP["posterior"], ("the same reward (0 now)",)),
         (reward_of_prompt, ONE_ROUND, ("no prompt has had a gradient", "distinguish completions of the same prompt")),
         (constant(1.0), ONE_ROUND | {"adaptive_sampling": "seq-pos"}, ("no prompt has had a gradient", "equal rewards")),
-        (one_scored, UNIFORM, ("no prompt has had a gradient", "one reward only")),
+        (one_scored, UNIFORM, ("no prompt has had a gradient", "only one of them had a reward")),
         (one_scored, NO_GROUP["batch"], ("no rollout with a reward",)),
     ],
 )  # fmt: skip
@@ -222,7 +222,7 @@ def test_a_baseline_that_predicts_worse_than_the_mean_is_reported(train):
 
     options = {"baseline": "posterior", "num_generations": 1, "positive_threshold": 0.2}
     _, (warning,) = train(half_reward, steps=WINDOW + 5, prepare=misestimate, **UNIFORM, **options)
-    assert f"For {WINDOW} steps, the baseline has been further from the rewards than their own mean" in warning
+    assert f"For {WINDOW} steps, the posterior baseline has predicted the rewards worse than their mean" in warning
     assert "baseline='batch'" in warning
 
 
