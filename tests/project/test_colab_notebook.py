@@ -10,12 +10,13 @@ from urllib.parse import urlparse
 import nbformat
 import pytest
 import torch
+import yaml
 from packaging.requirements import Requirement
 from transformers.training_args import TrainingArguments
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.recipes.reasoning.task import MAX_ANSWER_TOKENS
-from benchmarks.learning.language_model import RATE, ROLLOUTS_PER_STEP, STEPS
+from benchmarks.learning.language_model import ROLLOUTS_PER_STEP, STEPS
 
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,8 @@ def test_full_settings_are_a_valid_config(major, dtype, generation, monkeypatch,
     assert args.generation_batch_size == namespace["PROMPTS"]
     assert args.baseline == "batch" and args.num_generations == 1
     assert args.steps_per_generation == args.gradient_accumulation_steps
-    assert (args.learning_rate, args.max_completion_length) == (RATE, MAX_ANSWER_TOKENS), "as in README's table"
+    recipe = yaml.safe_load((ROOT / "recipes/reasoning/batch.yaml").read_text())
+    assert args.learning_rate == recipe["learning_rate"] and args.max_completion_length == MAX_ANSWER_TOKENS
     assert (args.max_steps, args.generation_batch_size) == (STEPS, ROLLOUTS_PER_STEP)
     assert args.use_vllm == (generation == "vllm-server")
     assert args.vllm_weight_sync == ("lora" if args.use_vllm else "nccl")
