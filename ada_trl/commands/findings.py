@@ -163,7 +163,7 @@ def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> C
     positives, scored = counts(args, sample)
     # A generation batch may take several steps, and a step several generation batches.
     batches = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
-    unit = "step" if batches >= 1 else "generation batch"
+    unit, per = ("step", "") if batches >= 1 else ("generation batch", " per step")
     fraction, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step * max(int(batches), 1)
     if 0 < positives.sum() < scored.sum():
         with_gradient, rollouts = expected_sampling(args, positives, scored)
@@ -172,7 +172,5 @@ def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> C
     return CheckResult(
         "cost",
         f"a {unit} of {prompts} prompts{fraction}: {drawn:.0f} rollouts, {drawn * sample.mean_length:.0f} tokens, at most "
-        f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update"
-        + " per step"
-        * (unit != "step"),
+        f"{sample.seconds * drawn / sample.success_rewards.size:.1f} s of sampling and {update_seconds:.1f} s of update{per}",
     )

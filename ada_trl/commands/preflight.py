@@ -104,12 +104,11 @@ class Preflight(TrainerCallback):
     def _random_rows(self, number: int) -> list[dict]:
         """Choose rows of the dataset, different ones on each process; of a stream the first ones."""
         data, rank = self.trainer.train_dataset, self.trainer.accelerator.process_index
+        total = number * self.trainer.accelerator.num_processes
         if not hasattr(data, "__len__"):
-            processes = self.trainer.accelerator.num_processes
-            first = list(islice(iter(data), number * processes))
+            first = list(islice(iter(data), total))
             return [first[i % len(first)] for i in range(rank * number, (rank + 1) * number) if first]
         rng = random.Random(self.trainer.args.seed)
-        total = number * self.trainer.accelerator.num_processes
         indices = rng.sample(range(len(data)), total) if total <= len(data) else rng.choices(range(len(data)), k=total)
         return [data[index] for index in indices[rank * number : (rank + 1) * number]]
 

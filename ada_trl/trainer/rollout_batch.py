@@ -277,9 +277,8 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelera
             The run's accelerator.
     """
     total = len(inputs["advantages"])
-    is_trained = (
-        (inputs["advantages"] != 0).view(total, -1).any(dim=1)
-    )  # an override may return advantages of tokens, (B, T)
+    # An override may return advantages of tokens, (B, T).
+    is_trained = (inputs["advantages"] != 0).view(total, -1).any(dim=1)
     if "pixel_values" in inputs:  # they are not ordered by row
         is_trained = torch.ones_like(is_trained)
     number = max(int(accelerator.gather(is_trained.sum()).max()), 1)
