@@ -64,20 +64,20 @@ def test_hidden_states_come_from_the_pass_that_recomputes_log_probabilities(iter
 
 def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path):
     """Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits."""
-    finished, slow = [], []
+    first, slow, replacement, _ = PROMPTS
+    finished = []
 
     async def behave(call):
-        if call.number == 1:
-            slow.append(call.prompt)
-            await asyncio.sleep(2)
+        while call.prompt == slow and len(finished) < 2:
+            await asyncio.sleep(0.01)
         finished.append(call.prompt)
-        return answer(call, [RIGHT, WRONG] * 2 if call.prompt in slow else [WRONG] * 4)
+        return answer(call, [RIGHT, WRONG] * 2 if call.prompt == slow else [WRONG] * 4)
 
     options = UNIFORM | ONE_ROUND | {"zero_variance_groups": "resample", "per_device_train_batch_size": 8}
     with FakeServer(behave) as server:
         dataset = Dataset.from_dict({"prompt": PROMPTS})
-        trainer = build(tmp_path, server, dataset=dataset, num_generations=4, **options)
+        trainer = build(tmp_path, server, dataset=dataset, num_generations=4, shuffle_dataset=False, **options)
         trainer.train()
     (logs,) = logs_of(trainer)
-    assert finished[-1:] == slow and len(finished) == 3
+    assert finished == [first, replacement, slow]
     assert logs["ada/prompts/resampled"] == 1 and logs["ada/frac_zero_advantage_groups"] == 0.5
