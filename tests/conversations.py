@@ -102,3 +102,9 @@ class Counting:
 
 def picture(color):
     return Image.new("RGB", (28, 28), color)
+
+
+def image_dataset():
+    """A picture for each conversation."""
+    images = [picture(color) for color in ("red", "green", "blue", "black")]
+    return Dataset.from_dict({"prompt": CONVERSATIONS, "image": images})

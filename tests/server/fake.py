@@ -1,6 +1,7 @@
 """A server with vLLM's interface and a script instead of a model, for faults and delays on demand."""
 
 import asyncio
+import base64
 import copy
 import itertools
 import json
@@ -9,10 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from io import BytesIO
 
 import torch
 from aiohttp import web
 from peft import PeftModel
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -47,6 +50,12 @@ class Call:
         with torch.no_grad():
             logprobs = self.scored_by(torch.tensor([self.prompt_ids + ids])).logits[0, :-1].log_softmax(-1)
         return logprobs[-len(ids) :].gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def color_of(call: Call) -> tuple[int, int, int]:
+    """The color of the first pixel of the prompt's image."""
+    (url,) = call.features["kwargs_data"]["image"]
+    return Image.open(BytesIO(base64.b64decode(url.split(",")[1]))).getpixel((0, 0))
 
 
 def choices_of(call: Call, texts: list[str]) -> list[dict]:

@@ -1,23 +1,20 @@
 """Tools, environments and images, sampled from a scripted server."""
 
-import base64
 import json
 import re
 import time
 from collections import Counter
-from io import BytesIO
 
 import pytest
 from aiohttp import web
 from datasets import Dataset
-from PIL import Image
 
 from ada_trl import AdaGRPOTrainer
 
-from ..conversations import CONVERSATIONS, Counting, add, picture, says_the_sum
+from ..conversations import Counting, add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
-from .fake import FakeServer, answer
+from .fake import FakeServer, answer, color_of
 from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, launch, reject, stall
 
 
@@ -64,7 +61,7 @@ def tool_call(prompt):
 )
 def test_ranks_may_request_different_numbers_of_turns(mode, tmp_path):
     options = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "num_generations_eval": 4}
-    options |= {"vllm_request_timeout": 30.0, "uses_tools": True} | mode
+    options |= {"vllm_request_timeout": 30.0, "feature": "tools"} | mode
     if "baseline" in mode:
         options["per_device_train_batch_size"] = 2
     with FakeServer(uses_the_tool_for_one_question, CHAT) as server:
@@ -126,17 +123,12 @@ def test_a_failure_between_tool_calls_stops_the_run(tmp_path):
             trainer.train()
 
 
-def color_of(call):
-    (url,) = call.features["kwargs_data"]["image"]
-    return Image.open(BytesIO(base64.b64decode(url.split(",")[1]))).getpixel((0, 0))
-
-
 def build_with_images(tmp_path, server, reward=None, **options):
     model, processor = tiny_vision_language_model(CHAT)
-    images = list(map(picture, ["red", "green", "blue", "black"]))
-    dataset = Dataset.from_dict({"prompt": CONVERSATIONS, "image": images})
     options = {"model": model, "tokenizer": processor, "max_completion_length": 8} | options
-    return build(tmp_path, server, reward or (lambda completions, **_: [0.0] * len(completions)), dataset, **options)
+    return build(
+        tmp_path, server, reward or (lambda completions, **_: [0.0] * len(completions)), image_dataset(), **options
+    )
 
 
 def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):

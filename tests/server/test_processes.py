@@ -12,8 +12,8 @@ import pytest
 
 from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 
-from ..helpers import PROMPTS
-from .fake import RATES, RIGHT, WRONG, FakeServer, answer, half_right, random_texts
+from ..helpers import PROMPTS, chat_tokenizer, tiny_vision_language_model
+from .fake import RATES, RIGHT, WRONG, FakeServer, answer, color_of, half_right, random_texts
 from .helpers import becomes_idle, fail, launch, stall
 from .worker import run
 
@@ -39,6 +39,13 @@ async def by_draw(call):
         is_right = random.Random(f"{call.prompt} {draw}").random() < RATES[call.prompt]
         texts.append(f"{RIGHT if is_right else WRONG}{draw}")
     return answer(call, texts)
+
+
+async def by_color(call):
+    """The pass rate of the pictures is 0.5, 0, 0.5 and 0."""
+    rng = random.Random(f"{color_of(call)} {call.round}")
+    rate = 0.5 if color_of(call) in ((255, 0, 0), (0, 0, 255)) else 0
+    return answer(call, [f"{RIGHT if rng.random() < rate else WRONG}{i}" for i in range(call.n)])
 
 
 def last_prompt(behaviour):
@@ -82,6 +89,7 @@ SAME = {
     "est-ema, spanning": (by_draw, 12, EST | {"adaptive_sampling": "est-ema"}),
     "est-value": (by_draw, 16, EST | {"adaptive_sampling": "est-value"}),
     "est-value, spanning": (by_draw, 12, EST | {"adaptive_sampling": "est-value"}),
+    "images": (by_color, 16, ROUNDS | {"feature": "images", "num_generations": 4, "max_completion_length": 8}),
     "posterior": (uneven, 4, POSTERIOR | {"save_strategy": "steps", "save_steps": 4}),
     "posterior, ahead": (even, 4, POSTERIOR | {"max_staleness": 1}),
     "GRPO, ahead": (
@@ -111,10 +119,18 @@ def options_of(name, processes, server):
     return options | {"url": server.url, "per_device_train_batch_size": rows // processes}
 
 
+def server_of(name):
+    behave, _, options = RUNS[name]
+    if options.get("feature") != "images":
+        return FakeServer(behave)
+    tokenizer = chat_tokenizer()
+    return FakeServer(behave, tokenizer, tiny_vision_language_model(tokenizer)[0])
+
+
 def train_on(processes, names, directory):
     """By name of the run: the outcome on each rank, its server, its output directory."""
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(FakeServer(RUNS[name][0])) for name in names}
+        servers = {name: stack.enter_context(server_of(name)) for name in names}
         if "no weights" in servers:
             servers["no weights"].control = no_weights
         runs = [options_of(name, processes, server) for name, server in servers.items()]
@@ -143,7 +159,7 @@ def alone(tmp_path_factory):
     @cache
     def train(name):
         directory = tmp_path_factory.mktemp("alone")
-        with FakeServer(RUNS[name][0]) as server:
+        with server_of(name) as server:
             return json.loads(json.dumps(run(str(directory), options_of(name, 1, server)))), server, directory
 
     return train
@@ -172,6 +188,8 @@ def test_the_updates_do_not_depend_on_the_number_of_ranks(name, processes, alone
         assert [len(rank["batches"][step]) for rank in ranks] == [len(batch) // len(ranks)] * len(ranks)
         assert [prompt for prompt, *_ in rows] == [prompt for prompt, *_ in batch]
         assert (sorted(rows) == sorted(batch) if "est" in name else rows == batch) and len(rows) == RUNS[name][1]
+    assert len({rank["weights"] for rank in ranks}) == 1
+    assert ranks[0]["weights"] == pytest.approx(one["weights"], rel=1e-5)  # the gradients are sums in another order
     is_computed = "est" in name or "ahead" in name  # by the model, in float32
     for expected, found in zip(one["logs"], ranks[0]["logs"], strict=True):
         figure = {key: close(key, value) if is_computed else value for key, value in figures(expected).items()}

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..conversations import add, says_the_sum
+from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_conversations
-from ..helpers import QUICK
-from .fake import reward
+from ..helpers import QUICK, chat_tokenizer, tiny_vision_language_model
+from .fake import RIGHT, reward
 from .helpers import ONE_ROUND, build
 
 
@@ -26,8 +26,15 @@ class Recorder(AdaGRPOTrainer):
         return output
 
 
+def is_right(completions, **kwargs):
+    return [float(completion[-1]["content"].startswith(RIGHT)) for completion in completions]
+
+
 def run(output_dir: str, options: dict) -> dict:
-    """One training. `options` are the server's `url`, fields of the configuration, and the rank that fails."""
+    """
+    One training. `options` are the server's `url`, fields of the configuration, the rank that fails, and with `feature`
+    conversations with tools or images.
+    """
     options = dict(options)
     server, failing_rank = SimpleNamespace(url=options.pop("url")), options.pop("failing_rank", None)
 
@@ -36,22 +43,22 @@ def run(output_dir: str, options: dict) -> dict:
             raise ZeroDivisionError("my bug")
         return reward(completions)
 
-    uses_tools = options.pop("uses_tools", False)
-    if uses_tools:
-        served = {
-            "use_vllm": True,
-            "vllm_mode": "server",
-            "vllm_server_base_url": server.url,
-            "vllm_weight_sync": "disk",
-        }
-        trainer = build_conversations(Recorder, output_dir, says_the_sum, tools=[add], **served | options)
+    feature = options.pop("feature", None)
+    served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_weight_sync": "disk"}
+    served |= options
+    if feature == "tools":
+        trainer = build_conversations(Recorder, output_dir, says_the_sum, tools=[add], **served)
+    elif feature == "images":
+        model, processor = tiny_vision_language_model(chat_tokenizer())
+        model_and_data = {"model": model, "tokenizer": processor, "dataset": image_dataset()}
+        trainer = build_conversations(Recorder, output_dir, is_right, **model_and_data, **served)
     else:
         trainer = build(output_dir, server, reward_or_failure, trainer_class=Recorder, **ONE_ROUND | options)
     trainer.batches = []
     started, error = time.monotonic(), None
     try:
         trainer.train()
-        if uses_tools:
+        if feature == "tools":
             trainer.evaluate(trainer.train_dataset)
     except Exception as caught:
         error = [type(caught).__name__, str(caught)]
