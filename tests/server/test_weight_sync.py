@@ -115,6 +115,7 @@ def test_a_server_that_is_restarted_with_another_tokenizer_is_rejected(tmp_path)
         ("lora", adapter(modules_to_save=["lm_head"]), "modules_to_save"),
         ("lora", adapter(bias="all"), "bias"),
         ("lora", adapter(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
+        ("lora", adapter(init_lora_weights="lora_ga"), "init_lora_weights='lora_ga'"),
         ("lora", adapter(lora_bias=True), "lora_bias=True"),
         ("disk", adapter(trainable_token_indices={"embed_tokens": [0, 1]}), "trainable_token_indices"),
     ],
