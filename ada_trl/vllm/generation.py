@@ -84,20 +84,19 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
-        # The client has a thread, which must not outlive a trainer that was never built.
-        with ExitStack() as on_failure:
-            with synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
-                self._connect(on_failure)
-            on_failure.pop_all()
+        # The client's thread must not outlive a trainer whose construction fails later, or that is never used. The next request
+        # starts it again.
+        with ExitStack() as closing, synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
+            self._connect(closing)
 
-    def _connect(self, on_failure: ExitStack) -> None:
+    def _connect(self, closing: ExitStack) -> None:
         self.vllm_client = TimeoutVLLMClient(
             self.base_url,
             group_port=self.group_port,
             connection_timeout=self.server_timeout,
             request_timeout=self.request_timeout,
         )
-        on_failure.callback(self.vllm_client.transport.close)
+        closing.callback(self.vllm_client.transport.close)
         self.base_model = self.vllm_client.model
         info = self.vllm_client.read_server_info()
         self.weight_sync.check_server(info)

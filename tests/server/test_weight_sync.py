@@ -144,7 +144,17 @@ def test_a_directory_that_cannot_be_created_is_named(tmp_path):
         build(tmp_path, server, vllm_weight_sync_dir=str(tmp_path / "file" / "a" / "b")).train()
 
 
-# Leftovers
+# Leftovers (see `nothing_left`)
+
+
+def test_a_trainer_that_is_never_used_leaves_nothing(tmp_path):
+    with FakeServer() as server:
+        build(tmp_path, server)
+
+
+def test_a_trainer_whose_construction_fails_leaves_nothing(tmp_path):
+    with FakeServer() as server, pytest.raises(ValueError, match="0 trainable parameters"):
+        build(tmp_path, server, model=tiny_model().requires_grad_(False))
 
 
 def test_evaluation_without_training_leaves_nothing(tmp_path):
