@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from trl.generation.vllm_client import VLLMClient, to_openai_messages
 
+from ..utils.logging import get_logger
 from .errors import VLLMServerError, VLLMServerUnavailable
 from .response_validation import check_completions, check_server_info, quote, sampled_logprobs, served_model
 from .transport import (
@@ -21,6 +22,8 @@ from .transport import (
     HTTPTransport,
 )
 
+
+logger = get_logger(__name__)
 
 TIMEOUT_OPTION = "vllm_request_timeout"
 # Endpoints that are safe to request again: prompts of text, images, prompts with images, token ids.
@@ -144,7 +147,16 @@ class TimeoutVLLMClient(VLLMClient):
         check = None
         if url.endswith(COMPLETIONS):
             check = functools.partial(check_completions, kwargs["json"], vocab_size=self.vocab_size)
-        return self._request("POST", url, retry=url.endswith(REPEATABLE), check=check, **kwargs)
+        try:
+            return self._request("POST", url, retry=url.endswith(REPEATABLE), check=check, **kwargs)
+        except VLLMServerError as error:
+            if url.endswith("/update_weights"):
+                # TRL raises the error after its NCCL broadcast, which has no timeout and does not return without the server.
+                logger.error(
+                    f"The vLLM server does not receive the weights: {error.cause}. If the run does not end by itself, it waits "
+                    "in the NCCL broadcast: end it, restart the server, and resume from the last checkpoint."
+                )
+            raise
 
     @contextmanager
     def limited_to(self, seconds: float) -> Iterator[None]:

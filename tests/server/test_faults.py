@@ -5,6 +5,7 @@ import shutil
 import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -341,6 +342,18 @@ def test_invalid_completions_are_described(change, message):
 def test_completions_of_a_text_are_not_validated():
     """A script may send its own requests through the client; one prompt may be a string."""
     check_completions({"prompt": "1+2="}, {"choices": [{"text": "3"}]}, vocab_size=14)
+
+
+def test_weights_that_are_rejected_while_trl_waits_in_the_broadcast_are_logged_at_once(caplog):
+    async def rejects(request, payload):
+        return error_response("shapes differ", 400) if request.path == "/update_weights" else None
+
+    with FakeServer(control=rejects) as server:
+        client = TimeoutVLLMClient(server.url, request_timeout=30.0)
+        with closing(client.transport), fails("shapes differ"):  # in a thread of TRL's
+            client._post(f"{client.base_url}/update_weights", json={"update_info": {}})
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and "shapes differ" in record.message and "NCCL broadcast" in record.message
 
 
 # At the start
