@@ -156,7 +156,7 @@ class AdaGRPOConfig(GRPOConfig):
             denominator, for every `loss_type` (a KL term is not rescaled if the mean is over rows; with `"bnpo"`, the mean over
             micro-batches and processes, those whose rows are all masked count as 0). `"skip"`: the same update
             as with `"keep"`, up to rounding, but no forward and backward pass over these rows (not with images; requires
-            `beta=0` and no entropy bonus; `entropy` and `clip_ratio/*` then describe the other rows). `"resample"`: other
+            `beta=0`, no entropy bonus and `top_entropy_quantile=1`; `entropy` and `clip_ratio/*` then describe the other rows). `"resample"`: other
             prompts are sampled for these slots, up to `max_rounds - 1` times; with `"uniform"` sampling this is the
             dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
 

@@ -7,22 +7,27 @@ After an interruption the same command continues; with more models, only the new
 """
 
 import hashlib
+import importlib.util
 import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from filelock import FileLock
-from matplotlib.figure import Figure
 from transformers.hf_argparser import HfArg
 
 from .problems import load_problems
 from .samplers import make_sampler
 from .sampling import Measurement, Model, SamplingArguments, parse_arguments
 from .statistics import bootstrap_interval, difficulty_bins, pass_at_k
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 # Test sets of the paper: MATH-500, Minerva Math, OlympiadBench, and 230 problems of AIME, HMMT, BRUMO, CMIMC and AMC.
@@ -89,7 +94,8 @@ def run(args: EvaluateArguments, make: Callable = make_sampler) -> pd.DataFrame:
     results = tabulate(measured, args, None if any(None in given for given in rates) else rates)
     with FileLock(output_dir / ".lock"):  # several processes may share the work; one writes at a time
         results.to_csv(output_dir / "results.csv", index=False)
-        plot(results).savefig(output_dir / "pass_at_k.png", dpi=150)
+        if importlib.util.find_spec("matplotlib") is not None:  # the extra `plots`
+            plot(results).savefig(output_dir / "pass_at_k.png", dpi=150)
     return results
 
 
@@ -154,8 +160,10 @@ def show(results: pd.DataFrame) -> str:
     return table.to_string()
 
 
-def plot(results: pd.DataFrame) -> Figure:
+def plot(results: pd.DataFrame) -> "Figure":
     """Plot pass@k of all problems with intervals."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     rows = results[results["metric"].str.startswith("pass@")]

@@ -1,5 +1,7 @@
 """`evaluate.py` on local files with the schema of the benchmarks: values computed by hand, interruptions, options."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -174,6 +176,12 @@ def test_written_files(results):
 
 
 # Interrupted and extended
+
+
+def test_without_matplotlib_only_the_figure_is_missing(files, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run(arguments(files, tmp_path), scripted)
+    assert (tmp_path / "results.csv").exists() and not (tmp_path / "pass_at_k.png").exists()
 
 
 def test_an_interruption_closes_the_sampler_and_models_are_added_without_sampling_again(files, tmp_path, results):
