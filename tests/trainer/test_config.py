@@ -1,5 +1,8 @@
 """Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
+import json
+
+import numpy as np
 import pytest
 from datasets import Dataset
 from trl import GRPOConfig
@@ -211,6 +214,13 @@ def test_columns_that_are_missing_or_collide_with_arguments_of_reward_functions(
         build(dataset=Dataset.from_dict(columns))
     if "prompt" in columns:
         assert build(config(remove_unused_columns=True), dataset=Dataset.from_dict(columns))
+
+
+def test_numpy_numbers_are_stored_as_numbers():
+    """Those of a search over a range, for example; checkpoints contain the arguments as JSON."""
+    args = config(num_generations=np.int64(2), positive_threshold=np.float32(0.5), samples_per_round=np.int64(4))
+    assert json.loads(args.to_json_string())["positive_threshold"] == 0.5
+    assert (type(args.num_generations), type(args.samples_per_round)) == (int, int)
 
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas"])
