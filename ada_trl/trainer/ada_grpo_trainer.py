@@ -124,6 +124,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     _warned_mid_generation_checkpoint = False
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a dataset that can be indexed
+    _repeats_evaluated_rows = True  # whether an evaluation samples each prompt `num_generations_eval` times
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
     _name = "Reinforce-Ada"
@@ -590,10 +591,16 @@ class AdaGRPOTrainer(GRPOTrainer):
         if has_length(dataloader.dataset):
             # With several processes, the last batch is filled up with the first prompts.
             groups = groups[: len(dataloader.dataset)]
-        if self.num_generations_eval > 1:
+        if self.num_generations_eval > 1 and self._repeats_evaluated_rows:
             metrics = pass_at_k_metrics(groups)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
+
+    def predict(self, test_dataset, *args, **kwargs):
+        # TRL repeats the rows of a dataset `num_generations_eval` times, but not those of a stream, which then have no pass@k.
+        repeats = not isinstance(test_dataset, IterableDataset)
+        with trl_hooks.override_attributes(self, _repeats_evaluated_rows=repeats):
+            return super().predict(test_dataset, *args, **kwargs)
 
     def _load_best_model(self):
         super()._load_best_model()

@@ -57,6 +57,16 @@ def solves_the_first(prompts, completions, **kwargs):
     return [float(prompt == PROMPTS[0]) for prompt in prompts]
 
 
+def test_a_prediction_on_a_stream_has_no_pass_at_k(tmp_path):
+    """TRL samples each of its prompts once, so that its rollouts come from different prompts."""
+    rows = Dataset.from_dict({"prompt": PROMPTS}).to_iterable_dataset()
+    trainer = build(tmp_path, solves_the_first, num_generations_eval=2, per_device_eval_batch_size=4)
+    assert trainer.evaluate(rows)["eval_pass@2"] == pytest.approx(
+        1 / 4
+    )  # and TRL sets how batches of streams are made
+    assert "test_pass@2" not in trainer.predict(rows).metrics
+
+
 def test_each_evaluation_has_its_own_metrics(tmp_path):
     """Under the names that Transformers gives those of the loss, also for a prediction and for a prefix of the user."""
     sets = {"easy": Dataset.from_dict({"prompt": PROMPTS[:1]}), "hard": Dataset.from_dict({"prompt": PROMPTS[1:3]})}
