@@ -55,17 +55,17 @@ def report_too_few_prompts(args: AdaGRPOConfig, found: str) -> None:
     logger.warning(text)
 
 
-def check_columns(args: AdaGRPOConfig, dataset: Any, name: str) -> None:
+def check_columns(dataset: Any, name: str, reserved: Sequence[str]) -> None:
     """
     Check the columns of a dataset, as far as they are known without streaming it.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
         dataset (`Any`):
             The dataset.
         name (`str`):
             `"training"` or `"evaluation"`, for the error.
+        reserved (`Sequence[str]`):
+            Names of arguments of reward functions that a column of the same name would collide with.
 
     Raises:
         `ValueError`: If it has no column `prompt`, or one with a name that GRPOTrainer uses for an argument of reward functions.
@@ -79,11 +79,11 @@ def check_columns(args: AdaGRPOConfig, dataset: Any, name: str) -> None:
             f"The {name} dataset has no column 'prompt' (it has {', '.join(map(repr, columns))}). Rename the column "
             "that holds the prompts with `dataset.rename_column(..., 'prompt')`."
         )
-    for reserved in RESERVED_COLUMNS if not args.remove_unused_columns else ():
-        if reserved in columns:
+    for column in reserved:
+        if column in columns:
             raise ValueError(
-                f"The {name} dataset has a column {reserved!r}, but GRPOTrainer passes an argument of this name to reward functions. "
-                f"Rename the column with `dataset.rename_column({reserved!r}, ...)`."
+                f"The {name} dataset has a column {column!r}, but GRPOTrainer passes an argument of this name to reward functions. "
+                f"Rename the column with `dataset.rename_column({column!r}, ...)`."
             )
 
 
@@ -163,15 +163,38 @@ def check_arguments(
     """
     check_support(args, rollout_func, environment_factory, processing_class)
     use_counts_beyond_text(args, environment_factory, processing_class)
+    if train_dataset is None and environment_factory is not None:
+        check_environment_prompts(args)
     if environment_factory is None:  # which may bring the prompts and a reward
-        check_columns(args, train_dataset, "training")
+        # Reward models read only prompts and completions of the batch.
+        reserved = RESERVED_COLUMNS if not args.remove_unused_columns and _has_functions(reward_funcs) else ()
+        check_columns(train_dataset, "training", reserved)
         check_size(args, train_dataset)
         if args.eval_strategy != "no":
             for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
-                check_columns(args, dataset, "evaluation")
+                check_columns(dataset, "evaluation", reserved)
         names = _reward_names(reward_funcs)
         if names is not None:
             check_success_reward(args, names)
+
+
+def check_environment_prompts(args: AdaGRPOConfig) -> None:
+    """
+    Check options that choose between prompts, for an environment without a dataset.
+
+    Raises:
+        `ValueError`: If there is one, which would have no effect: TRL creates as many rows as a step samples.
+    """
+    if args.prompt_oversampling > 1:
+        name, default = "prompt_oversampling", "1"
+    elif args.zero_variance_groups == "resample":
+        name, default = "zero_variance_groups", "'keep'"
+    else:
+        return
+    raise ValueError(
+        f"{name} ({getattr(args, name)!r}) requires a train_dataset, because with an environment alone there are only as many "
+        f"prompts as a step samples. Pass a train_dataset with more rows, or set {name}={default}."
+    )
 
 
 def check_support(args: AdaGRPOConfig, rollout_func: Any, environment_factory: Any, processing_class: Any) -> None:
@@ -237,6 +260,12 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
         name = get_config_model_id(function.config).split("/")[-1] if is_model else get_callable_name(function)
         names.append(name)
     return names
+
+
+def _has_functions(reward_funcs: Any) -> bool:
+    """Whether there is a reward function, to which the columns of the dataset are passed, and not only reward models."""
+    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    return any(callable(function) and not isinstance(function, nn.Module) for function in functions)
 
 
 def _reject_argument(args: AdaGRPOConfig, name: str, reason: str, fix: str) -> None:

@@ -120,6 +120,13 @@ def tiny_reward_model():
     return Qwen2ForSequenceClassification(tiny_config(tiny_tokenizer(), num_labels=1))
 
 
+def test_reward_models_ignore_columns_with_names_of_arguments(tmp_path):
+    rows = prompt_dataset().add_column("completions", ["2"] * 16)
+    tokenizers = {"processing_class": tiny_tokenizer(), "reward_processing_classes": tiny_tokenizer()}
+    args = AdaGRPOConfig(str(tmp_path), **QUICK)
+    AdaGRPOTrainer(tiny_model(), tiny_reward_model(), args, rows, **tokenizers).train()
+
+
 def test_reward_models(tmp_path):
     tokenizer = tiny_tokenizer()
     trainer = AdaGRPOTrainer(
