@@ -9,7 +9,7 @@ from datasets import Dataset
 from ada_trl import AdaGRPOTrainer
 
 from ..conversations import CONVERSATIONS, TINY, Counting, ToolUser, add, build, picture, says_the_sum
-from ..helpers import chat_tokenizer, config, tiny_vision_language_model
+from ..helpers import chat_tokenizer, config, tiny_chat_model, tiny_vision_language_model
 
 
 def test_tools_are_called_in_every_round_and_their_results_are_not_trained_on(tmp_path):
@@ -163,6 +163,23 @@ def test_the_estimator_falls_back_to_success_counts_where_a_value_head_cannot_se
     assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.network is None
     with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='ema'"):
         build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, pass_rate_estimator="value", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_variance_groups": "resample"}, r"zero_variance_groups \('resample'\) requires .*'keep'"),
+        (
+            {"baseline": "batch", "prompt_oversampling": 2},
+            r"prompt_oversampling \(2\) requires .*prompt_oversampling=1",
+        ),
+    ],
+)
+def test_options_that_choose_between_prompts_are_rejected_without_a_dataset(options, message, tmp_path):
+    """With an environment alone a step has exactly the prompts that it needs, so they would have no effect."""
+    args = config(tmp_path, **TINY | {"adaptive_sampling": "uniform"} | options)
+    with pytest.raises(ValueError, match=message):
+        AdaGRPOTrainer(tiny_chat_model(chat_tokenizer()), args=args, environment_factory=Counting)
 
 
 def test_images_reach_generation_rewards_and_the_loss(tmp_path):
