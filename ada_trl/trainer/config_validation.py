@@ -54,15 +54,12 @@ def check_types(args: "AdaGRPOConfig", annotations: Mapping[str, Any]) -> None:
         is_numeric = bool(kinds & {int, float}) and str not in kinds
         if not is_numeric or (value is None and (NoneType in kinds or defaults[name] is None)):
             continue
-        if not isinstance(value, int | float | np.integer | np.floating) or (
-            float not in kinds and value != int(value)
-        ):
+        if isinstance(value, np.integer | np.floating):
+            value = value.item()
+            setattr(args, name, value)  # checkpoints contain the arguments as JSON, which has no NumPy numbers
+        if not isinstance(value, int | float) or (float not in kinds and value != int(value)):
             kind = "number" if float in kinds else "whole number"
             raise ValueError(f"{name} ({value!r}) must be a {kind}.")
-        if isinstance(value, np.generic):
-            setattr(
-                args, name, value.item()
-            )  # a checkpoint contains the arguments as JSON, which has no NumPy numbers
     if args.num_generations is not None and args.num_generations < 1:
         raise ValueError(f"num_generations ({args.num_generations}) must be at least 1.")
 
