@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,28 +84,28 @@ class AdaVLLMGeneration(VLLMGeneration):
         self.weight_sync = WeightSync(*self._weight_sync_options, self, f"ada-{run_id}")
         self.weight_sync.check_model()
         self.base_url = (self.server_base_url or f"http://{self.server_host}:{self.server_port}").rstrip("/")
-        # The client's thread must not outlive a trainer whose construction fails later, or that is never used. The next request
-        # starts it again.
-        with ExitStack() as closing, synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
-            self._connect(closing)
+        with synchronized_errors(self.error_factory("it cannot be used", CHECK_IT)):
+            self._connect()
 
-    def _connect(self, closing: ExitStack) -> None:
+    def _connect(self) -> None:
         self.vllm_client = TimeoutVLLMClient(
             self.base_url,
             group_port=self.group_port,
             connection_timeout=self.server_timeout,
             request_timeout=self.request_timeout,
         )
-        closing.callback(self.vllm_client.transport.close)
-        self.base_model = self.vllm_client.model
-        info = self.vllm_client.read_server_info()
-        self.weight_sync.check_server(info)
-        self._instance = info["vllm_config"].get("instance_id")
-        self._prepare_weight_check(info["vllm_config"])
-        if self.accelerator.is_main_process:
-            self.weight_sync.remove_leftovers()
-        if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
-            self.vllm_client.init_communicator(device=self.accelerator.device)
+        # The client's thread must not outlive a trainer whose construction fails later, or that is never used. The next request
+        # starts it again.
+        with closing(self.vllm_client.transport):
+            self.base_model = self.vllm_client.model
+            info = self.vllm_client.read_server_info()
+            self.weight_sync.check_server(info)
+            self._instance = info["vllm_config"].get("instance_id")
+            self._prepare_weight_check(info["vllm_config"])
+            if self.accelerator.is_main_process:
+                self.weight_sync.remove_leftovers()
+            if self.weight_sync.method == "nccl" and self.accelerator.is_main_process:
+                self.vllm_client.init_communicator(device=self.accelerator.device)
 
     def _prepare_weight_check(self, config: dict) -> None:
         model, precision = self.accelerator.unwrap_model(self.model), self.accelerator.mixed_precision
