@@ -163,19 +163,20 @@ def check_arguments(
     """
     check_support(args, rollout_func, environment_factory, processing_class)
     use_counts_beyond_text(args, environment_factory, processing_class)
-    if train_dataset is None and environment_factory is not None:
-        check_environment_prompts(args)
-    if environment_factory is None:  # which may bring the prompts and a reward
-        # Reward models read only prompts and completions of the batch.
-        reserved = RESERVED_COLUMNS if not args.remove_unused_columns and _has_functions(reward_funcs) else ()
-        check_columns(train_dataset, "training", reserved)
-        check_size(args, train_dataset)
-        if args.eval_strategy != "no":
-            for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
-                check_columns(dataset, "evaluation", reserved)
-        names = _reward_names(reward_funcs)
-        if names is not None:
-            check_success_reward(args, names)
+    if environment_factory is not None:  # which may bring the prompts and a reward
+        if train_dataset is None:
+            check_environment_prompts(args)
+        return
+    # Reward models read only prompts and completions of the batch.
+    reserved = RESERVED_COLUMNS if not args.remove_unused_columns and _has_functions(reward_funcs) else ()
+    check_columns(train_dataset, "training", reserved)
+    check_size(args, train_dataset)
+    if args.eval_strategy != "no":
+        for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+            check_columns(dataset, "evaluation", reserved)
+    names = _reward_names(reward_funcs)
+    if names is not None:
+        check_success_reward(args, names)
 
 
 def check_environment_prompts(args: AdaGRPOConfig) -> None:
