@@ -48,8 +48,13 @@ def words(task, *more, output_dir="runs/mine", reward="tests.helpers.even_reward
     return [f"--{name}={value}" for name, value in options.items()] + list(more)
 
 
-def checked(capsys, *words, lines=None):
-    """The printed table by its first column, and the exit code; `lines` receives its rows."""
+def checked(capsys, *words):
+    """The printed table by its first column, and the exit code."""
+    rows, code = printed_rows(capsys, *words)
+    return {row[0]: " | ".join(row[1:]) for row in rows}, code
+
+
+def printed_rows(capsys, *words):
     capsys.readouterr()
     code = 0
     try:
@@ -57,10 +62,7 @@ def checked(capsys, *words, lines=None):
     except SystemExit as ended:
         code = ended.code
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    rows = rows[2:]
-    if lines is not None:
-        lines += rows
-    return {row[0]: " | ".join(row[1:]) for row in rows}, code
+    return rows[2:], code
 
 
 def files_of(folder):
@@ -104,14 +106,12 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
 
 
 def test_a_step_of_several_generation_batches_is_checked_once(task, capsys):
-    lines = []
-    found, code = checked(
-        capsys,
-        *words(task, "--gradient_accumulation_steps=3", "--steps_per_generation=1", "--adaptive_sampling=uniform"),
-        lines=lines,
-    )
-    assert code == 0 and len(lines) == len(found), "No line is repeated."
-    assert "a step of 12 prompts" in found["cost"] and ": 48 rollouts" in found["cost"]
+    options = ("--gradient_accumulation_steps=3", "--steps_per_generation=1", "--adaptive_sampling=uniform")
+    rows, code = printed_rows(capsys, *words(task, *options))
+    names = [name for name, *_ in rows]
+    assert code == 0 and len(names) == len(set(names)), "No line is repeated."
+    ((_, cost),) = (row for row in rows if row[0] == "cost")
+    assert "a step of 12 prompts" in cost and ": 48 rollouts" in cost
 
 
 def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):

@@ -38,6 +38,10 @@ LORA = {"vllm_weight_sync": "lora"}
 IN_TIME = 30.0  # seconds; far below what a stalled server would take, far above what a busy machine adds
 
 
+def served_by(url):
+    return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_weight_sync": "disk"}
+
+
 def build(
     tmp_path,
     server,
@@ -51,17 +55,14 @@ def build(
     **overrides,
 ):
     options = {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_base_url": server.url,
-        "vllm_weight_sync": "disk",
         "vllm_request_timeout": 3.0,
         "vllm_server_timeout": 0,
         "per_device_train_batch_size": 16,
         "max_steps": 1,
         "samples_per_round": 4,
         "max_rounds": 3,
-    } | overrides
+    }
+    options = served_by(server.url) | options | overrides
     if options["vllm_weight_sync"] == "lora" and peft_config is None:  # `False` for none
         peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     return trainer_class(

@@ -15,7 +15,7 @@ from ..conversations import Counting, add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer, color_of
-from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, launch, reject, stall
+from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, launch, reject, served_by, stall
 
 
 CHAT = chat_tokenizer()
@@ -23,10 +23,9 @@ VISION, PROCESSOR = tiny_vision_language_model(CHAT)
 
 
 def build(tmp_path, server, reward, dataset=None, **options):
-    served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_weight_sync": "disk"}
     quick = {"vllm_request_timeout": 30.0, "vllm_server_timeout": 0, "samples_per_round": 4, "max_rounds": 3}
     options = {"tokenizer": CHAT} | options
-    return build_trainer(Recorder, tmp_path, reward, dataset, **served | quick | options)
+    return build_trainer(Recorder, tmp_path, reward, dataset, **served_by(server.url) | quick | options)
 
 
 class Recorder(AdaGRPOTrainer):

@@ -14,7 +14,7 @@ from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_conversations
 from ..helpers import QUICK, chat_tokenizer, tiny_vision_language_model
 from .fake import RIGHT, reward
-from .helpers import ONE_ROUND, build
+from .helpers import ONE_ROUND, build, served_by
 
 
 class Recorder(AdaGRPOTrainer):
@@ -44,8 +44,7 @@ def run(output_dir: str, options: dict) -> dict:
         return reward(completions)
 
     feature = options.pop("feature", None)
-    served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_weight_sync": "disk"}
-    served |= options
+    served = served_by(server.url) | options
     if feature == "tools":
         trainer = build_conversations(Recorder, output_dir, says_the_sum, tools=[add], **served)
     elif feature == "images":

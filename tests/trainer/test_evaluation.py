@@ -61,9 +61,8 @@ def test_a_prediction_on_a_stream_has_no_pass_at_k(tmp_path):
     """TRL samples each of its prompts once, so that its rollouts come from different prompts."""
     rows = Dataset.from_dict({"prompt": PROMPTS}).to_iterable_dataset()
     trainer = build(tmp_path, solves_the_first, num_generations_eval=2, per_device_eval_batch_size=4)
-    assert trainer.evaluate(rows)["eval_pass@2"] == pytest.approx(
-        1 / 4
-    )  # and TRL sets how batches of streams are made
+    # First an evaluation, in which TRL sets how batches of streams are made.
+    assert trainer.evaluate(rows)["eval_pass@2"] == pytest.approx(1 / 4)
     assert "test_pass@2" not in trainer.predict(rows).metrics
 
 

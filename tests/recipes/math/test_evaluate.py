@@ -175,13 +175,13 @@ def test_written_files(results):
     assert (directory / "pass_at_k.png").read_bytes().startswith(b"\x89PNG")
 
 
-# Interrupted and extended
-
-
 def test_without_matplotlib_only_the_figure_is_missing(files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run(arguments(files, tmp_path), scripted)
     assert (tmp_path / "results.csv").exists() and not (tmp_path / "pass_at_k.png").exists()
+
+
+# Interrupted and extended
 
 
 def test_an_interruption_closes_the_sampler_and_models_are_added_without_sampling_again(files, tmp_path, results):
