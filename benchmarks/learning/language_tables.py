@@ -199,10 +199,11 @@ def rates_table(runs: pd.DataFrame, for_readme: bool = False) -> str:
         runs (`pd.DataFrame`):
             Evaluations with one learning rate per method.
         for_readme (`bool`, *optional*, defaults to `False`):
-            Whether to leave out seeds, entropy and CPU time.
+            Whether to show only methods with at least `MIN_SEEDS` seeds, without seeds, entropy and CPU time.
     """
     whole = of_all_families(runs)
-    found = of_methods(whole, MAIN_SET, ORDER)
+    least = MIN_SEEDS if for_readme else 1
+    found = {method: own for method, own in of_methods(whole, MAIN_SET, ORDER).items() if len(own) >= least}
     reference = found[REFERENCE]
     rows = [start_row(whole, MAIN_SET, {"Accuracy": "accuracy", "pass@16": "pass@16"})]
     for method, own in found.items():
