@@ -6,6 +6,7 @@ DAPO = "dynamic sampling (DAPO) n=4"
 BATCH = "batch baseline, n=1"
 BATCH_2_ITERATIONS = f"{BATCH}, 2 iterations"
 BATCH_HALF_STEPS = f"{BATCH}, 32 rows per step"
+BATCH_2, BATCH_4 = "batch baseline, n=2", "batch baseline, n=4"
 POSTERIOR = "posterior baseline, n=1"
 POSTERIOR_2_ITERATIONS = f"{POSTERIOR}, 2 iterations"
 OVERSAMPLING = f"{POSTERIOR}, + prompt oversampling ×3"
@@ -20,6 +21,11 @@ ALGORITHM_2 = f"{SEQ_BALANCE} (Algorithm 2)"
 SEQ_POS_2 = f"{SEQ_POS} (Algorithm 2)"
 HYBRID = f"{SEQ_BALANCE} (1/√p)"  # the default of `AdaGRPOConfig`
 CORRECTED = f"{SEQ_BALANCE} (1/√p, corrected)"
+
+
+def batch_retries(max_rounds: int) -> str:
+    """Batch baseline with one rollout per prompt, which is sampled in up to `max_rounds` steps until it has succeeded."""
+    return f"{BATCH}, retries N={max_rounds}"
 
 
 def short(method: str) -> str:

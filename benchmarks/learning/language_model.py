@@ -101,8 +101,14 @@ PAPER = {
     f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="ema"),
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
-METHODS = EQUAL_TOKENS | PAPER
+CONFIRMATION = {  # see confirmation.py
+    **{names.batch_retries(rounds): {"baseline": "batch", **RETRIES, "max_rounds": rounds} for rounds in (2, 4, 8)},
+    names.BATCH_2: {"baseline": "batch", "num_generations": 2},
+    names.BATCH_4: {"baseline": "batch", "num_generations": 4},
+}
+METHODS = EQUAL_TOKENS | PAPER | CONFIRMATION
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
+    **{names.BATCH_2: 32, names.BATCH_4: 16},
     **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_HALF_STEPS: 32},
     **{names.DAPO: 4, f"{names.HYBRID}, 3 prompts": 3},  # about 64 rollouts on average
 }
