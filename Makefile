@@ -52,7 +52,7 @@ test-slow: .venv/installed
 test-all: test test-slow
 
 test-reasoning: .venv/reasoning
-	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) tests/recipes/test_reasoning_recipe.py tests/project/test_notebooks.py -k "reasoning or colab"
+	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) recipes/tests/test_reasoning_recipe.py tests/project/test_notebooks.py -k "reasoning or colab"
 
 test-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) tests/server

@@ -6,8 +6,7 @@ import nbformat
 import pytest
 
 from notebooks.run import FOLDER, execute
-
-from ..recipes.tiny_math import save_model
+from recipes.tests.tiny_math import save_model
 
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -80,7 +80,9 @@ def test_the_package_is_that_of_the_wheel_and_typed(environment):
     lines = environment.run("python", "-c", code + "print(ada_trl.__file__, task.__file__, sep='\\n')").splitlines()
     assert all(str(environment.bin.parent) in line for line in lines) and len(lines) == 2
     with zipfile.ZipFile(environment.wheel) as wheel:
-        assert "ada_trl/py.typed" in wheel.namelist()
+        names = wheel.namelist()
+    assert "ada_trl/py.typed" in names
+    assert not [name for name in names if "test_" in name or "/tests/" in name]
 
 
 def test_every_command_has_help(environment):

@@ -16,7 +16,7 @@ from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT, to_prompt, 
 from ..tiny_math import ARCHITECTURES, PROBLEMS, save_model, save_problems
 
 
-MATH = Path(__file__).parents[3] / "recipes" / "math"
+MATH = Path(__file__).parents[2] / "math"
 MODELS = {
     "qwen2.5-math-1.5b": "qwen2.5-math",
     "qwen2.5-math-7b": "qwen2.5-math",

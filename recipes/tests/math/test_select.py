@@ -18,8 +18,8 @@ from ada_trl.recipes.math.problems import Problem, load_problems, normalize
 from ada_trl.recipes.math.prompts import to_prompt, with_prompts
 from ada_trl.recipes.math.sampling import SamplingArguments
 from ada_trl.recipes.math.select import SelectArguments, in_range, main, run
+from tests.helpers import ROOT, tiny_model, tiny_tokenizer
 
-from ...helpers import ROOT, tiny_model, tiny_tokenizer
 from .scripted import Interrupted, ScriptedSampler, never, write_jsonl
 
 

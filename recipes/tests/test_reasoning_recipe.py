@@ -11,9 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
-
-from ..documentation import ROOT
-from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
+from tests.helpers import QUICK_ARGUMENTS, ROOT, logs_of, tiny_model, tiny_tokenizer
 
 
 pytest.importorskip("reasoning_gym", reason="needs the extra [reasoning]")

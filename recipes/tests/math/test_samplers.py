@@ -12,8 +12,7 @@ from ada_trl.recipes.math.problems import Problem
 from ada_trl.recipes.math.prompts import INSTRUCTION, SYSTEM_PROMPT
 from ada_trl.recipes.math.samplers import TransformersSampler, VLLMSampler
 from ada_trl.recipes.math.sampling import Model, SamplingArguments, fingerprint
-
-from ...helpers import chat_tokenizer, tiny_model, tiny_tokenizer
+from tests.helpers import chat_tokenizer, tiny_model, tiny_tokenizer
 
 
 TOKENIZER = tiny_tokenizer()

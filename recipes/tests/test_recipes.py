@@ -14,8 +14,7 @@ from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
 from recipes.arithmetic.vllm_server import ENVIRONMENT
 from recipes.arithmetic.vllm_server import command as server_command
-
-from ..helpers import ROOT, even_reward, run_module
+from tests.helpers import ROOT, even_reward, run_module
 
 
 RECIPES = sorted((ROOT / "recipes" / "arithmetic").glob("*.yaml"))

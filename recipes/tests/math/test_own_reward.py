@@ -12,8 +12,8 @@ from ada_trl.recipes.math.evaluate import EvaluateArguments
 from ada_trl.recipes.math.evaluate import run as evaluate
 from ada_trl.recipes.math.select import SelectArguments
 from ada_trl.recipes.math.select import run as select
+from tests.helpers import tiny_model, tiny_tokenizer
 
-from ...helpers import tiny_model, tiny_tokenizer
 from .scripted import ScriptedSampler, never, write_jsonl
 
 

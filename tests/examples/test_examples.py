@@ -154,7 +154,7 @@ def test_agent_with_turns_of_the_model(tmp_path):
 
 @pytest.mark.slow
 def test_agent_on_two_processes(tmp_path):
-    result = run_module("tests.recipes.agent_worker", tmp_path, "--per_device_train_batch_size=8", processes=2)
+    result = run_module("tests.examples.agent_worker", tmp_path, "--per_device_train_batch_size=8", processes=2)
     first, second = read_rank_outputs(tmp_path, 2, result)
     assert first["weights"] == second["weights"]
     assert [logs["reward"] for logs in first["logs"]] == [0.5, 0.5]

@@ -3,7 +3,7 @@
 import json
 import random
 
-from ...helpers import tiny_tokenizer
+from tests.helpers import tiny_tokenizer
 
 
 class Interrupted(Exception):

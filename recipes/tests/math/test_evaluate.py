@@ -18,8 +18,8 @@ from ada_trl.recipes.math.evaluate import (
 )
 from ada_trl.recipes.math.sampling import Measurement
 from ada_trl.recipes.math.statistics import bootstrap_interval
+from tests.helpers import tiny_model, tiny_tokenizer
 
-from ...helpers import tiny_model, tiny_tokenizer
 from .scripted import Interrupted, ScriptedSampler, never, write_jsonl
 
 
