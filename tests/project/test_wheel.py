@@ -106,7 +106,7 @@ def test_recipes_train_evaluate_and_are_drawn(environment):
     assert "plots/learning.png" in environment.run("ada-trl", "plots", run)
     sums = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
     tests = ["--dataset_name=outputs/arithmetic/data/test.jsonl", "--output_dir=outputs/easy"]
-    keep = ["--min_pass_rate=-1", "--max_pass_rate=1"]
+    keep = ["--min_pass_rate=0", "--max_pass_rate=1"]
     environment.run("python", "-m", "ada_trl.recipes.math.select", "--model_name_or_path", run, *tests, *sums, *keep)
     compared = ["--models", "outputs/arithmetic/base", run, "--datasets", "outputs/arithmetic/data/test.jsonl"]
     evaluate = ["python", "-m", "ada_trl.recipes.math.evaluate", "--output_dir=outputs/evaluation"]

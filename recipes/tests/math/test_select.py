@@ -105,7 +105,7 @@ def test_problems_in_the_range_are_selected_and_the_others_counted(files, tmp_pa
         "removed: neither references nor solution verified": 1,
         "removed: duplicate": 1,
         "sampled": 22,
-        "pass rate at most 0": 4,
+        "pass rate below 0.125": 4,
         "pass rate above 0.375": 8,
         "selected": 10,
     }
@@ -145,22 +145,29 @@ def test_a_problem_without_verified_reference_and_solution_is_removed(case):
     assert removed["neither references nor solution verified"] == (kept_as is None)
 
 
+def test_by_default_problems_are_solved_at_least_once():
+    options = {"model_name_or_path": "m", "output_dir": "o", "num_samples": 8}
+    assert SelectArguments(**options).min_pass_rate == 1 / 8
+    assert SelectArguments(**options, min_pass_rate=0).min_pass_rate == 0
+
+
 @pytest.mark.parametrize(
     ("low", "high", "selected"),
     [
-        (0, 0.125, [1, 2]),  # the authors' hard set: 1 or 2 of 16
-        (0, 0.313, [1, 2, 3, 4, 5]),  # their easy one
-        (0, 0.375, [1, 2, 3, 4, 5, 6]),  # the paper's
-        (0.125, 0.25, [3, 4]),
-        (-1, 0, [0]),
-        (0, 0.05, None),
+        (1 / 16, 0.125, [1, 2]),  # the authors' hard set: 1 or 2 of 16
+        (1 / 16, 0.313, [1, 2, 3, 4, 5]),  # their easy one
+        (1 / 16, 0.375, [1, 2, 3, 4, 5, 6]),  # the paper's
+        (0.125, 0.25, [2, 3, 4]),
+        (0, 0, [0]),
+        (0, 0.0625, [0, 1]),
+        (0.01, 0.05, None),
         (0.95, 0.99, None),
     ],
 )
-def test_the_range_is_open_below_and_closed_above(low, high, selected):
+def test_the_range_includes_both_ends(low, high, selected):
     rates = np.arange(17) / 16
     if selected is None:
-        with pytest.raises(ValueError, match=f"None of 17 problems has {low} < pass rate <= {high}: .* Widen"):
+        with pytest.raises(ValueError, match=f"None of 17 problems has {low} <= pass rate <= {high}: .* Widen"):
             in_range(rates, low, high)
     else:
         assert in_range(rates, low, high).tolist() == selected
@@ -282,7 +289,7 @@ def command_line(files, output_dir, *more):
         f"--dataset_name={files / 'openr1.jsonl'}",
         f"--output_dir={output_dir}",
         *("--backend=transformers", "--prompt_format=plain", "--max_new_tokens=3", "--num_samples=6"),
-        *("--batch_size=4", "--min_pass_rate=-1", "--max_pass_rate=1", "--save_every=2", *more),
+        *("--batch_size=4", "--min_pass_rate=0", "--max_pass_rate=1", "--save_every=2", *more),
     ]
 
 
@@ -333,15 +340,16 @@ def test_a_configuration_file(files, tmp_path):
     options = {"model_name_or_path": str(files / "model"), "dataset_name": str(files / "openr1.jsonl")}
     options |= {"backend": "transformers", "prompt_format": "plain", "max_new_tokens": 2, "max_problems": 3}
     (tmp_path / "select.yaml").write_text(json.dumps(options | {"output_dir": str(tmp_path / "o")}))
-    main(["--config", str(tmp_path / "select.yaml"), "--min_pass_rate=-1", "--max_pass_rate=1", "--num_samples=2"])
+    main(["--config", str(tmp_path / "select.yaml"), "--min_pass_rate=0", "--max_pass_rate=1", "--num_samples=2"])
     assert [row["problem"] for row in written(tmp_path / "o")] == ["0+1=", "1+2=", "2+3="]
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--min_pass_rate=0.5", "min_pass_rate (0.5) must be less than max_pass_rate (0.375)"),
-        ("--max_pass_rate=31.3", "max_pass_rate (31.3), which is at most 1"),
+        ("--min_pass_rate=0.5", "min_pass_rate (0.5) and max_pass_rate (0.375) must satisfy 0 <= min <= max <= 1"),
+        ("--min_pass_rate=-1", "min_pass_rate (-1.0)"),
+        ("--max_pass_rate=31.3", "max_pass_rate (31.3)"),
         ("--max_pass_rate=nan", "max_pass_rate (nan)"),
         ("--num_samples=0", "num_samples (0) must be at least 1"),
         ("--top_p=0", "top_p (0.0) must be in (0, 1]"),
