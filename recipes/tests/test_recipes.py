@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ada_trl.commands.reward_funcs import load_reward_funcs
 from ada_trl.commands.run_setup import build_trainer
@@ -14,7 +15,7 @@ from recipes.arithmetic.demo import main as demo
 from recipes.arithmetic.task import build_tokenizer, collate, exact_match, prepare, problems
 from recipes.arithmetic.vllm_server import ENVIRONMENT
 from recipes.arithmetic.vllm_server import command as server_command
-from tests.helpers import ROOT, even_reward, run_module
+from tests.helpers import ROOT, Recorder, even_reward, run_module
 
 
 RECIPES = sorted((ROOT / "recipes" / "arithmetic").glob("*.yaml"))
@@ -44,8 +45,8 @@ SETTINGS = {  # adaptive_sampling, baseline, num_generations
     "est-ema": ("est", "pool", 4),
     "est-value": ("est", "pool", 4),
     "batch": ("uniform", "batch", 1),
-    "posterior": ("uniform", "posterior", 1),
-    "retry_unsolved": ("seq-pos", "posterior", 1),
+    "maxrl": ("uniform", "pool", 8),
+    "retry_unsolved": ("seq-pos", "batch", 1),
     "vllm-disk": ("seq-balance", "pool", 4),
     "vllm-lora": ("seq-balance", "pool", 4),
 }
@@ -90,7 +91,7 @@ def test_inputs_of_the_lm_head_are_contiguous_on_a_cpu(task_dir, tmp_path):
     assert len(seen) > 2 and all(seen)
 
 
-@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "posterior", "retry_unsolved"])
+@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "maxrl", "retry_unsolved"])
 def test_train_from_a_recipe(method, task_dir, tmp_path):
     main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
@@ -100,6 +101,23 @@ def test_train_from_a_recipe(method, task_dir, tmp_path):
     assert summary["tokens"][0] == 0 < summary["tokens"][1]
     rollouts = summary["rollouts_per_prompt"]
     assert rollouts >= 8 if method == "seq-balance" else rollouts == SETTINGS[method][2]
+
+
+def test_advantages_of_the_maxrl_recipe(task_dir, tmp_path, monkeypatch):
+    """They are (r - mean) / pass rate of the prompt's rollouts, and 0 for prompts without a success."""
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.AdaGRPOTrainer", Recorder)
+    arguments = command_line(task_dir, ROOT / "recipes/arithmetic/maxrl.yaml", tmp_path)
+    script_args, args, model_args = parse_args([*arguments, "--eval_strategy=no", "--eval_on_start=false"])
+    script_args.reward_funcs = ["tests.helpers.even_reward"]
+    trainer = build_trainer(script_args, args, model_args)
+    trainer.train()
+    for batch in trainer.batches:
+        texts = trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        rewards = torch.tensor(even_reward(texts)).view(-1, 8)
+        pass_rates = rewards.mean(dim=1, keepdim=True)
+        expected = torch.where(pass_rates > 0, (rewards - pass_rates) / pass_rates, 0.0)
+        assert 0 < pass_rates.max() and expected.unique().numel() > 2
+        assert torch.allclose(batch["advantages"].view(-1, 8), expected)
 
 
 @pytest.mark.slow

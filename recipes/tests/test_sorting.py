@@ -125,8 +125,7 @@ def test_recipe_trains(recipe, task_dir, tmp_path, monkeypatch):
     script_args, args, _ = parse_args(["--config", str(recipe), "--use_cpu"])
     assert all(callable(function) for function in load_reward_funcs(script_args.reward_funcs))
     assert args.adaptive_sampling == "uniform" and args.max_completion_length == task.MAX_COMPLETION_TOKENS
-    posterior = recipe.stem.startswith("posterior")
-    assert (args.baseline, args.num_generations) == (("posterior", 1) if posterior else ("pool", 4))
+    assert (args.baseline, args.num_generations) == {"grpo-n4": ("pool", 4), "batch": ("batch", 1)}[recipe.stem]
     assert str(args.output_dir).endswith(recipe.stem)
     main(
         ["--config", str(recipe), f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]

@@ -47,8 +47,6 @@ def play(output_dir: Path, *options: str, policy=halving) -> AdaGRPOTrainer:
         f"--output_dir={output_dir}",
         *options,
     ]
-    if policy is halving:  # generates without hidden states, which a value head needs
-        arguments += ["--pass_rate_estimator=ema"] * ("--baseline=pool" not in options)
     with mock.patch.object(AdaGRPOTrainer, "_generate_single_turn", policy):
         return runpy.run_path(str(EXAMPLE))["main"](arguments, str(output_dir / "model"), processing_class=tokenizer)
 
