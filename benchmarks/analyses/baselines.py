@@ -3,7 +3,7 @@ The noise of one prompt's gradient with the group mean, the batch mean and the p
 
 Noise: rollouts for a given signal-to-noise ratio of the update, relative to GRPO with n = 4 and without std normalization
 (`benchmarks.analyses.noise`). `python -m benchmarks.analyses.baselines` writes
-`docs/figures/baselines.png` and its table into `docs/baseline.md`.
+`docs/figures/baselines.png` and its table into `docs/method.md`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ..common import COLORS, ROOT, fill, markdown, save_figure
 from .noise import Moments, noise, posterior_moments, uniform_moments
 
 
-DOCUMENT = ROOT / "docs" / "baseline.md"
+DOCUMENT = ROOT / "docs" / "method.md"
 GRID = 1 / (1 + np.exp(-np.linspace(-4.6, 4.6, 93)))
 TABLE_RATES = (0.02, 0.1, 0.3, 0.5, 0.9)
 PSEUDO_COUNTS = 8.0  # of the prior

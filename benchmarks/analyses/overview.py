@@ -58,7 +58,7 @@ def caption(zero_variance_share: float) -> str:
         f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
         f"gradient in {grpo.zero_gradient:.0%} of the steps. Seq-balance reduces this to {ada.zero_gradient:.0%}, with "
         f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient (a noisier one for prompts "
-        "[far from the mean of the batch](docs/baseline.md#gradient-variance)), unless all rewards in "
+        "[far from the mean of the batch](docs/method.md#gradient-variance)), unless all rewards in "
         "the batch are equal. Right (measured): SmolLM2-135M-Instruct on eight [families](recipes/reasoning/README.md) of "
         f"reasoning tasks, where {zero_variance_share:.0%} of GRPO's groups have zero reward variance before training. Lines are "
         "means over seeds; error bars are 95% intervals after the last step.*"
