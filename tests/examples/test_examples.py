@@ -4,20 +4,24 @@ import re
 import runpy
 import tomllib
 from configparser import ConfigParser
+from itertools import product
+from operator import itemgetter
 
+import numpy as np
 import pytest
 import trl
 from datasets import Dataset, DatasetDict
 from packaging.requirements import Requirement
 
 import ada_trl
-from ada_trl import AdaGRPOTrainer
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.recipes.arithmetic.task import prepare
 
 from ..documentation import quick_start_scripts
 from ..helpers import (
     QUICK_ARGUMENTS,
     ROOT,
+    Recorder,
     chat_tokenizer,
     even_reward,
     logs_of,
@@ -153,6 +157,42 @@ def test_agent_on_two_processes(tmp_path):
     assert first["weights"] == second["weights"]
     assert [logs["reward"] for logs in first["logs"]] == [0.5, 0.5]
     assert first["won"] == second["won"] == [1.0, 0.0] * 4, "The environments of the rows that are trained on."
+
+
+def test_custom_advantage(tmp_path, monkeypatch):
+    """The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration."""
+    shrunk_advantages, Rollouts = itemgetter("shrunk_advantages", "Rollouts")(example("custom_advantage"))
+    pass_rate_P, n = np.array([0.2, 0.7]), 2
+    pass_rate_N, expected_N = np.repeat(pass_rate_P, n), np.zeros(2 * n)
+    for rewards in product((0.0, 1.0), repeat=2 * n):
+        reward_N = np.array(rewards)
+        columns = {"rewards_NF": reward_N[:, None], "reward_N": reward_N, "success_reward_N": reward_N}
+        prompt_N, draw_N = np.repeat([0, 1], n), np.tile([0, 1], 2)
+        advantage_N = shrunk_advantages(Rollouts(prompt_N, draw_N, **columns, threshold=0.5, num_prompts=2))
+        probability = np.prod(np.where(reward_N == 1, pass_rate_N, 1 - pass_rate_N))
+        expected_N += probability * advantage_N * (reward_N - pass_rate_N)
+    assert expected_N == pytest.approx(pass_rate_N * (1 - pass_rate_N))
+
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: prompt_dataset(repeats=32))
+    sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
+    monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
+    made = []
+
+    def tiny_trainer(model, reward_funcs, args, train_dataset, advantage_func):
+        tiny = {"processing_class": tiny_tokenizer(), "advantage_func": advantage_func}
+        made.append(Recorder(tiny_model(), even_reward, args, train_dataset, **tiny))
+        return made[0]
+
+    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", tiny_trainer)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "custom_advantage.py"), run_name="__main__")
+    assert made[0].state.global_step == 2
+    for batch in made[0].batches:
+        texts = made[0].processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        reward = np.array(even_reward(texts))
+        others = reward.reshape(-1, 2)[:, ::-1].ravel()  # the other rollout of the prompt
+        outside = (reward.sum() - reward - others) / (len(reward) - 2)
+        assert batch["advantages"].numpy() == pytest.approx(reward - (others + 2 * outside) / 3, abs=1e-6)
 
 
 def test_every_example_is_listed():
