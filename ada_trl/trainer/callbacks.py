@@ -16,9 +16,8 @@ from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from ..sampling.strategies import pluralize
 from .ada_grpo_config import AdaGRPOConfig
-from .run_summary import summary, warn_at_start
+from .run_summary import pluralize, summary, warn_at_start
 
 
 CONSOLE_VARIABLE = "ADA_TRL_CONSOLE"
@@ -50,16 +49,14 @@ _UNDEFINED_FOR_SINGLE_ROLLOUTS = [
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
     """Return the names of the metrics that are constant, or equal to another metric in every step, in the mode of `args`."""
     names = []
-    if (
-        not args.sampling_strategy.is_sequential
-        and not args.sampling_strategy.uses_estimated_budgets
-        and not args.resamples_prompts
-    ):
+    if args.adaptive_sampling == "uniform" and not args.resamples_prompts:
         names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
         if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
             names.append("ada/tokens/discarded")
         if args.num_generations == 1:
             names += _UNDEFINED_FOR_SINGLE_ROLLOUTS
+    if args.adaptive_sampling == "est":  # groups of different sizes are not comparable with GRPO's
+        names += ["frac_reward_zero_std", "ada/frac_reward_zero_std/first_round", "ada/frac_recovered_groups"]
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     return set(names)
@@ -89,9 +86,7 @@ def console_line(logs: dict[str, Any], args: AdaGRPOConfig, step: int) -> str:
     columns |= {"KL": ("kl", ".3g"), "loss": ("loss", ".3g")}
     if not is_evaluation:
         columns["zero advantage"] = ("ada/frac_zero_advantage_groups", ".2f")
-        if args.baseline == "posterior":
-            columns["explained variance"] = ("ada/baseline/explained_variance", ".2f")
-        if args.sampling_strategy.is_sequential or args.resamples_prompts:
+        if args.is_sequential or args.resamples_prompts:
             columns["rollouts"] = ("ada/samples_per_prompt/mean", ".1f")
         columns["entropy"] = ("entropy", ".2f")
     columns["length"] = ("completions/mean_length", "length")

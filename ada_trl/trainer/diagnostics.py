@@ -58,15 +58,11 @@ class TrainingDiagnostics:
             self._reward = f"the weighted sum of {' and '.join(self._candidates)}"
         self._needs_groups = args.baseline == "pool"
         self._correction_mode = args.vllm_importance_sampling_mode
-        self._more_rollouts = "max_rounds or " if args.sampling_strategy.is_sequential else ""
+        self._more_rollouts = "max_rounds or " if args.is_sequential else ""
         rows = max(args.generation_batch_size, 2)
         self._leave_one_out_factor = (rows / (rows - 1)) ** 2
-        self._is_recorded = args.tracks_pass_rates and args.estimator_is_explicit
-        self._is_trained_on = (
-            args.sampling_strategy.is_sequential
-            or args.depends_on_pass_rates
-            or args.prompt_weighting not in ("none", 1.0)
-        )
+        self._is_recorded = args.tracks_pass_rates
+        self._is_trained_on = args.needs_successes
         self._early_generations = 2  # in which the threshold is still to be compared with the rewards
         self._range = (math.inf, -math.inf)
         self._last_absent: dict[str, int] = {}  # by problem, the last step without it

@@ -5,12 +5,17 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from ..sampling.strategies import pluralize
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
 
 logger = get_logger(__name__)
+
+
+def pluralize(number: int, noun: str) -> str:
+    """A number with its noun, such as "1 rollout" and "4 rollouts"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
 
 # The advantage r_i - mean(r_j, j != i) has the variance σ²(1 + 1/(N - 1)) = σ² N/(N - 1) if the N rollouts of a batch are
 # independent, against σ² with a known mean: 2 times for N = 2, 1.33 for 4, 1.14 for 8 and 1.07 for 16. The variance of the
@@ -55,16 +60,13 @@ def summary(args: AdaGRPOConfig, num_prompts: int | None = None) -> str:
 
 def _describe_step(args: AdaGRPOConfig) -> str:
     rows, prompts = args.generation_batch_size, args.prompts_per_step
-    sampled = f"{pluralize(prompts, 'prompt')}, {args.sampling_strategy.describe()}"
+    sampled = f"{pluralize(prompts, 'prompt')}, {args.adaptive_sampling}"
     if args.adaptive_sampling == "uniform":
         sampled = f"{pluralize(prompts, 'prompt')} × {pluralize(args.num_generations, 'rollout')}"
-    if args.prompt_oversampling > 1:
-        sampled += f", selected from {prompts * args.prompt_oversampling} candidates"
     if args.zero_variance_groups == "resample":
         sampled += ", zero-variance groups replaced by other prompts"
     baseline = {
         "pool": "mean reward of the prompt's rollouts",
-        "posterior": "predicted mean reward of the prompt",
         "batch": "mean reward of the other rollouts in the batch",
     }[args.baseline]
     weights = {"none": "none", "inverse_sqrt": "1/√(pass rate)", "inverse": "1/(pass rate)"}
@@ -111,7 +113,6 @@ def _differences(args: AdaGRPOConfig, num_prompts: int | None) -> str:
     other_options = {
         "baseline": (f"baseline {args.baseline!r} instead of the group mean", args.baseline != "pool"),
         "prompt_weighting": ("advantages multiplied by a prompt weight", args.prompt_weighting not in ("none", 1.0)),
-        "prompt_oversampling": ("prompts selected by expected gradient", args.prompt_oversampling > 1),
         "zero_variance_groups": (
             f"zero-variance groups {groups.get(args.zero_variance_groups)}",
             args.zero_variance_groups != "keep",
@@ -192,9 +193,8 @@ def _size_warning(args: AdaGRPOConfig) -> str:
     rows = args.generation_batch_size
     if not 1 < rows < SMALLEST_BATCH:
         return ""
-    bound = "up to " if args.baseline == "posterior" else ""
     return (
         f"generation_batch_size={rows} is small for baseline={args.baseline!r}: a mean of {pluralize(rows - 1, 'other rollout')} "
-        f"multiplies the variance of the advantages by {bound}N/(N-1) = {rows / (rows - 1):.2f}. Use at least {SMALLEST_BATCH} "
+        f"multiplies the variance of the advantages by N/(N-1) = {rows / (rows - 1):.2f}. Use at least {SMALLEST_BATCH} "
         "(raise per_device_train_batch_size or gradient_accumulation_steps), which keeps this factor below 1.07."
     )
