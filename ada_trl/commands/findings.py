@@ -1,7 +1,7 @@
 """Findings of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
