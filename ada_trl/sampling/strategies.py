@@ -5,14 +5,13 @@ Sampling strategies: how many rollouts each prompt gets in a step, and which of 
 in [`build_strategy`].
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
 
 
-class SamplingStrategy(ABC):
+class SamplingStrategy:
     """
     Numbers of rollouts per prompt. The base class has one round.
 
@@ -47,16 +46,17 @@ class SamplingStrategy(ABC):
         """The rollouts of a pool that are trained on: all of them, unless a subclass selects."""
         return sorted(pool.rollouts, key=lambda rollout: rollout.draw_index)
 
-    @abstractmethod
-    def describe(self) -> str:
-        """The number of rollouts of a prompt, for the line that is printed when training starts."""
+    @property
+    def min_positives(self) -> int:
+        return self.exit_condition.min_positives
+
+    @property
+    def min_negatives(self) -> int:
+        return self.exit_condition.min_negatives
 
 
 class FixedSampling(SamplingStrategy):
     """`num_generations` rollouts of every prompt, all of them trained on: GRPO's own sampling."""
-
-    def describe(self) -> str:
-        return f"{pluralize(self.num_generations, 'rollout')} each"
 
 
 class EstimatedSampling(SamplingStrategy):
@@ -81,9 +81,6 @@ class EstimatedSampling(SamplingStrategy):
         except ValueError as error:
             raise ValueError(f"{error} The budget per prompt is num_generations ({num_generations}).") from error
         self.max_rollouts = max_samples
-
-    def describe(self) -> str:
-        return f"{self.num_generations} rollouts each on average, more for prompts with a low estimated pass rate"
 
 
 class SequentialSampling(SamplingStrategy):
@@ -132,20 +129,6 @@ class SequentialSampling(SamplingStrategy):
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
         return select_group(pool, self.num_generations, tuple(seed))
 
-    def describe(self) -> str:
-        rounds = (
-            f"rounds of {self.rollouts_per_round} rollouts until {self._goal} (at most {self.max_rollouts} rollouts)"
-        )
-        return f"each with {rounds}, of which {self.num_generations} are trained on"
-
-    @property
-    def _goal(self) -> str:
-        negatives = self.exit_condition.min_negatives
-        positives = self.exit_condition.min_positives
-        return f"{positives} {'is' if positives == 1 else 'are'} correct" + f" and {negatives} incorrect" * (
-            negatives > 0
-        )
-
 
 class RetryAcrossSteps(SequentialSampling):
     """
@@ -162,10 +145,6 @@ class RetryAcrossSteps(SequentialSampling):
 
     def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
         return SamplingStrategy.select(self, pool, seed)  # all rollouts of the round, instead of a group
-
-    def describe(self) -> str:
-        rollouts = pluralize(self.num_generations, "rollout")
-        return f"each with {rollouts} per step, in at most {self.max_rounds} steps, until {self._goal}"
 
 
 STRATEGIES: dict[str, type[SamplingStrategy]] = {
@@ -218,8 +197,3 @@ def _exit_condition(args: Any, *, needs_group: bool) -> ExitCondition:
         positives if args.min_positives is None else args.min_positives,
         negatives if args.min_negatives is None else args.min_negatives,
     )
-
-
-def pluralize(number: int, noun: str) -> str:
-    """A number with its noun, such as "1 rollout" and "4 rollouts"."""
-    return f"{number} {noun}{'s' * (number != 1)}"

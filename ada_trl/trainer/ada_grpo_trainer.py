@@ -44,10 +44,9 @@ from ..utils.logging import get_logger
 from . import trl_hooks
 from .ada_grpo_config import AdaGRPOConfig
 from .baselines import LARGEST_POOL, build_baseline
-from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, save_state
-from .diagnostics import TrainingDiagnostics
 from .multi_round import MultiRoundSampling
+from .reporting import TrainingDiagnostics, constant_metrics, report_start
 from .rollout_batch import POOL_COLUMNS, RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
 from .round_generator import RoundGenerator
 from .trainer_validation import (
@@ -221,12 +220,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         )
         self._rounds = RoundGenerator(self)
         self._multi_round = MultiRoundSampling(self, self._rounds)
-        weights = self.reward_weights.tolist()
-        summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
-        self._diagnostics = TrainingDiagnostics(args, summed)
+        self._diagnostics = TrainingDiagnostics(args)
         self._constant_metrics = constant_metrics(args)
         self._evaluated_groups: list[tuple[int, int]] = []
-        show_one_line(self)
         self._settings = read_settings(self)
 
     @classmethod
@@ -568,6 +564,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_hooks.forget_buffered_batch(self)
         trl_hooks.forget_evaluation_model(self)
         self._multi_round.reset()
+        report_start(self.args, len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None)
         steps_before = self.state.global_step
         try:
             with self.vllm.running():
