@@ -1,22 +1,17 @@
 """
-Readers of the documentation pages for the tests, and generators of the tables that come from the code.
+Readers of the documentation pages for the tests, and the generator of the table that comes from the code.
 
-`python -m tests.documentation` writes these tables again, and the help page of `ada-trl train`: the options of docs/settings.md
-from the docstring of `AdaGRPOConfig`, and those of docs/commands.md from the help texts of the parsers.
+`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`, and the help
+page of `ada-trl train`.
 """
 
-import argparse
 import inspect
 import re
-from contextlib import suppress
-from importlib import import_module
 from itertools import product
 from pathlib import Path
-from unittest.mock import patch
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.options import HELP_PAGE, help_page
-from ada_trl.utils.tables import markdown_table
 from benchmarks.common import fill
 
 
@@ -112,32 +107,6 @@ def field_tables() -> str:
     )
 
 
-def options_of(command: str) -> list[tuple[str, str, str]]:
-    """The options of a command as its parser has them: name, default, help."""
-    parsers, rows = [], []
-    with (
-        patch.object(argparse.ArgumentParser, "print_help", lambda parser: parsers.append(parser)),
-        suppress(SystemExit),
-    ):
-        import_module(f"ada_trl.commands.{command}").main(["--help"])
-    for action in (action for action in parsers[0]._actions if action.dest != "help"):
-        name = action.option_strings[0] if action.option_strings else f"{action.metavar} …"
-        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
-        needed = "needed" if action.option_strings and action.required else ""
-        shown = needed if default in (None, "") else f"`{default}`"
-        rows.append((f"`{name}`", shown, action.help.replace("|", r"\|")))
-    return sorted(rows, key=lambda row: row[1] != "needed")
-
-
-def option_tables() -> str:
-    """docs/commands.md's tables."""
-    tables = {f"`ada-trl {name}`": options_of(name) for name in ("plots",)}
-    return "\n\n".join(
-        f"**{title}**\n\n" + markdown_table(["Option", "Default", "Meaning"], rows) for title, rows in tables.items()
-    )
-
-
 if __name__ == "__main__":
-    fill("options", option_tables(), DOCS / "commands.md")
     fill("fields", field_tables(), DOCS / "settings.md")
     HELP_PAGE.write_text(help_page(), encoding="utf-8")

@@ -58,9 +58,7 @@ from ..utils.distributed import collectives_disabled, exchange_rows, no_collecti
 from ..utils.logging import deduplicate_warnings, get_logger
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
-from .callbacks import constant_metrics, show_one_line
 from .checkpointing import load_state, reject_removed_modes, save_state
-from .diagnostics import TrainingDiagnostics
 from .interception import (
     Interception,
     RecordedStep,
@@ -71,6 +69,7 @@ from .interception import (
     without_infinities,
     without_interception,
 )
+from .reporting import TrainingDiagnostics, constant_metrics, report_start
 from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
 from .trl_version import check_trl
@@ -246,13 +245,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.accelerator, args.num_generations, check_groups=not self.is_vanilla_grpo
         )
         self._round_generator = RoundGenerator(self)
-        weights = self.reward_weights.tolist()
-        summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
-        self._diagnostics = TrainingDiagnostics(args, summed)
+        self._diagnostics = TrainingDiagnostics(args)
         self._constant_metrics = constant_metrics(args)
         self._evaluated_groups: list[tuple[int, int]] = []
         self._reset_position()
-        show_one_line(self)
 
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
@@ -682,6 +678,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_private.forget_buffered_batch(self)
         trl_private.forget_evaluation_model(self)
         self._reset_position()
+        num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
+        report_start(self.args, num_prompts, self.advantage_func)
         steps_before = self.state.global_step
         try:
             with self.vllm.running():

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 
-from ada_trl.commands.plots import add_options, find_in, read_log, runs_by_label, save
-from ada_trl.commands.plotting import STEPS, Log, by_round, curve, draw, legend_above, make_panels, smoothed
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 
+from ..plotting import STEPS, Log, by_round, curve, draw, find_in, legend_above, make_panels, read_log, smoothed
 from .difficulty import fit_pass_rate_distribution
 
 
@@ -247,14 +246,22 @@ def subset_share(counts: Sequence[int], n: int, k: int) -> float:
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
+    parser.add_argument("--labels", nargs="+", help="Names in the legends; by default those of the directories.")
+    parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; 20 in the paper's figures.")
     parser.add_argument(
         "--samples", nargs="+", default=[], type=Path, help="Output directories of recipes.math.select and evaluate."
     )
+    parser.add_argument("--output_dir", type=Path, default=Path("plots"), help="Directory of the PNG files.")
     options = parser.parse_args(args)
     if not options.runs and not options.samples:
         parser.error("nothing to plot: pass RUN, an output directory of a training run, or --samples")
-    paths = runs_by_label(parser, options)
+    if options.smooth < 1:
+        parser.error(f"--smooth ({options.smooth}) must be at least 1 (no smoothing)")
+    labels = options.labels or [run.resolve().name for run in options.runs]
+    if not len(set(labels)) == len(labels) == len(options.runs):
+        parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
+    paths = dict(zip(labels, options.runs, strict=True))
     runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
     fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
@@ -265,7 +272,12 @@ def main(args: list[str] | None = None) -> None:
         "allocation": allocation_figure(runs),
         "draws": draws_figure(counts, fitted),
     }
-    save({name: figure for name, figure in figures.items() if figure is not None}, options.output_dir)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        if figure is not None:
+            path = options.output_dir / f"{name}.png"
+            figure.savefig(path, dpi=130)
+            print(path)
 
 
 if __name__ == "__main__":

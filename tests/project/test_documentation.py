@@ -27,7 +27,6 @@ from ..documentation import (
     expand,
     field_tables,
     generic,
-    option_tables,
     table_rows,
 )
 from ..helpers import QUICK, build, moved
@@ -151,12 +150,6 @@ def test_metrics_page_has_exactly_the_metrics_that_are_logged(logged):
 
 
 # Commands and links
-
-
-def test_the_options_of_the_commands_page_are_those_of_the_parsers():
-    assert f"<!-- options -->\n{option_tables()}\n<!-- end -->" in (DOCS / "commands.md").read_text(), (
-        "`python -m tests.documentation` writes them."
-    )
 
 
 @page

@@ -2,12 +2,14 @@
 
 import ast
 
-import nbformat
 import pytest
 
-from notebooks.run import FOLDER, execute
-
 from ..recipes.tiny_math import save_model
+
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")
+
+from notebooks.run import FOLDER, execute  # noqa: E402 (imports nbformat)
 
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

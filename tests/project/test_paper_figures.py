@@ -33,7 +33,7 @@ ROUNDS = [
 
 
 def line(panel, label):
-    (found,) = [line for line in panel.lines if line.get_label() == label]
+    (found,) = [curve for curve in panel.lines if curve.get_label() == label]
     return found.get_ydata().tolist()
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import threading
 
 import pytest
-import requests
 
 from recipes.arithmetic.task import prepare
 from recipes.arithmetic.vllm_server import running_server
@@ -46,6 +45,8 @@ def real_server(task_dir, tmp_path_factory):
 @pytest.fixture
 def server(real_server, task_dir):
     """The server with the base model, whatever the test before has left."""
+    import requests  # comes with vLLM
+
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(task_dir / "base")}}
     requests.post(f"{real_server}/collective_rpc", json=reload, timeout=60).raise_for_status()
     requests.post(f"{real_server}/reset_prefix_cache", timeout=60).raise_for_status()

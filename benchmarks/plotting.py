@@ -1,13 +1,15 @@
 """Curves and figures of training runs from their logs. matplotlib is imported only when a figure is made."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..utils.tables import markdown_table
+from ada_trl.utils.files import last_checkpoint
 
 
 if TYPE_CHECKING:
@@ -18,6 +20,32 @@ Log = Sequence[Mapping[str, Any]]  # `log_history` of a trainer
 
 STEPS, TOKENS, ALL_TOKENS, MINUTES = "Optimizer steps", "Generated tokens", "Prompt and generated tokens", "Minutes"
 COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed by `total`, so never smoothed
+
+
+# Logs
+
+
+def find_in(run: str | Path, name: str) -> Path | None:
+    """Find a file of a run (an output directory or a checkpoint) or of its last checkpoint; `None` if neither has it."""
+    run = Path(run)
+    directories = [directory for directory in (run, last_checkpoint(run)) if directory is not None]
+    return next((directory / name for directory in directories if (directory / name).exists()), None)
+
+
+def read_log(run: str | Path) -> list[dict[str, Any]]:
+    """
+    Read the `log_history` of a run, of `AdaGRPOTrainer` or `GRPOTrainer`, from its directory or from its last checkpoint.
+
+    Raises:
+        `FileNotFoundError`: if there is none.
+    """
+    path = find_in(run, "trainer_state.json")
+    if path is None:
+        raise FileNotFoundError(
+            f"{str(run)!r} has no trainer_state.json, and no checkpoint with one. Give the output directory of a run that has "
+            "saved checkpoints, or call trainer.save_state() at the end of training."
+        )
+    return json.loads(path.read_text())["log_history"]
 
 
 # Curves
@@ -175,31 +203,6 @@ def logged(runs: Mapping[str, Log], name: str) -> dict[str, Log]:
     return {run: log for run, log in runs.items() if len(curve(log, name).steps)}
 
 
-def cost_table(runs: Mapping[str, Log]) -> str:
-    """
-    Format the cost of each run as a Markdown table: the paper's table 3, with rollouts and tokens. Seconds are per
-    optimizer step, without evaluation; the last column is relative to the first run.
-    """
-
-    def shown(value: float, form: str) -> str:
-        return "–" if math.isnan(value) else format(value, form)
-
-    rows, first = [], None
-    for run, log in runs.items():
-        steps = curve(log, "step").steps
-        last = steps[-1] if len(steps) else 0
-        spent = (cost(log, axis).values for axis in (TOKENS, MINUTES))
-        tokens, minutes = (values[-1] if len(values) else math.nan for values in spent)
-        seconds = 60 * minutes / max(last, 1)
-        first = seconds if first is None else first
-        sampled = curve(log, "ada/samples_per_prompt/mean").values
-        rollouts = np.nanmean(sampled) if len(sampled) else math.nan
-        relative = shown(seconds / first, ".2f")
-        cells = [run, f"{last}", shown(rollouts, ".1f"), shown(tokens, ",.0f"), shown(seconds, ".3g")]
-        rows.append([*cells, relative if relative == "–" else f"{relative}×"])
-    return markdown_table(["Run", "Steps", "Rollouts per prompt", TOKENS, "Seconds per step", "Relative"], rows)
-
-
 def signal_figure(runs: Mapping[str, Log]) -> "Figure":
     """Plot the fraction of groups without a gradient, before (dotted) and after further rounds, and the policy's entropy."""
     figure, ((signal, entropy),) = make_panels(1, 2)
@@ -243,74 +246,4 @@ def sampling_figure(runs: Mapping[str, Log]) -> "Figure | None":
         for panel in row:
             panel.set_ylim(bottom=0)
             panel.set_xlabel(STEPS)
-    return figure
-
-
-def metrics_figure(runs: Mapping[str, Log], metrics: Mapping[str, str], dotted: str = "") -> "Figure | None":
-    """
-    Plot each metric against steps in its panel, for the runs that have logged the first one; `None` if none has.
-
-    Args:
-        runs (`Mapping[str, Log]`):
-            Log histories by label.
-        metrics (`Mapping[str, str]`):
-            Label of each metric.
-        dotted (`str`, *optional*):
-            Metric to compare the first one with, in its panel.
-    """
-    using = logged(runs, next(iter(metrics)))
-    if not using:
-        return None
-    figure, (panels,) = make_panels(1, len(metrics))
-    for i, (run, log) in enumerate(using.items()):
-        for panel, name in zip(panels, metrics, strict=True):
-            draw(panel, curve(log, name), color=f"C{i}", label=run)
-        if logged({run: log}, dotted):
-            draw(panels[0], curve(log, dotted), color=f"C{i}", linestyle=":")
-    for panel, label in zip(panels, metrics.values(), strict=True):
-        panel.set(ylabel=label, xlabel=STEPS)
-        panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
-    legend_above(panels[0])
-    return figure
-
-
-def baseline_figure(runs: Mapping[str, Log]) -> "Figure | None":
-    """
-    Plot the fraction of the rewards' variance that the baseline explains (dotted: the mean of the prompt's other
-    rollouts), and its pseudo-counts. `None` if every run has the mean of the pool as baseline.
-    """
-    metrics = {
-        "ada/baseline/explained_variance": "Fraction of variance explained",
-        "ada/baseline/pseudo_counts": "Pseudo-counts of the prediction (rollouts)",
-    }
-    figure = metrics_figure(runs, metrics, dotted="ada/baseline/explained_variance_leave_one_out")
-    if figure is not None:
-        figure.axes[0].set_ylim(-0.5, 1)
-        figure.axes[0].axhline(0, color="black", linewidth=0.8)
-    return figure
-
-
-def prompts_figure(runs: Mapping[str, Log]) -> "Figure | None":
-    """
-    Plot the prompts sampled in a step, the fraction of them sampled for the first time, and epochs of the data. `None` if
-    no run used the prompt queue.
-    """
-    labels = {"sampled": "Prompts per step", "frac_new": "Fraction of new prompts", "epoch": "Epochs of the data"}
-    return metrics_figure(runs, {f"ada/prompts/{name}": label for name, label in labels.items()})
-
-
-def difficulty_figure(records: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
-    """
-    Plot the difficulty of the prompts of each run: fraction of positives among all their rollouts, and the estimate.
-
-    Args:
-        records (`Mapping[str, tuple[Sequence[float], Sequence[float]]]`):
-            Observed pass rates and estimates of the prompts, as [`~plots.read_record`] returns them.
-    """
-    figure, panels = make_panels(len(records), 2, sharex=True)
-    for row, (run, columns) in zip(panels, records.items(), strict=True):
-        for panel, values, label in zip(row, columns, ("observed over the run", "last estimate"), strict=True):
-            panel.hist(values, bins=np.linspace(0, 1, 21), weights=np.full(len(values), 1 / max(len(values), 1)))
-            panel.set_xlabel(f"Pass rate, {label}")
-        row[0].set_ylabel(f"{run}\nfraction of {len(columns[0])} prompts")
     return figure
