@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
+from peft import LoraConfig
 from transformers import Trainer
 
 from ada_trl.core import prompt_key
@@ -140,16 +141,29 @@ def test_prompts_are_identified_by_id_and_content(ids, tmp_path):
     assert trainer.pass_rates.texts == {prompt_key(row["prompt"], row): row["prompt"] for row in rows}
 
 
-def test_the_prior_is_fitted_unless_it_is_given(tmp_path):
-    for options, is_fitted in [({}, True), ({"pass_rate_prior": [1.0, 16.0]}, False)]:
-        trainer = build(tmp_path, by_prompt, identified(4), max_steps=4, **LARGE | options)
-        trainer.train()
-        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == is_fitted
-    options = {"pass_rate_estimator": "ema", "ema_decay": 0.5, "pass_rate_prior": [2.0, 2.0]}
-    ema = build(
-        tmp_path, adaptive_sampling="seq-pos", **options
-    ).pass_rates.ema  # also if pass rates are only recorded
-    assert (ema.decay, ema.prior_mean) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, {"bf16": True}],
+    ids=["head", "lora", "bf16"],
+)
+def test_a_value_head_is_trained_by_the_trainer_and_compared_with_the_ema(overrides, tmp_path):
+    trainer = build(
+        tmp_path,
+        lambda prompts, **kwargs: [float(prompt in PROMPTS[:2]) for prompt in prompts],
+        prompt_dataset(20),
+        adaptive_sampling="est-value",
+        **{"per_device_train_batch_size": 16, "max_steps": 16, "learning_rate": 1e-4} | overrides,
+    )
+    trainer.pass_rates.network.gradient_steps = 30
+    trainer.train()
+    first, *_, last = (
+        {key: logs[f"ada/estimator/{key}"] for key in ("brier", "brier_ema", "brier_constant")}
+        for logs in logs_of(trainer)
+    )
+    assert first["brier"] == pytest.approx(first["brier_ema"])  # both start at the prior mean
+    assert last["brier"] < 0.7 * last["brier_constant"]
+    assert last["brier"] != last["brier_ema"]
+    assert all(logs["ada/time/pass_rate_estimation"] > 0 for logs in logs_of(trainer))
 
 
 # Unequal groups in TRL's logs and in the loss mask

@@ -1,4 +1,4 @@
-"""The trainer with prompts from the queue: dynamic sampling, retries, selection, exact resume."""
+"""The trainer with prompts from the queue: dynamic sampling, retries, exact resume."""
 
 import json
 
@@ -19,8 +19,7 @@ DYNAMIC = {
     "num_generations": 4,
     "scale_rewards": "group",
 }
-RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
-SELECTION = {"adaptive_sampling": "uniform", "prompt_oversampling": 3, "num_generations": 2}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1}
 MODES = {
     "dynamic sampling": DYNAMIC,
     "dynamic sampling in rounds": {
@@ -31,8 +30,6 @@ MODES = {
     },
     "retries": RETRIES,
     "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
-    "selection": SELECTION,
-    "selection and retries": RETRIES | {"prompt_oversampling": 2},
 }
 
 
@@ -143,45 +140,6 @@ def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
     assert logs[1]["ada/frac_exit_condition_met"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
 
 
-def test_the_prior_is_fitted_to_unbiased_samples_of_the_data_set(tmp_path):
-    """Prompts are retried because they fail; fitting the prior to them would bias it downwards."""
-    trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **RETRIES | {"pass_rate_estimator": "ema"})
-    seen = []
-    learn = trainer.pass_rates.ema._fit_prior
-    trainer.pass_rates.ema._fit_prior = lambda totals: seen.append(len(totals)) or learn(totals)
-    trainer.args.max_steps = 3
-    trainer.train()
-    logs = logs_of(trainer)
-    assert seen == [round(8 * step["ada/prompts/frac_new"]) for step in logs] and min(seen) < 8
-
-
-# Selection
-
-
-def test_prompts_with_a_larger_predicted_gain_are_sampled_more_often(tmp_path):
-    """Half of the prompts always pass. Once the estimates show it, the others are selected."""
-    every = [f"{i}+{j}=" for i in range(1, 13) for j in range(1, 9)]
-    hard = set(every[::2])
-
-    def reward(prompts, completions, **kwargs):
-        return [
-            float(sum(map(ord, c)) % 2 == 0) if p in hard else 1.0 for p, c in zip(prompts, completions, strict=True)
-        ]
-
-    options = SELECTION | {"pass_rate_estimator": "ema", "max_steps": 20, "per_device_train_batch_size": 32}
-    trainer = build(tmp_path, reward, Dataset.from_dict({"prompt": every}), learning_rate=1e-6, **options)
-    trainer.train()
-    sampled = [prompts_of(batch)[::2] for batch in trainer.batches]
-    assert all(len(set(step)) == len(step) for step in sampled)
-    assert sorted(prompt for step in sampled[:6] for prompt in step) == sorted(
-        every
-    )  # no estimates in the first epoch
-    # Half of the quarter in dataset order is hard, and nearly all of the selected ones.
-    assert np.mean([prompt in hard for step in sampled[10:] for prompt in step]) > 0.75
-    skips = [step["ada/prompts/max_skips"] for step in logs_of(trainer)[-8:]]
-    assert 1 <= max(skips) <= 8
-
-
 # What holds in every mode
 
 
@@ -211,7 +169,7 @@ def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
 
 
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
-    trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
+    trainer = build(tmp_path, even_reward, prompts(), **RETRIES)
     sampled, original = [], QueuedPrompts.sampled_prompts
 
     def no_unbiased_samples(prompts, slots):
