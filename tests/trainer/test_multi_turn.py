@@ -1,13 +1,15 @@
 """Tools, environments and images: rollouts that are more than one prompt and one completion."""
 
+import gc
 from collections import Counter
 
 import pytest
 from datasets import Dataset
+from PIL import Image
 
 from ada_trl import AdaGRPOTrainer
 
-from ..conversations import TINY, Counting, ToolUser, add, build, picture, says_the_sum
+from ..conversations import TINY, Counting, ToolUser, add, build, image_dataset, picture, says_the_sum
 from ..helpers import chat_tokenizer, config, tiny_chat_model, tiny_vision_language_model
 
 
@@ -155,3 +157,24 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
     assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, (
         "Pictures tell prompts apart."
     )
+
+
+@pytest.mark.parametrize("zero_variance_groups", ["keep", "resample"])
+def test_decoded_images_are_shared_between_rollouts(zero_variance_groups, tmp_path):
+    model, processor = tiny_vision_language_model(chat_tokenizer())
+    held = []
+
+    def images():
+        gc.collect()
+        return sum(isinstance(one, Image.Image) for one in gc.get_objects())
+
+    def reward(completions, **kwargs):
+        held.append(images() - before)
+        return [0.0] * len(completions)
+
+    options = {"max_rounds": 4, "max_completion_length": 5, "zero_variance_groups": zero_variance_groups}
+    options |= {"per_device_train_batch_size": 8}
+    trainer = build(AdaGRPOTrainer, tmp_path, reward, image_dataset(), model, processor, **options)
+    before = images()
+    trainer.train()
+    assert len(held) > 1 and max(held) <= held[0] <= 16, f"Images by round: {held}"

@@ -23,7 +23,6 @@ from ..helpers import (
     prompts_of,
     remember_pools,
     tiny_tokenizer,
-    train_with_and_without_resume,
 )
 
 
@@ -402,11 +401,6 @@ def test_evaluation_is_untouched(tmp_path):
     assert not any("ada/" in name for name in metrics)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
-    train_with_and_without_resume(build, tmp_path, at=2, **options)
-
-
 def test_trl_warns_of_unscored_completions_once_per_step(tmp_path, caplog):
     trainer = build(tmp_path, lambda completions, **kwargs: [None] * len(completions), max_steps=3, max_rounds=4)
     with caplog.at_level(logging.WARNING):
@@ -439,14 +433,6 @@ def test_a_reward_that_is_equal_to_the_threshold_is_not_positive(tmp_path):
     trainer.train()
     assert [pool.positives for pool in pools[0]] == [0, 0]
     assert trainer.evaluate()["eval_pass@2"] == 0
-
-
-def test_resuming_where_the_last_step_of_an_epoch_has_fewer_micro_batches(tmp_path):
-    options = {"num_generations": 2, "samples_per_round": 8, "max_rounds": 1, "per_device_train_batch_size": 4}
-    options |= {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 4}
-    rows = Dataset.from_dict({"prompt": [*PROMPTS, "9+9=", "11+3="]})  # 3 micro-batches
-    saved = {"save_strategy": "steps", "save_steps": 2}
-    train_with_and_without_resume(build, tmp_path, dataset=rows, at=2, **options, **saved)
 
 
 def test_a_zero_variance_group_with_an_unscored_rollout_is_masked_in_grpos_mode(tmp_path):
