@@ -146,8 +146,9 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
-    options = dict(METHODS[run.method])
+def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int, **more) -> Run:
+    """Train and write `run.file_name`; `more` are further fields of `AdaGRPOConfig`, such as `use_cpu=False`."""
+    options = METHODS[run.method] | more
     prompts = PROMPTS_PER_STEP.get(run.method, ROLLOUTS_PER_STEP)
     if run.prompt_set == LONG_SET:
         rows = prompts * options.get("num_generations", 1)

@@ -72,14 +72,12 @@ def test_draws_are_shares_of_subsets(tmp_path):
     write_scores(tmp_path / "math", rewards)
     counts = paper.read_counts(tmp_path)
     assert counts == {tmp_path.name: ([1, 3, 4], 4)}
-    passes, all_correct = paper.draws_figure(counts, {"run": (np.array([0.5]), np.array([1.0]))}).axes
+    passes, all_correct = paper.draws_figure(counts).axes
     for k, i in ((1, 0), (2, 1), (4, 2)):
         subsets = [[set(subset) for subset in itertools.combinations(row, k)] for row in rewards[:3]]
         some, every = (np.mean([[test(s) for s in row] for row in subsets]) for test in (any, all))
         assert line(passes, tmp_path.name)[i] == pytest.approx(some)
         assert line(all_correct, tmp_path.name)[i] == pytest.approx(every)
-        assert line(all_correct, "run (fitted)")[i] == 0.5**k
-        assert line(passes, "run (fitted)")[i] == 1 - 0.5**k
     write_scores(tmp_path / "more", [[1]])
     with pytest.raises(ValueError, match="problems with 1, 4 completions"):
         paper.read_counts(tmp_path)

@@ -8,43 +8,43 @@ import torch
 from datasets import Dataset
 
 from ada_trl import AdaGRPOConfig
+from ada_trl.utils.files import atomic_write
 from benchmarks import names
-from benchmarks.learning import equal_tokens, prompt_sets, tables
-from benchmarks.learning import run as learning
+from benchmarks.learning import language_model, prompt_sets, small_models, training
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, problems
-
-from ..helpers import tiny_model, tiny_tokenizer
+from tests.helpers import tiny_model, tiny_tokenizer
 
 
 EST_VALUE = f"{names.EST} (value head) n=4"
+METHODS = list(small_models.EXPERIMENTS["equal_steps"])
 
 
 # The runner
 
 
 def test_a_stopped_benchmark_continues_with_the_missing_runs(tmp_path):
-    runs = learning.grid(list(learning.METHODS)[:3], ["hard"], [1, 2])
+    runs = small_models.planned_runs("equal_steps", METHODS[:3], ["hard"], [1, 2])
     done = []
 
     def work(run):
         if len(done) == 4:
             raise RuntimeError("stopped")
         done.append(run)
-        with learning.atomic_write(tmp_path / run.file_name) as temporary:
+        with atomic_write(tmp_path / run.file_name) as temporary:
             temporary.write_text(json.dumps(run))
         return run
 
     with pytest.raises(RuntimeError, match="stopped"):
-        learning.run_missing(runs, tmp_path, work)
+        training.run_missing(runs, tmp_path, work)
     assert done == runs[:4]
     first = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(first) == 4
     done.clear()
-    assert learning.run_missing(runs, tmp_path, work) == 2
+    assert training.run_missing(runs, tmp_path, work) == 2
     assert done == runs[4:]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(run.file_name for run in runs)
     assert all(path.stat().st_mtime_ns == time for path, time in first.items())
-    assert learning.run_missing(runs, tmp_path, work) == 0
+    assert training.run_missing(runs, tmp_path, work) == 0
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +57,18 @@ def task_dir(tmp_path_factory):
     rows = rows.add_column("base_pass_rate", np.linspace(0, 0.3, len(rows)))
     prompt_sets.write(directory / "learning" / "hard_train.jsonl", rows.select(range(48)))
     prompt_sets.write(directory / "learning" / "hard_test.jsonl", rows.select(range(48, 64)))
-    prompt_sets.write(directory / "learning" / "spread_test.jsonl", rows.select(range(48, 64)))
     return directory
 
 
 @pytest.mark.parametrize("method", [names.GRPO_8, names.DAPO, names.HYBRID, EST_VALUE])
 def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(learning, "PROMPTS_PER_STEP", 4)
-    run = learning.Run(method, "hard", 7)
-    learning.train_and_save(run, tmp_path, task_dir, steps=3, eval_every=2)
+    methods = small_models.EXPERIMENTS["equal_steps"]
+    monkeypatch.setitem(methods, method, methods[method]._replace(prompts=4))
+    run = small_models.Run(method, "hard", 7, 1e-3)
+    small_models.train_and_save(run, "equal_steps", tmp_path, {"hard": task_dir}, steps=3, eval_every=2)
     record = json.loads((tmp_path / run.file_name).read_text())
-    assert (record["method"], record["prompt_set"], record["seed"]) == run
+    assert (record["method"], record["prompt_set"], record["seed"], record["rate"]) == run
+    assert record["options"]["learning_rate"] == 1e-3
     assert [row["step"] for row in record["steps"]] == [1, 2, 3]
     assert [row["step"] for row in record["evaluations"]] == [0, 2, 3]
     rollouts = {names.GRPO_8: 32, EST_VALUE: 16}.get(method)
@@ -75,12 +76,23 @@ def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
         assert row["rollouts"] == rollouts or (rollouts is None and row["rollouts"] >= 16)
         assert row["rollouts"] <= row["generated_tokens"] <= row["rollouts"] * MAX_ANSWER_TOKENS
         assert 0 < row["trained_tokens"] <= row["generated_tokens"]
-        assert row["cpu_seconds"] > 0 and row["wall_seconds"] > 0
-    before, between, after = record["evaluations"]
+        assert row["cpu_seconds"] > 0
+    before = record["evaluations"][0]
     assert before["accuracy"] == pytest.approx(before["pass@1"])
     assert 0 < before["pass@1"] < before["pass@8"] < 1 and before["entropy"] > 0
-    assert len(after["by_difficulty"]) == len(prompt_sets.BIN_EDGES) - 1
-    assert "by_difficulty" not in between and after["by_difficulty"][-1] is None
+
+
+def test_rows_of_a_record_sum_costs_and_average_metrics_until_each_evaluation():
+    step = {"generated_tokens": 40, "trained_tokens": 30, "rollouts": 10, "cpu_seconds": 1.5, "entropy": 0.5}
+    steps = [step | {"frac_zero_advantage_groups": share} for share in (1.0, 0.5)]
+    evaluation = {"accuracy": 0.1, "by_family": {"clock": 0.2}, "frac_zero_variance": {"all": 0.6, "clock": 0.7}}
+    record = small_models.Run("m", "mixture", 1, 3e-4)._asdict()
+    record |= {"steps": steps, "evaluations": [{"step": 0} | evaluation, {"step": 2, "pass@16": 0.3} | evaluation]}
+    start, _, end, family = training.evaluation_rows(record)
+    assert (start["family"], start["generated_tokens"], start["entropy"]) == ("all", 0, None)
+    assert (end["generated_tokens"], end["trained_tokens"], end["cpu_seconds"]) == (80, 60, 3.0)
+    assert (end["frac_zero_advantage_groups"], end["pass@16"], end["frac_zero_variance"]) == (0.75, 0.3, 0.6)
+    assert (family["family"], family["accuracy"], family["frac_zero_variance"]) == ("clock", 0.2, 0.7)
 
 
 # Evaluation
@@ -127,46 +139,34 @@ def test_prompt_sets_have_the_documented_pass_rates(tmp_path, monkeypatch):
     prompt_sets.build(tmp_path, tmp_path, num_candidates=2000)
     sets = {path.stem: prompt_sets.read(path) for path in tmp_path.glob("*.jsonl")}
     assert {name: len(rows) for name, rows in sets.items()} == {
-        "easy_train": 40, "easy_test": 20, "hard_train": 40, "hard_test": 20, "spread_test": 20
+        "easy_train": 40, "easy_test": 20, "hard_train": 40, "hard_test": 20
     }  # fmt: skip
     for name in ("easy", "hard"):
         assert not set(sets[f"{name}_train"]["prompt"]) & set(sets[f"{name}_test"]["prompt"])
-        assert not set(sets[f"{name}_train"]["prompt"]) & set(sets["spread_test"]["prompt"])
     hard, easy = (np.array(sets[f"{name}_train"]["base_pass_rate"]) for name in ("hard", "easy"))
     assert 0 < hard.min() and hard.max() < 0.5 and hard.mean() < easy.mean()
     with pytest.raises(ValueError, match="num_candidates"):
         prompt_sets.build(tmp_path, tmp_path, num_candidates=100)
 
 
+def configurations():
+    for methods in small_models.EXPERIMENTS.values():
+        for method in methods.values():
+            options = {name: value for name, value in method.options.items() if name not in small_models.SERVER}
+            yield options | {"max_staleness": 0}, method.prompts
+    for name, options in language_model.METHODS.items():
+        prompts = language_model.PROMPTS_PER_STEP.get(name, language_model.ROLLOUTS_PER_STEP)
+        yield language_model.task("mixture").options | options, prompts
+
+
 def test_every_method_is_a_valid_configuration(tmp_path):
-    for options in learning.METHODS.values():
-        batch = learning.PROMPTS_PER_STEP * options["num_generations"]
-        AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=batch, **learning.COMMON | options)
-    # The first bar of the ablation is GRPO, which test_uniform.py compares bit for bit.
-    first = equal_tokens.METHODS[next(iter(tables.ABLATION))].options
-    args = AdaGRPOConfig(str(tmp_path), per_device_train_batch_size=16, **learning.COMMON | first)
-    assert args.is_vanilla_grpo and args.zero_variance_groups == "keep"
+    """GRPO is compared bit for bit in tests/trainer/test_uniform.py."""
+    for options, prompts in configurations():
+        options = {"per_device_train_batch_size": prompts * options.get("num_generations", 1)} | options
+        args = AdaGRPOConfig(str(tmp_path), **training.COMMON | options)
+        assert args.generation_batch_size // args.num_generations == prompts
 
 
-@pytest.mark.parametrize(("name", "of_a_step"), [(names.ORACLE, [4]), (names.OVERSAMPLING_ORACLE, [12])])
-def test_the_oracle_uses_exact_pass_rates_as_baseline_and_for_selection(name, of_a_step, task_dir):
-    seen = []
-
-    class Remembers(equal_tokens.OraclePassRateTrainer):
-        def _insert_exact_pass_rates(self):
-            super()._insert_exact_pass_rates()
-            visit, belief = self.pass_rates.predictions, self.pass_rates.reward_estimator
-            guessed = (belief.mean_reward or 0.0) + visit.features.value_predictions * (belief.reward_std.std or 1.0)
-            seen.append((visit.prompts, self.pass_rates.estimates, guessed))
-
-    method = equal_tokens.METHODS[name]
-    assert method.trainer is equal_tokens.OraclePassRateTrainer
-    run = learning.Run("knows", "hard", 7)
-    learning.train_once(run, method.options, 4, task_dir, steps=2, eval_every=2, trainer_class=Remembers)
-    assert [len(known) for known, *_ in seen] == 2 * of_a_step
-    model, tokenizer = prompt_sets.load(task_dir / "base")
-    known = prompt_sets.read_set(task_dir, "hard")[0].filter(lambda row: row["prompt"] in seen[0][0])
-    exact = dict(zip(known["prompt"], prompt_sets.pass_rates(model, tokenizer, known), strict=True))
-    for prompts, estimates, guessed in seen[:1]:  # of the base model
-        assert guessed == pytest.approx([exact[prompt] for prompt in prompts], abs=1e-5)  # rewards are 0 and 1
-        assert estimates == pytest.approx(guessed)
+def test_methods_have_different_file_names():
+    for methods in (*small_models.EXPERIMENTS.values(), language_model.METHODS):
+        assert len({training.slug(method) for method in methods}) == len(methods)

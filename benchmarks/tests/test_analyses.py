@@ -10,17 +10,9 @@ import torch
 
 from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
 from benchmarks import common, names
-from benchmarks.analyses import (
-    baselines,
-    cost_benefit,
-    paper,
-    sampling_cost,
-    signal_loss,
-    variance,
-)
+from benchmarks.analyses import baselines, closed_forms, signal_loss, variance
 
 
-UNWEIGHTED_CORRECTED = f"{names.SEQ_BALANCE} (no weight, corrected)"
 OBJECTIVES = {"p": lambda p: p, "√p": lambda p: 2 * torch.sqrt(p), "log p": torch.log}
 
 
@@ -55,15 +47,15 @@ def draw_pool(answers, estimator):
 
 def estimate(pool, estimator, scores, seed):
     group = select_group(pool, estimator.num_generations, seed)
-    options = {"weighting": estimator.weighting, "selection_correction": estimator.selection_correction}
-    values = group_advantages(pool, group, std=pool.std if estimator.divide_by_std else None, **options)
+    std = pool.std if estimator.divide_by_std else None
+    values = group_advantages(pool, group, weighting=estimator.weighting, std=std)
     return np.mean([a * scores[rollout.location] for a, rollout in zip(values, group, strict=True)], axis=0)
 
 
 SMALL = {
     "balance": variance.Estimator(ExitCondition(1, 1), 2, 2, 2),
     "weighted": variance.Estimator(ExitCondition(1, 1), 2, 2, 2, weighting="inverse"),
-    "corrected": variance.Estimator(ExitCondition(1, 1), 3, 1, 2, weighting="inverse_sqrt", selection_correction=True),
+    "one round": variance.Estimator(ExitCondition(1, 1), 3, 1, 2, weighting="inverse_sqrt"),
     "std": variance.Estimator(ExitCondition(0), 3, 1, 3, divide_by_std=True),
 }
 
@@ -93,8 +85,7 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
     ("name", "label", "power"),
     [
         (names.HYBRID, "1/√p̂ (default), relative to 1/√p", -0.5),
-        (names.CORRECTED, "1/√p̂ with correction, relative to 1/√p", -0.5),
-        (UNWEIGHTED_CORRECTED, "no prompt weight, with correction, relative to 1", 0),
+        (names.ALGORITHM_2, "no prompt weight (Algorithm 2), relative to 1", 0),
     ],
 )
 def test_documented_effective_weights_are_exact(name, label, power):
@@ -106,91 +97,23 @@ def test_documented_effective_weights_are_exact(name, label, power):
         pi = variance.policy(p)
         gradient, (mean, *_) = variance.pass_rate_gradient(pi), variance.moments(variance.ESTIMATORS[name], pi)
         assert f"{mean @ gradient / (gradient @ gradient) / p**power:.2f}" == stated.strip()
-        assert power or p == 0.95 or stated.strip() in group_advantages.__doc__
-
-
-def test_a_floor_bounds_the_weight():
-    floored = variance.ESTIMATORS[f"{names.SEQ_BALANCE} (1/p, floor 0.1)"]
-    for positives, floor_applies in ((1, True), (16, False)):
-        with_floor = variance.advantages(floored, 32, positives)
-        without = variance.advantages(variance.ESTIMATORS[f"{names.SEQ_BALANCE} (1/p)"], 32, positives)
-        factor = (positives / 32) / 0.1 if floor_applies else 1
-        assert with_floor[0] == pytest.approx(factor * without[0])
-
-
-# The linear policy of the cost-benefit analysis
-
-
-@pytest.fixture
-def task():
-    return cost_benefit.make_task("broad", 3)
-
-
-@pytest.mark.parametrize("name", [names.GRPO_4, names.HYBRID, names.CORRECTED, names.EST])
-def test_the_batch_gradient_agrees_with_autograd(task, name):
-    method = cost_benefit.METHODS[name]
-    prompts, pools, _ = cost_benefit.Sampler(task, method, 0)(task.base)
-    gradient, trained = cost_benefit.batch_gradient(task, method, task.base, prompts, pools, (1,))
-    weights = torch.tensor(task.base, requires_grad=True)
-    log_pi = torch.log_softmax(torch.tensor(task.train[prompts]) @ weights.T, dim=1)
-    loss, rows = 0.0, 0
-    for i, pool in enumerate(pools):
-        group = pool.rollouts if method.estimated else select_group(pool, method.trained, (1, i))
-        std = pool.std if method.divide_by_std else None
-        options = {"weighting": method.weighting, "selection_correction": method.correction, "std": std}
-        for rollout, advantage in zip(group, group_advantages(pool, group, **options), strict=True):
-            loss, rows = loss + advantage * log_pi[i, rollout.location], rows + 1
-    (loss / rows).backward()
-    assert trained == rows
-    assert np.abs(weights.grad.numpy()).max() > 1e-3
-    assert gradient == pytest.approx(weights.grad.numpy())
-
-
-def test_methods_sample_the_stated_numbers_of_rollouts(task):
-    cost = {}
-    for name, method in cost_benefit.METHODS.items():
-        prompts, pools, drawn = cost_benefit.Sampler(task, method, 0)(task.base)
-        assert len(prompts) == len(pools) == cost_benefit.BATCH
-        assert name != names.DAPO or not any(pool.has_zero_variance for pool in pools)
-        cost[name] = drawn / cost_benefit.BATCH
-    assert (cost[names.GRPO_4], cost[names.GRPO_16], cost[names.EST]) == (4, 16, 4)
-    assert 8 <= cost[f"{names.SEQ_POS} (1/√p)"] < cost[names.HYBRID] < 32
-    assert cost[names.DAPO] > 4
-
-
-def test_a_mix_keeps_its_range_and_the_test_set_apart():
-    low, high = cost_benefit.MIXES["hard"]
-    task = cost_benefit.make_task("hard", 0)
-    p = cost_benefit.probabilities(task.base, task.train)[np.arange(cost_benefit.TRAIN), task.train_right]
-    assert low <= p.min() and p.max() <= high
-    assert len(task.test) == cost_benefit.TEST
-    assert not set(task.test[:, 0]) & set(task.train[:, 0])
-
-
-def test_runs_learn_and_repeat(monkeypatch):
-    for name, value in {"BUDGET": 3200, "EVERY": 800, "STEPS": 5, "FEATURES": 16}.items():
-        monkeypatch.setattr(cost_benefit, name, value)
-    rows = list(cost_benefit.run("broad", names.HYBRID, 0, 0.03))
-    assert rows == list(cost_benefit.run("broad", names.HYBRID, 0, 0.03))
-    assert rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.02
-    assert rows[-1]["generated"] >= 3200 and 5 in [row["step"] for row in rows]
-    assert cost_benefit.at(rows, "generated", 0, "accuracy") == rows[0]["accuracy"]
 
 
 # The paper's closed forms
 
 
-def test_the_sampling_cost_of_the_prompts_of_a_run(tmp_path, monkeypatch, capsys):
-    run = common.ROOT / "notebooks" / "data" / "seq-balance"
-    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(run)])
-    sampling_cost.main()
-    shown = capsys.readouterr().out
-    rates, weights = paper.read_difficulty(run)
-    lost, rollouts, _ = (weights @ values for values in sampling_cost.cost("Seq-balance", 1, 32, rates))
-    assert f"| Seq-balance, N_max = 32, M = 4 | {rollouts:.1f} ({lost:.1%}) |" in shown
-    monkeypatch.setattr("sys.argv", ["sampling_cost", "--pass-rates", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        sampling_cost.main()
+def test_rollouts_by_exit_condition_are_those_of_the_paper():
+    """K = 1: the expected rounds of Seq-pos are a geometric series; Seq-balance needs both kinds, so it is symmetric in p."""
+    p = np.array([0.1, 0.5, 0.9])
+    rounds = (1 - (1 - p) ** 32) / (1 - (1 - p) ** 4)
+    assert closed_forms.cost("Seq-pos", 1, 32, p).rollouts == pytest.approx(4 * rounds)
+    balance = closed_forms.cost("Seq-balance", 2, 64, p).rollouts
+    assert balance[0] == pytest.approx(balance[2]) and balance[1] < balance[0]
+
+
+def test_allocations_use_the_budget():
+    for rates, sizes in closed_forms.allocations().values():
+        assert sum(sizes) == closed_forms.TOTAL and len(sizes) == len(rates)
 
 
 # Baselines
@@ -211,16 +134,10 @@ def test_noise_of_baselines_agrees_with_listing_all_rewards():
     def group(reward, others):
         return reward - (reward + sum(others)) / (1 + len(others))
 
-    strength = baselines.PSEUDO_COUNTS
     for p in (0.05, 0.3, 0.8):
-        prior = 2 * p / (1 + p)  # odds doubled
         cases = {
             "GRPO n=2, no std normalization": needed(2, p, group),
             f"{names.BATCH}, mean reward 0.2": needed(1, p, lambda y, others: y - 0.2),
-            f"{names.POSTERIOR}, prior odds doubled": needed(1, p, lambda y, others, m=prior: y - m),
-            "posterior baseline, n=4, correct prior": needed(
-                4, p, lambda y, others, p=p: y - (strength * p + sum(others)) / (strength + len(others))
-            ),
         }
         for name, value in cases.items():
             found = baselines.rollouts_for_equal_noise(name, np.array([p])).item()
@@ -235,8 +152,6 @@ def test_noise_of_baselines_agrees_with_listing_all_rewards():
     [
         (common.DOCUMENT, "signal-loss", lambda: signal_loss.table(common.load_rows("signal_loss"))),
         (common.DOCUMENT, "variance", lambda: variance.table(common.load_rows("variance"))),
-        (common.DOCUMENT, "cost-benefit", lambda: cost_benefit.table(common.load_rows("cost_benefit"))),
-        (common.DOCUMENT, "sampling-cost", lambda: sampling_cost.table(sampling_cost.at_pass_rates)),
         (baselines.DOCUMENT, "baselines", lambda: f"{baselines.table()}\n\n{baselines.sentences()}"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -247,7 +162,7 @@ def test_documents_show_closed_forms_and_stored_data(page, marker, text):
 
 def test_stored_curves_are_those_of_the_code():
     """A few points are computed again, so that a change of the core without new analyses fails."""
-    stored = {(r["method"], r["pass_rate"]): r for r in common.load_rows("signal_loss") if r["part"] == "pass_rate"}
+    stored = {(r["method"], r["pass_rate"]): r for r in common.load_rows("signal_loss")}
     for method in signal_loss.METHODS:
         zero, rollouts, _ = signal_loss.expected(method, np.array(signal_loss.TABLE_RATES))
         for i, p in enumerate(signal_loss.TABLE_RATES):

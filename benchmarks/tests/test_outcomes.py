@@ -1,5 +1,5 @@
 """
-Closed forms against simulation through the real scheduler, selection and advantages; recovery of known difficulty.
+Closed forms against simulation through the real scheduler, selection and advantages.
 
 Simulated shares and means are compared with their exact expectation, within five exact standard deviations of the
 mean: the chance that one comparison of a correct formula fails is below 6e-7, and all of them together below 1e-4.
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
-from benchmarks.analyses.difficulty import fit_pass_rate_distribution
 from benchmarks.analyses.outcomes import (
     binomial_probability,
     pool_distribution,
@@ -128,64 +127,3 @@ def test_refill_agrees_with_throwing_collapsed_groups_away(max_rounds):
     close_to(visited / places, rounds, lost / (1 - lost) ** 2, places)  # a geometric is wider than a truncated one
     assert rollouts == pytest.approx(n * rounds)
     assert drawn == n * visited
-
-
-# The pass rates behind noisy counts
-
-
-def counts_of(rates, weights, prompts, draws, seed=0):
-    rng = np.random.default_rng(seed)
-    p = rng.choice(rates, size=prompts, p=weights)
-    return rng.binomial(draws, p), np.broadcast_to(draws, prompts)
-
-
-MIXTURES = {
-    "two kinds": ([0.1, 0.6], [0.3, 0.7]),
-    "impossible and trivial": ([0.0, 0.3, 1.0], [0.25, 0.5, 0.25]),
-    "one kind": ([0.5], [1.0]),
-    "spread": (np.linspace(0.01, 0.99, 50), np.full(50, 0.02)),
-}
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_what_the_counts_determine_is_recovered(name):
-    """
-    E[p^n + (1−p)^n] is determined by 16 draws for n <= 16: the share of uniform subsets is an unbiased estimate of it.
-    The fit uses the same counts at least as well, so it is held to five standard errors of that estimate.
-    """
-    rates, weights = map(np.asarray, MIXTURES[name])
-    prompts = 8000
-    positives, draws = counts_of(rates, weights, prompts, 16)
-    fitted = fit_pass_rate_distribution(positives, draws)
-    assert fitted.weights.sum() == pytest.approx(1)
-    for n in (2, 4, 8, 16):
-        truth = weights @ (rates**n + (1 - rates) ** n)
-        shares = np.array([(math.comb(k, n) + math.comb(16 - k, n)) / math.comb(16, n) for k in range(17)])
-        of_counts = weights @ binomial_probability(rates, 16)  # (17,)
-        assert of_counts @ shares == pytest.approx(truth)
-        error = math.sqrt(of_counts @ (shares - truth) ** 2 / prompts)
-        got = fitted.weights @ single_round_outcome(fitted.pass_rates, n).zero_gradient
-        assert got == pytest.approx(truth, abs=5 * error)
-        if name in ("one kind", "two kinds") and n in (4, 8):  # the raw histogram is wider than the truth
-            raw = single_round_outcome(positives / 16, n).zero_gradient.mean()
-            assert abs(raw - truth) > 10 * error
-
-
-def test_early_stopping_does_not_distort_the_fit():
-    """Counts that Seq-pos stopped: their mean k/n is biased upwards, the fit is not."""
-    prompts, rates = 6000, np.array([0.05, 0.4])
-    pools = [pool for p in rates for pool in simulate(p, prompts // 2, ExitCondition(1), 8, 4, 4)[0]]
-    k, n = (np.array([getattr(pool, name) for pool in pools]) for name in ("positives", "scored"))
-    fitted = fit_pass_rate_distribution(k, n)
-    error = np.std(k / n) / math.sqrt(prompts)
-    assert (k / n).mean() - rates.mean() > 5 * error
-    assert fitted.weights @ fitted.pass_rates == pytest.approx(rates.mean(), abs=5 * error)
-
-
-def test_fractional_and_missing_counts():
-    fitted = fit_pass_rate_distribution([0.9, 2.7, 0.0, 9.0], [0.95, 5.1, 0.0, 90.0])
-    assert np.isfinite(fitted.weights).all()
-    without = fit_pass_rate_distribution([0.9, 2.7, 9.0], [0.95, 5.1, 90.0])
-    assert (fitted.weights == without.weights).all()
-    with pytest.raises(ValueError, match="None of the 2 prompts"):
-        fit_pass_rate_distribution([0, 0], [0, 0])
