@@ -33,8 +33,8 @@ LABELS = {
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
     "batch": "batch baseline, n=1",
-    "posterior": "posterior baseline, n=1",
-    "retry_unsolved": "posterior baseline, n=1, + retries",
+    "maxrl": "MaxRL n=8",
+    "retry_unsolved": "batch baseline, n=1, + retries",
 }
 
 

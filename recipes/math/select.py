@@ -41,7 +41,10 @@ class SelectArguments(SamplingArguments):
     )
     dataset_config: str | None = HfArg(default=None, help="Configuration of the dataset.")
     max_problem_tokens: int = HfArg(default=700, help="Longer problems are removed.")
-    min_pass_rate: float = HfArg(default=0.0, help="Problems with min < pass rate <= max are selected.")
+    min_pass_rate: float | None = HfArg(
+        default=None,
+        help="Problems with min <= pass rate <= max are selected. Default: at least one correct completion.",
+    )
     max_pass_rate: float = HfArg(
         default=0.375, help="See min_pass_rate. The paper: 0.375; the authors' script: 0.313 (easy), 0.125 (hard)."
     )
@@ -53,25 +56,27 @@ class SelectArguments(SamplingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.min_pass_rate < self.max_pass_rate <= 1:
+        if self.min_pass_rate is None:
+            self.min_pass_rate = 1 / self.num_samples
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
             raise ValueError(
-                f"min_pass_rate ({self.min_pass_rate}) must be less than max_pass_rate ({self.max_pass_rate}), which is at "
-                "most 1: problems with min < pass rate <= max are selected."
+                f"min_pass_rate ({self.min_pass_rate}) and max_pass_rate ({self.max_pass_rate}) must satisfy "
+                "0 <= min <= max <= 1: problems with min <= pass rate <= max are selected."
             )
 
 
 def in_range(pass_rates: np.ndarray, min_pass_rate: float, max_pass_rate: float) -> np.ndarray:
     """
-    Return the positions of the problems with min < pass rate ≤ max, in order.
+    Return the positions of the problems with min ≤ pass rate ≤ max, in order.
 
     Raises:
         `ValueError`: if there are none.
     """
-    selected = np.flatnonzero((pass_rates > min_pass_rate) & (pass_rates <= max_pass_rate))
+    selected = np.flatnonzero((pass_rates >= min_pass_rate) & (pass_rates <= max_pass_rate))
     if not len(selected):
         raise ValueError(
-            f"None of {len(pass_rates)} problems has {min_pass_rate} < pass rate <= {max_pass_rate}: "
-            f"{(pass_rates <= min_pass_rate).sum()} are below, {(pass_rates > max_pass_rate).sum()} above. Widen "
+            f"None of {len(pass_rates)} problems has {min_pass_rate} <= pass rate <= {max_pass_rate}: "
+            f"{(pass_rates < min_pass_rate).sum()} are below, {(pass_rates > max_pass_rate).sum()} above. Widen "
             "--min_pass_rate and --max_pass_rate (nothing is sampled again), or choose another model or dataset."
         )
     return selected
@@ -109,7 +114,7 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
         "loaded": len(loaded),
         **{f"removed: {reason}": number for reason, number in removed.items()},
         "sampled": len(problems),
-        f"pass rate at most {args.min_pass_rate:g}": int((measured.pass_rates <= args.min_pass_rate).sum()),
+        f"pass rate below {args.min_pass_rate:g}": int((measured.pass_rates < args.min_pass_rate).sum()),
         f"pass rate above {args.max_pass_rate:g}": int((measured.pass_rates > args.max_pass_rate).sum()),
         "selected": len(selected),
     }

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from ..recipes.tiny_math import save_model
+from recipes.tests.tiny_math import save_model
 
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")

@@ -80,7 +80,9 @@ def test_the_package_is_that_of_the_wheel_and_typed(environment):
     lines = environment.run("python", "-c", code + "print(ada_trl.__file__, task.__file__, sep='\\n')").splitlines()
     assert all(str(environment.bin.parent) in line for line in lines) and len(lines) == 2
     with zipfile.ZipFile(environment.wheel) as wheel:
-        assert "ada_trl/py.typed" in wheel.namelist()
+        names = wheel.namelist()
+    assert "ada_trl/py.typed" in names
+    assert not [name for name in names if "test_" in name or "/tests/" in name]
 
 
 def test_every_command_has_help(environment):
@@ -103,7 +105,7 @@ def test_recipes_train_and_evaluate(environment):
     assert (environment.folder / run / "model.safetensors").exists()
     sums = ["--backend=transformers", "--prompt_format=plain", "--num_samples=4", "--max_new_tokens=6"]
     tests = ["--dataset_name=outputs/arithmetic/data/test.jsonl", "--output_dir=outputs/easy"]
-    keep = ["--min_pass_rate=-1", "--max_pass_rate=1"]
+    keep = ["--min_pass_rate=0", "--max_pass_rate=1"]
     environment.run("python", "-m", "ada_trl.recipes.math.select", "--model_name_or_path", run, *tests, *sums, *keep)
     compared = ["--models", "outputs/arithmetic/base", run, "--datasets", "outputs/arithmetic/data/test.jsonl"]
     evaluate = ["python", "-m", "ada_trl.recipes.math.evaluate", "--output_dir=outputs/evaluation"]

@@ -1,0 +1,1 @@
+"""Complete tasks: installed as `ada_trl.recipes`, without this file and `tests/`."""
