@@ -64,8 +64,6 @@ lint: .venv/installed
 
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.baseline
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.verifier
 
 # glibc's allocator gives its memory back after every step otherwise, a third of a step's time.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000
@@ -80,16 +78,13 @@ analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.variance
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.baselines
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.cost_benefit
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.objectives
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.sampling_cost
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.closed_forms
 
 notebooks: .venv/reasoning
 	$(ENVIRONMENT) $(KEEP_MEMORY) ADA_TRL_DRY_RUN=1 $(BIN)/python notebooks/run.py
 
 report: .venv/installed
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.learning.report
-	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.overview
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.report
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.diagram
 
 clean:

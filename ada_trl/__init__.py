@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .trainer.ada_grpo_config import AdaGRPOConfig
     from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AdaGRPOConfig", "AdaGRPOTrainer"]
 
 _MODULES = {"AdaGRPOConfig": ".trainer.ada_grpo_config", "AdaGRPOTrainer": ".trainer.ada_grpo_trainer"}

@@ -1,7 +1,6 @@
 """Shared helpers: pools of prompts with known pass rates, stored results, tables, intervals, documents and figures."""
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
 README = ROOT / "README.md"
 ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO and Est, which sample a single round
-# 97.5 % quantiles of Student's t with 1 to 10 degrees of freedom. The last one is used for more: slightly conservative.
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blues are larger groups of GRPO
     names.GRPO_4: "#56b4e9",
     names.GRPO_8: "#0072b2",
@@ -33,7 +30,6 @@ COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blue
     names.SEQ_BALANCE: "#d55e00",
     names.EST: "#cc79a7",
     names.BATCH: "#e69f00",
-    names.POSTERIOR: "#009e73",
 }
 
 
@@ -73,8 +69,10 @@ def save_rows(rows: list[dict], name: str) -> list[dict]:
     return load_rows(name)
 
 
-def load_rows(name: str) -> list[dict]:
-    return pq.read_table(RESULTS / f"{name}.parquet").to_pylist()
+def load_rows(name: str, missing_ok: bool = False) -> list[dict]:
+    """The rows of a result. With `missing_ok` none if it has not been stored, otherwise that is an error."""
+    path = RESULTS / f"{name}.parquet"
+    return [] if missing_ok and not path.exists() else pq.read_table(path).to_pylist()
 
 
 def computed_or_stored(name: str, compute: Callable[[], list[dict]], description: str) -> list[dict]:
@@ -87,15 +85,6 @@ def computed_or_stored(name: str, compute: Callable[[], list[dict]], description
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:
     """Rows as a Markdown table; `columns` maps a header to the function that formats a row's cell."""
     return markdown_table(list(columns), ([show(row) for show in columns.values()] for row in rows))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and half the width of its 95 % t-interval, which is NaN for fewer than two seeds."""
-    values = np.asarray(values, dtype=float)
-    if len(values) < 2:
-        return float(values.mean()) if len(values) else math.nan, math.nan
-    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
-    return float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def ratio_of_repeats(measured: Sequence[float], relative_to: Sequence[float]) -> str:

@@ -216,6 +216,20 @@ def expand_mode(options: dict) -> dict:
     return {"pass_rate_estimator": mode.removeprefix("est-")} | options | {"adaptive_sampling": "est"}
 
 
+# One mode of each kind: prompts come from the data loader, or from the prompt queue.
+LOADER_MODES = {
+    "uniform": {"adaptive_sampling": "uniform", "num_generations": 4},
+    "batch": {"baseline": "batch", "num_generations": 2},
+    "est": {"adaptive_sampling": "est-ema", "num_generations": 4},
+    "seq-balance": {"num_generations": 4},
+}
+QUEUE_MODES = {
+    "dynamic sampling": {"adaptive_sampling": "uniform", "zero_variance_groups": "resample", "num_generations": 4},
+    "retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+}
+MODES = LOADER_MODES | QUEUE_MODES
+
+
 def config(output_dir, **options) -> AdaGRPOConfig:
     return AdaGRPOConfig(str(output_dir), **expand_mode(options))
 
@@ -232,6 +246,8 @@ def build(
     trainer_class=Recorder,
     **overrides,
 ):
+    """A trainer of the tiny model; `overrides` are options of its configuration, and arguments of a trainer that has tools."""
+    given = {name: overrides.pop(name) for name in ("tools", "environment_factory", "optimizers") if name in overrides}
     return trainer_class(
         model or tiny_model(),
         reward_funcs,
@@ -241,6 +257,7 @@ def build(
         tokenizer or tiny_tokenizer(),
         callbacks=callbacks,
         peft_config=peft_config,
+        **given,
     )
 
 

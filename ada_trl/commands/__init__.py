@@ -10,7 +10,6 @@ from .errors import run, suggestion
 COMMANDS = {
     "train": "train a causal language model with Reinforce-Ada, from a configuration file",
     "check": "validate a configuration in about a minute, and report the cost of a step",
-    "plots": "plot the logs of training runs",
 }
 
 HELP = """\

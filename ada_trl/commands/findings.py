@@ -1,12 +1,12 @@
 """Findings of `ada-trl check`: conclusions from a few rollouts of a few prompts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..core import Rollout, eliminate
+from ..core import needs_more
 from ..core.metrics import threshold_outside_reward_range
 
 
@@ -132,26 +132,19 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
     repeats = math.ceil(SIMULATED_GROUPS / len(positives))
     rates = rng.beta(positives + 0.5, scored - positives + 0.5, (repeats, len(positives))).ravel()
 
-    def sample_round(requests: Sequence[tuple[int, int]]) -> list[Rollout]:
-        successes = (rng.random(len(requests)) < rates[[prompt for prompt, _ in requests]]).astype(float).tolist()
-        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, successes, strict=True)]
-
-    # Without rounds a prompt has one batch of rollouts; Est's budgets have this mean.
-    rounds, size = 1, args.num_generations
-    if args.adaptive_sampling in ("seq-pos", "seq-balance") and args.baseline == "pool":
-        rounds, size = args.max_rounds, args.samples_per_round
-    pools = eliminate(
-        len(rates),
-        sample_round,
-        args.exit_condition,
-        samples_per_round=size,
-        max_rounds=rounds,
-        positive_threshold=0.5,
-    )
-    rollouts = float(np.mean([len(pool) for pool in pools]))
-    if args.baseline != "pool":
+    strategy = args.sampling_strategy
+    positives, negatives = np.zeros(len(rates), dtype=int), np.zeros(len(rates), dtype=int)
+    active = np.arange(len(rates))
+    for _ in range(strategy.rounds_per_step):  # with one round, Est's budgets have this mean
+        drawn = rng.binomial(strategy.round_size, rates[active])
+        positives[active] += drawn
+        negatives[active] += strategy.round_size - drawn
+        more = needs_more(positives[active], negatives[active], strategy.min_positives, strategy.min_negatives)
+        active = active[more]
+    rollouts = float((positives + negatives).mean())
+    if args.baseline == "batch":
         return 1.0, rollouts
-    lost = float(np.mean([pool.has_zero_variance for pool in pools]))
+    lost = float(((positives == 0) | (negatives == 0)).mean())
     if args.zero_variance_groups == "resample":
         rollouts *= sum(lost**retry for retry in range(args.max_rounds))
         lost **= args.max_rounds

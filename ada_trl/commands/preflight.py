@@ -17,9 +17,9 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from ..trainer import trl_hooks
+from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
-from ..trainer.trl_hooks import override_attributes
+from ..trainer.trl_private import override_attributes
 from ..vllm.errors import VLLMServerError
 from .errors import UserError, one_line, user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
@@ -133,7 +133,7 @@ class Preflight(TrainerCallback):
         started = time.perf_counter()
         try:
             with (
-                trl_hooks.isolated_metrics(trainer, "eval") as metrics,
+                trl_private.isolated_metrics(trainer, "eval") as metrics,
                 override_attributes(trainer, _calculate_rewards=timed_rewards, num_generations_eval=ROLLOUTS),
             ):
                 for start in range(0, len(rows), at_once):
@@ -172,11 +172,11 @@ class Preflight(TrainerCallback):
         consists of more than a prompt and a completion.
         """
         trainer, args = self.trainer, self.trainer.args
-        if trl_hooks.is_vision_language_model(trainer) or trainer.tools or trainer.environment_factories is not None:
+        if trl_private.is_vision_language_model(trainer) or trainer.tools or trainer.environment_factories is not None:
             return None
         prompt_ids, row = self._longest_prompt()
         completion_ids = self._full_length(prompt_ids)
-        text = trl_hooks.tokenizer(trainer).decode(completion_ids)
+        text = trl_private.tokenizer(trainer).decode(completion_ids)
         completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
         logprobs = [[-1.0] * len(completion_ids)] * size if args.use_vllm else None
         rollouts: tuple = (
@@ -208,7 +208,7 @@ class Preflight(TrainerCallback):
 
     def _full_length(self, prompt_ids: list[int]) -> list[int]:
         trainer = self.trainer
-        special = {*trainer.eos_token_ids, *trl_hooks.tokenizer(trainer).all_special_ids}
+        special = {*trainer.eos_token_ids, *trl_private.tokenizer(trainer).all_special_ids}
         token = next((i for i in prompt_ids if i not in special), prompt_ids[-1])
         return [token] * (trainer.max_completion_length - 1) + [trainer.eos_token_ids[0]]
 

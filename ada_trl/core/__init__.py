@@ -1,35 +1,25 @@
 """
-Pure Python and NumPy implementation of the algorithm, without torch and TRL.
+The algorithm, on NumPy arrays, without torch and TRL. Start with `advantages.py`.
 
 | [Reinforce-Ada](https://huggingface.co/papers/2510.04996) | here |
 |---|---|
-| Algorithm 2, successive elimination | [`eliminate`], and without a barrier [`eliminate_async`] |
-| exit conditions *pos* and *balance* | [`ExitCondition`] |
-| downsampling to a balanced group | [`select_group`] |
-| advantages with global statistics | [`group_advantages`] |
-| weight of the power objective | [`prompt_weight`] |
-| Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; value networks are in `ada_trl.pass_rates` |
+| Algorithm 2, successive elimination | [`sample_slots`] |
+| exit conditions *pos* and *balance* | [`needs_more`] |
+| downsampling to a balanced group | [`select_groups`] |
+| advantages with global statistics | [`pool_advantages`] |
+| weight of the power objective | [`prompt_weights`] |
+| Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; the value head is in `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
-Not in the paper: [`batch_leave_one_out_baselines`], and [`posterior_baselines`] with a [`RewardEstimator`].
+Not in the paper: [`batch_advantages`].
 """
 
-from .advantages import group_advantages, normalize_rewards, prompt_weight
+from .advantages import batch_advantages, normalize_each_reward, pool_advantages, prompt_weights
 from .allocation import allocate, check_budget
-from .baselines import (
-    BaselineEstimate,
-    add_batch_information,
-    baseline_advantages,
-    batch_leave_one_out_baselines,
-    explained_variance,
-    posterior_baselines,
-    shift_by_batch_residual,
-)
-from .empirical_bayes import PromptFeatures, RewardEstimator, RunningRewardStd
-from .metrics import completion_metrics, sampling_metrics
+from .metrics import completion_metrics, first_round_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
-from .pass_rate_ema import EMAPassRate, brier_metrics
-from .pool import Pool, Rollout
 from .prompt_id import prompt_key
-from .selection import select_group
-from .sequential_sampling import ExitCondition, eliminate, eliminate_async
+from .rollouts import Rollouts, Scoring
+from .selection import select_groups
+from .sequential import Candidate, Slot, SlotRule, collect_rollouts, needs_more, sample_slots, sampled_prompts
+from .success_counts import EMAPassRate, brier_metrics

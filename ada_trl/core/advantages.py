@@ -1,26 +1,100 @@
-"""Prompt weights, and advantages with the pool's own statistics."""
+"""
+Advantages: how much better than its baseline each rollout is. Read this file first.
 
-import math
-from collections.abc import Sequence
+An advantage is a function of all rollouts of a generation batch ([`~core.Rollouts`]) that returns one number per rollout,
+`(N,)`. [`pool_advantages`] is the paper's, [`batch_advantages`] the one that we recommend, and any other function with the
+same signature can be passed to the trainer: `AdaGRPOTrainer(..., advantage_func=f)`.
 
-from .pool import Pool, Rollout, sample_std
+The gradient Σ_i A_i ∇log π(y_i) is unbiased if a rollout has no influence on its own baseline, weight and divisor, and if
+all rollouts are trained on (or a selection that does not depend on their rewards). [`batch_advantages`] with `scale="none"`
+has this property; the mean of the prompt's own pool does not, but its bias is a positive factor per prompt.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from .rollouts import Rollouts
 
 
 PromptWeighting = str | float  # a name of `POWERS`, or α
+Scale = Literal["none", "group", "batch"]
 
 POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power objective by its name
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
+LARGEST_DEVIATION = 1.5  # scaled residuals of the batch baseline are clipped to ± this
 MAX_ADVANTAGE = 1e12  # larger ones overflow float32 in the loss or in the norm of the gradient, and weights become NaN
 
 
-def clip_advantage(advantage: float) -> float:
-    """Clip an advantage to ±[`MAX_ADVANTAGE`], which only rewards close to the largest float32 reach."""
-    return max(-MAX_ADVANTAGE, min(MAX_ADVANTAGE, advantage))
-
-
-def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) -> float:
+def pool_advantages(
+    rollouts: Rollouts, *, weighting: PromptWeighting = "inverse_sqrt", scale: Scale = "none"
+) -> np.ndarray:
     """
-    Compute the prompt weight f'(p̂) = p̂^(α−1) of a power objective J_f = E[f(p(x))], f(p) = p^α / α
+    Compute A_i = w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of **all rollouts of the prompt** and the real reward r_i
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, global statistics).
+
+    Selecting half positives and half negatives of a pool gives the prompt's expected gradient another factor,
+    [(1−p)² + p²] / (2p(1−p)), in the paper as here.
+
+    Args:
+        rollouts ([`~core.Rollouts`]):
+            All rollouts of the generation batch.
+        weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`):
+            See [`prompt_weights`].
+        scale (`str`, *optional*, defaults to `"none"`):
+            σ to divide by: none, the standard deviation of the prompt's rewards (`"group"`), or of all rewards (`"batch"`).
+
+    Returns:
+        `np.ndarray` of shape `(N,)`: exactly 0 for unscored rollouts and for a prompt whose scored rewards are all equal.
+    """
+    factor_P = prompt_weights(rollouts, weighting)
+    if scale == "group":
+        factor_P = factor_P / (rollouts.std_P + STD_EPSILON)
+    elif scale == "batch":
+        factor_P = factor_P / (_std(rollouts.reward_N[rollouts.is_scored_N]) + STD_EPSILON)
+    advantage_N = factor_P[rollouts.prompt_N] * (rollouts.reward_N - rollouts.mean_P[rollouts.prompt_N])
+    has_advantage_N = rollouts.is_scored_N & ~rollouts.has_zero_variance_P[rollouts.prompt_N]
+    return _clip(np.where(has_advantage_N, advantage_N, 0.0))
+
+
+def batch_advantages(rollouts: Rollouts, *, scale: Scale = "none") -> np.ndarray:
+    """
+    Compute A_i = r_i − Σ_{j ≠ i} r_j / (N − 1): the mean reward of all *other* rollouts of the generation batch is the baseline
+    (leave-one-out as in RLOO, over the batch as in REINFORCE++).
+
+    The baseline contains nothing that r_i had an influence on, so the gradient is unbiased for any number of rollouts per
+    prompt, also if unsolved prompts are sampled again in later steps (Wald's identity).
+
+    Args:
+        rollouts ([`~core.Rollouts`]):
+            All rollouts of the generation batch.
+        scale (`str`, *optional*, defaults to `"none"`):
+            With `"batch"`, divide by the standard deviation of all other rewards and clip to ±[`LARGEST_DEVIATION`]: the
+            gradient is that of the mean *clipped* reward, in which outliers count but do not dominate. 0 if all other rewards
+            are equal, because the scale is unknown then.
+
+    Returns:
+        `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
+    """
+    advantage_N = np.zeros(len(rollouts))
+    has_reward_N = ~np.isnan(rollouts.reward_N)
+    rewards = rollouts.reward_N[has_reward_N]
+    num_others = len(rewards) - 1
+    if num_others < 1 or rewards.min() == rewards.max():
+        return advantage_N
+    others_mean = (rewards.sum() - rewards) / num_others
+    advantage_N[has_reward_N] = rewards - others_mean
+    if scale == "batch":
+        stds = _leave_one_out_stds(rewards)
+        scaled = np.divide(rewards - others_mean, stds, out=np.zeros(len(rewards)), where=stds > 0)
+        advantage_N[has_reward_N] = scaled.clip(-LARGEST_DEVIATION, LARGEST_DEVIATION)
+    return _clip(advantage_N)
+
+
+def prompt_weights(rollouts: Rollouts, weighting: PromptWeighting) -> np.ndarray:
+    """
+    Compute the weight f'(p̂) = p̂^(α−1) of a power objective J_f = E[f(p(x))], f(p) = p^α / α, for each prompt, `(P,)`
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v3).
 
     | `weighting` | α | f'(p) | |
@@ -29,91 +103,49 @@ def prompt_weight(pass_rate: float, pool_size: int, weighting: PromptWeighting) 
     | `"inverse_sqrt"` | 1/2 | p^(−1/2) | the hybrid: the other half of 1/p is in the number of rollouts |
     | `"inverse"` | 0 | 1/p | f(p) = log p |
 
+    p̂ is clamped below at one over the number of scored rollouts, which only affects pools without a positive. Without a
+    scored rollout the weight is 1, and all advantages are 0.
+
     Args:
-        pass_rate (`float`):
-            p̂; with NaN (nothing was scored) the weight is 1, and all advantages are 0.
-        pool_size (`int`):
-            Number of rollouts that p̂ was computed from. p̂ is clamped below at 1 / `pool_size`, which only affects pools
-            without a positive: the weight is at most `pool_size`^(1−α).
+        rollouts ([`~core.Rollouts`]):
+            All rollouts of the generation batch.
         weighting (`str` or `float`):
             A name, or α between 0 and 1.
     """
-    if math.isnan(pass_rate):
-        return 1.0
     alpha = POWERS[weighting] if isinstance(weighting, str) else weighting
-    return max(pass_rate, 1 / pool_size) ** (alpha - 1)
+    smallest_P = 1 / np.maximum(rollouts.scored_P, 1)
+    return np.where(rollouts.scored_P > 0, np.fmax(rollouts.pass_rate_P, smallest_P) ** (alpha - 1), 1.0)
 
 
-def group_advantages(
-    pool: Pool,
-    group: Sequence[Rollout],
-    *,
-    weighting: PromptWeighting = "inverse_sqrt",
-    std: float | None = None,
-    selection_correction: bool = False,
-) -> list[float]:
+def normalize_each_reward(rollouts: Rollouts, weights_F: np.ndarray) -> Rollouts:
     """
-    Compute A_i = c_i · w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of the **whole pool** and the real reward r_i
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, global statistics).
-
-    With n/2 positives and n/2 negatives selected, the paper's form (c_i = 1) follows [(1−p)² + p²] / (2p(1−p)) · ∇p
-    instead of ∇p. `selection_correction` multiplies the k₊ selected positives by p̂·n/k₊ and the k₋ negatives by
-    (1−p̂)·n/k₋, which undoes the *selection* exactly: given the pool, the group's expected gradient is that of the whole
-    pool. A side that is absent from the group cannot be corrected for. The effect of early stopping and of the cap on the
-    pool remains: with Seq-balance (M = 8, N = 4, n = 4) and weight 1 the gradient is 1.13, 1.19, 0.91 and 1.19 times
-    ∇p at p = 0.02, 0.1, 0.5 and 0.9.
-
-    Args:
-        pool (`Pool`):
-            All rollouts of the prompt.
-        group (`Sequence[Rollout]`):
-            The n selected rollouts.
-        weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`):
-            See [`prompt_weight`].
-        std (`float`, *optional*):
-            σ to divide by; `None` does not divide.
-        selection_correction (`bool`, *optional*, defaults to `False`):
-            Whether to correct for the balanced selection.
-
-    Returns:
-        `list[float]`: one advantage per selected rollout; exactly 0 for unscored rollouts and for a pool whose scored
-        rewards are all equal.
+    Replace the weighted sums by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function is normalized with its statistics
+    over the prompt's **whole pool** before the sum, so that functions of a large scale do not dominate
+    ([GDPO](https://huggingface.co/papers/2601.05242)). Success rewards stay the same. A function that did not score a rollout
+    adds 0 to its sum; a rollout that no function scored keeps the reward NaN.
     """
-    if pool.has_zero_variance:
-        return [0.0] * len(group)
-    baseline = pool.mean
-    scale = prompt_weight(pool.pass_rate, pool.scored, weighting)
-    if std is not None:
-        scale /= std + STD_EPSILON
-    positive_factor = negative_factor = 1.0
-    if selection_correction:
-        selected_positives = sum(pool.is_positive(rollout) for rollout in group)
-        selected_negatives = sum(pool.is_scored(rollout) for rollout in group) - selected_positives
-        positive_factor = pool.pass_rate * len(group) / max(selected_positives, 1)
-        negative_factor = (1 - pool.pass_rate) * len(group) / max(selected_negatives, 1)
-    advantages = []
-    for rollout in group:
-        factor = positive_factor if pool.is_positive(rollout) else negative_factor
-        advantage = clip_advantage(scale * factor * (rollout.reward - baseline))
-        advantages.append(advantage if pool.is_scored(rollout) else 0.0)
-    return advantages
+    total_N = np.zeros(len(rollouts))
+    for rewards_N, weight in zip(rollouts.rewards_NF.T, weights_F, strict=True):
+        # Of one function, where it scored the rollout.
+        of_function = replace(rollouts, reward_N=rewards_N, success_reward_N=rewards_N)
+        residual_N = rewards_N - of_function.mean_P[rollouts.prompt_N]
+        total_N += np.nan_to_num(weight * residual_N / (of_function.std_P[rollouts.prompt_N] + STD_EPSILON))
+    return replace(rollouts, reward_N=np.where(np.isnan(rollouts.reward_N), np.nan, total_N))
 
 
-def normalize_rewards(pool: Pool, reward_weights: Sequence[float]) -> Pool:
-    """
-    Replace the rewards of a pool by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function is normalized with its
-    statistics over the **whole pool** before the weighted sum, so that functions of a large scale do not dominate
-    ([GDPO](https://huggingface.co/papers/2601.05242)). Success rewards stay the same. A function that did not score a
-    rollout adds 0 to its sum; a rollout that no function scored keeps the reward NaN.
-    """
-    columns = []
-    for k, weight in enumerate(reward_weights):
-        values = [rollout.rewards[k] for rollout in pool.rollouts]
-        scored = [value for value in values if not math.isnan(value)]
-        mean, scale = math.fsum(scored) / max(len(scored), 1), weight / (sample_std(scored) + STD_EPSILON)
-        columns.append([0.0 if math.isnan(value) else scale * (value - mean) for value in values])
-    normalized = []
-    for rollout, summands in zip(pool.rollouts, zip(*columns, strict=True), strict=True):
-        reward = math.nan if math.isnan(rollout.reward) else math.fsum(summands)
-        normalized.append(rollout._replace(reward=reward))
-    return Pool(pool.positive_threshold, normalized)
+def _leave_one_out_stds(rewards: np.ndarray) -> np.ndarray:
+    """Standard deviation of all other values for each of `rewards`; exactly 0 if the others are equal."""
+    values, index, counts = np.unique(rewards, return_inverse=True, return_counts=True)
+    others_differ = len(values) - (counts[index] == 1) > 1
+    centered, num_others = rewards - rewards.mean(), len(rewards) - 1
+    mean = (centered.sum() - centered) / num_others
+    mean_square = ((centered**2).sum() - centered**2) / num_others
+    return np.where(others_differ, np.sqrt(np.maximum(mean_square - mean**2, 0.0)), 0.0)
+
+
+def _std(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _clip(advantage_N: np.ndarray) -> np.ndarray:
+    return advantage_N.clip(-MAX_ADVANTAGE, MAX_ADVANTAGE)

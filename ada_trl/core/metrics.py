@@ -1,162 +1,205 @@
-"""Metrics of pools, groups and completions; docs/metrics.md lists the names under which they are logged."""
+"""Metrics of rollouts, groups and completions; docs/metrics.md lists the names under which they are logged."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from .advantages import PromptWeighting, prompt_weight
-from .pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
-from .pool import Pool, Rollout
-from .sequential_sampling import ExitCondition
+from .advantages import PromptWeighting, prompt_weights
+from .rollouts import Rollouts
+from .sequential import needs_more
 
 
-def zero_gradient_probability(rewards: Sequence[float], num_generations: int) -> float:
+def zero_variance_probability(
+    rollouts: Rollouts, num_generations: int, outcome_N: np.ndarray | None = None
+) -> np.ndarray:
     """
-    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt: the fraction of all
-    subsets of that size whose scored rewards are all equal, Σ_v C(c_v, n) / C(M, n).
+    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt, `(P,)`: the fraction of all
+    subsets of that size whose rewards are all equal, Σ_v C(c_v, n) / C(M, n) with c_v of M rollouts of the reward v.
 
-    Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. NaN rewards are
-    left out; with fewer than `num_generations` scored rewards all of them are taken as the group.
+    Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. Rollouts without a reward are
+    left out; with fewer than `num_generations` others, these are the group.
+
+    Args:
+        rollouts ([`~core.Rollouts`]):
+            Rollouts of the first round.
+        num_generations (`int`):
+            n.
+        outcome_N (`np.ndarray`, *optional*):
+            What is compared; by default the reward.
     """
-    scored = [reward for reward in rewards if not math.isnan(reward)]
-    if len(scored) < num_generations:
-        return float(len(set(scored)) <= 1)
-    same = sum(math.comb(count, num_generations) for count in Counter(scored).values())
-    return same / math.comb(len(scored), num_generations)
+    has_reward_N = ~np.isnan(rollouts.reward_N)
+    outcome = (rollouts.reward_N if outcome_N is None else outcome_N)[has_reward_N]
+    prompt = rollouts.prompt_N[has_reward_N]
+    codes = np.unique(outcome, return_inverse=True)[1].reshape(-1) if len(outcome) else np.zeros(0, dtype=int)
+    kinds, counts = np.unique(np.stack([prompt, codes], axis=1), axis=0, return_counts=True)  # (K, 2) and (K,)
+    pool_P = np.bincount(prompt, minlength=rollouts.num_prompts)
+    group_P = np.clip(pool_P, 1, num_generations)
+    of_kind = kinds[:, 0]
+    fraction = np.ones(len(kinds))
+    for drawn in range(num_generations):  # C(c, n) / C(M, n) as a product, factor by factor
+        factor = np.maximum(counts - drawn, 0) / np.maximum(pool_P[of_kind] - drawn, 1)
+        fraction *= np.where(drawn < group_P[of_kind], factor, 1.0)
+    probability_P = np.bincount(of_kind, weights=fraction, minlength=rollouts.num_prompts)
+    return np.where(pool_P > 0, probability_P, 1.0)
 
 
-def grpo_zero_variance_probability(pools: Sequence[Pool], num_generations: int) -> np.ndarray:
-    """
-    Estimate [`zero_gradient_probability`] from uniformly sampled pools, `(P,)`, also if they are smaller than n =
-    `num_generations`.
-
-    GRPO would also have sampled the rollouts missing in a small pool. If the pool's rewards differ, the group's would have
-    differed; equal rewards would have stayed equal with probability E[p^missing] (all positive) or E[(1 − p)^missing], over
-    the posterior of p given the pool and a Beta prior fitted to the small pools of this batch. The probability at estimated
-    pass rates would be too small however well calibrated they are (Jensen), and that of the small pool itself too large.
-    """
-    probabilities = np.array(
-        [zero_gradient_probability([r.reward for r in pool.rollouts], num_generations) for pool in pools]
-    )
-    small = [i for i, pool in enumerate(pools) if pool.scored and len(pool) < num_generations]
-    if not small:
-        return probabilities
-    alpha, beta = fit_beta_prior(
-        beta_binomial_sufficient_stats([(pools[i].positives, pools[i].scored) for i in small]), 1.0, 1.0
-    )
-    for i in small:
-        pool = pools[i]
-        same = alpha + pool.positives if pool.positives else beta + pool.negatives
-        more = np.arange(num_generations - len(pool))
-        probabilities[i] *= np.prod((same + more) / (alpha + beta + pool.scored + more))
-    return probabilities
-
-
-def mean_and_std(values: Sequence[Sequence[float]], *, each_prompt_once: bool) -> tuple[float, float]:
+def mean_and_std(values_N: np.ndarray, prompt_N: np.ndarray, *, each_prompt_once: bool) -> tuple[float, float]:
     """
     Compute mean and standard deviation of rewards, without NaN, with Bessel's correction as in TRL.
 
     Args:
-        values (`Sequence[Sequence[float]]`):
-            Rewards of each prompt.
+        values_N (`np.ndarray`), prompt_N (`np.ndarray`):
+            Rewards, and the prompt of each.
         each_prompt_once (`bool`):
             Whether all prompts have the same weight, so that the mean is that of the prompts' means, or all rewards.
 
     Returns:
         `tuple[float, float]`: NaN if there are no values; the standard deviation of fewer than two is NaN as well.
     """
-    scored = [[value for value in prompt if not math.isnan(value)] for prompt in values]
-    x = np.array([value for prompt in scored for value in prompt])
+    is_value = ~np.isnan(values_N)
+    x, prompt = values_N[is_value], prompt_N[is_value]
     if not len(x):
         return math.nan, math.nan
-    w = np.array([1 / len(prompt) if each_prompt_once else 1.0 for prompt in scored for _ in prompt])
-    w /= w.sum()
+    w = 1 / np.bincount(prompt)[prompt] if each_prompt_once else np.ones(len(x))
+    w = w / w.sum()
     mean = (w * x).sum()
     bessel = 1 - (w**2).sum()
     return float(mean), math.sqrt((w * (x - mean) ** 2).sum() / bessel) if len(x) > 1 else math.nan
 
 
 def sampling_metrics(
-    pools: Sequence[Pool],
-    groups: Sequence[Sequence[Rollout]],
-    advantages: Sequence[Sequence[float]],
-    exit_condition: ExitCondition,
+    rollouts: Rollouts,
+    selected: np.ndarray,
+    advantage_N: np.ndarray,
     *,
+    min_positives: int,
+    min_negatives: int,
     samples_per_round: int,
     max_rounds: int,
     num_generations: int,
     weighting: PromptWeighting,
-    is_on_distribution: Sequence[bool],
+    is_on_distribution_P: np.ndarray,
+    outcome_N: np.ndarray | None = None,
 ) -> dict[str, float]:
     """
     Compute the metrics of adaptive sampling of one step over the prompts of all ranks.
 
-    Values that start with `frac_` are fractions of the prompts. `pass_rate/*`, `success_reward/*` and `frac_reward_zero_std/first_round` are
-    computed from the first round, which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
-    With N_x scored rollouts of mean r̄_x per prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
+    Values that start with `frac_` are fractions of the prompts. `pass_rate/*`, `success_reward/*` and
+    `frac_reward_zero_std/first_round` are computed from the first round, which is uniform sampling: early stopping biases the
+    pass rate of the whole pool upwards. With N_x scored rollouts of mean r̄_x per prompt, (`reward/micro_mean` −
+    `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 
     Args:
-        pools, groups, advantages:
-            One entry per prompt.
-        exit_condition (`ExitCondition`):
+        rollouts ([`~core.Rollouts`]):
+            All rollouts of the step.
+        selected (`np.ndarray`):
+            Indices of the rollouts that are trained on.
+        advantage_N (`np.ndarray`):
+            Advantages of all rollouts.
+        min_positives, min_negatives (`int`):
             The exit condition of the mode.
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
         max_rounds (`int`):
             N. Metrics by round exist for all of them, also if no prompt was sampled as often.
         num_generations (`int`):
-            n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with.
+            n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with. NaN if a first round has fewer
+            rollouts.
         weighting (`str` or `float`):
-            See [`prompt_weight`].
-        is_on_distribution (`Sequence[bool]`):
+            See [`prompt_weights`].
+        is_on_distribution_P (`np.ndarray`):
             Which prompts are an unbiased sample of the dataset. The metrics of the first round include only these, and are
             NaN if there are none.
+        outcome_N (`np.ndarray`, *optional*):
+            See [`zero_variance_probability`].
     """
-    sizes = np.array([len(pool) for pool in pools])
-    rounds = -(-sizes // samples_per_round)
-    exit_met = np.array([exit_condition(pool) for pool in pools])
-    first_rounds = [pool.first_round(samples_per_round) for pool in pools]
-    zero_before = grpo_zero_variance_probability(first_rounds, num_generations)
-    zero_after = np.array([not any(group_advantages) for group_advantages in advantages])
-    sample = [pool for pool, is_included in zip(first_rounds, is_on_distribution, strict=True) if is_included]
-    pass_rates = [pool.pass_rate for pool in sample]
-    weights = [prompt_weight(p.pass_rate, max(p.scored, 1), weighting) for p in pools]
-    success_rewards = [
-        rollout.success_reward for pool in sample for rollout in pool.rollouts if pool.is_scored(rollout)
-    ]
+    size_P, positives_P, negatives_P = rollouts.size_P, rollouts.positives_P, rollouts.negatives_P
+    rounds_P = -(-size_P // samples_per_round)
+    is_active_P = needs_more(positives_P, negatives_P, min_positives, min_negatives)
+    is_first_N = rollouts.draw_N < samples_per_round
+    first = rollouts.where(is_first_N)
+    zero_before_P = np.full(rollouts.num_prompts, np.nan)
+    if first.size_P.min() >= num_generations:
+        first_outcome = None if outcome_N is None else outcome_N[is_first_N]
+        zero_before_P = zero_variance_probability(first, num_generations, first_outcome)
+    trained_P = np.bincount(rollouts.prompt_N[selected], minlength=rollouts.num_prompts) > 0
+    has_gradient_P = np.zeros(rollouts.num_prompts, dtype=bool)
+    has_gradient_P[rollouts.prompt_N[selected][advantage_N[selected] != 0]] = True
+    pass_rate = first.pass_rate_P[is_on_distribution_P]
+    weight_P = prompt_weights(rollouts, weighting)
+    in_sample_N = is_on_distribution_P[first.prompt_N] & first.is_scored_N
+    success_reward = first.success_reward_N[in_sample_N]
+    is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
 
     metrics = {
-        "samples_per_prompt/mean": sizes.mean(),
-        "samples_per_prompt/min": sizes.min(),
-        "samples_per_prompt/max": sizes.max(),
-        "rounds/mean": rounds.mean(),
-        "frac_exit_condition_met": exit_met.mean(),
-        "frac_all_correct": np.mean([p.scored > 0 and p.negatives == 0 for p in pools] & ~exit_met),
-        "frac_all_wrong": np.mean([p.scored > 0 and p.positives == 0 for p in pools] & ~exit_met),
-        "frac_unscored": np.mean([p.scored == 0 for p in pools] & ~exit_met),
-        "frac_reward_zero_std/first_round": _nanmean(zero_before[np.array(is_on_distribution)]),
-        "frac_zero_advantage_groups": zero_after[[len(group) > 0 for group in groups]].mean(),
-        "frac_recovered_groups": (zero_before * ~zero_after).mean(),
-        "reward/trained": _nanmean([r.reward for group in groups for r in group]),
-        "reward/macro_mean": _nanmean([pool.mean for pool in pools]),
-        "reward/micro_mean": _nanmean([reward for pool in pools for reward in pool.scored_rewards]),
-        "pass_rate/mean": _nanmean(pass_rates),
-        "pass_rate/p10": _nanpercentile(pass_rates, 10),
-        "pass_rate/p90": _nanpercentile(pass_rates, 90),
-        "prompt_weight/mean": np.mean(weights),
-        "prompt_weight/max": np.max(weights),
-        "success_reward/mean": _nanmean(success_rewards),
-        "success_reward/min": min(success_rewards, default=math.nan),
-        "success_reward/max": max(success_rewards, default=math.nan),
+        "samples_per_prompt/mean": size_P.mean(),
+        "samples_per_prompt/min": size_P.min(),
+        "samples_per_prompt/max": size_P.max(),
+        "rounds/mean": rounds_P.mean(),
+        "frac_exit_condition_met": 1 - is_active_P.mean(),
+        "frac_all_correct": (is_one_sided_P & (negatives_P == 0)).mean(),
+        "frac_all_wrong": (is_one_sided_P & (positives_P == 0)).mean(),
+        "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
+        "frac_reward_zero_std/first_round": _nanmean(zero_before_P[is_on_distribution_P]),
+        "frac_zero_advantage_groups": 1 - has_gradient_P[trained_P].mean(),
+        "frac_recovered_groups": (zero_before_P * has_gradient_P).mean(),
+        "reward/trained": _nanmean(rollouts.reward_N[selected]),
+        "reward/macro_mean": _nanmean(rollouts.mean_P),
+        "reward/micro_mean": _nanmean(rollouts.reward_N[rollouts.is_scored_N]),
+        "pass_rate/mean": _nanmean(pass_rate),
+        "pass_rate/p10": _nanpercentile(pass_rate, 10),
+        "pass_rate/p90": _nanpercentile(pass_rate, 90),
+        "prompt_weight/mean": weight_P.mean(),
+        "prompt_weight/max": weight_P.max(),
+        "success_reward/mean": _nanmean(success_reward),
+        "success_reward/min": success_reward.min(initial=math.inf) if len(success_reward) else math.nan,
+        "success_reward/max": success_reward.max(initial=-math.inf) if len(success_reward) else math.nan,
     }
-    positives, negatives = _counts_by_round(pools, samples_per_round, max_rounds)
+    round_N = np.minimum(rollouts.draw_N // samples_per_round, max_rounds - 1)
+    is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N
     for k in range(1, max_rounds + 1):
-        metrics[f"active_prompts/round_{k}"] = (rounds >= k).sum()
-        metrics[f"frac_missing_positives/round_{k}"] = np.mean(positives[:, k - 1] < exit_condition.min_positives)
-        metrics[f"frac_missing_negatives/round_{k}"] = np.mean(negatives[:, k - 1] < exit_condition.min_negatives)
+        metrics[f"active_prompts/round_{k}"] = (rounds_P >= k).sum()
+        until_N = round_N < k
+        metrics[f"frac_missing_positives/round_{k}"] = (
+            rollouts.sum(rollouts.is_positive_N & until_N) < min_positives
+        ).mean()
+        metrics[f"frac_missing_negatives/round_{k}"] = (rollouts.sum(is_negative_N & until_N) < min_negatives).mean()
     return {name: float(value) for name, value in metrics.items()}
+
+
+def first_round_metrics(
+    rollouts: Rollouts,
+    names: Sequence[str],
+    *,
+    rollouts_per_round: int,
+    is_on_distribution_P: np.ndarray,
+    each_prompt_once: bool,
+) -> dict[str, list[float]]:
+    """
+    Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the dataset: `reward`,
+    `reward_std` and `rewards/*`. Each has one value per reward function of that name.
+
+    Args:
+        rollouts ([`~core.Rollouts`]):
+            All rollouts of the step.
+        names (`Sequence[str]`):
+            Names of the reward functions.
+        rollouts_per_round (`int`):
+            Rollouts of the first round of a prompt.
+        is_on_distribution_P (`np.ndarray`):
+            Which prompts are included.
+        each_prompt_once (`bool`):
+            Whether all prompts have the same weight although their numbers of rollouts differ.
+    """
+    first = rollouts.where((rollouts.draw_N < rollouts_per_round) & is_on_distribution_P[rollouts.prompt_N])
+    mean, std = mean_and_std(first.reward_N, first.prompt_N, each_prompt_once=each_prompt_once)
+    metrics = {"reward": [mean], "reward_std": [std]}
+    for name, rewards_N in zip(names, first.rewards_NF.T, strict=True):
+        mean, std = mean_and_std(rewards_N, first.prompt_N, each_prompt_once=each_prompt_once)
+        metrics.setdefault(f"rewards/{name}/mean", []).append(mean)
+        metrics.setdefault(f"rewards/{name}/std", []).append(std)
+    return metrics
 
 
 def threshold_outside_reward_range(low: float, high: float, mean: float, pass_rate: float) -> bool:
@@ -196,23 +239,11 @@ def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dic
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
 
 
-def _counts_by_round(pools: Sequence[Pool], samples_per_round: int, max_rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count the positives and the negatives of each pool after each round, `(P, N)` both."""
-    counts = np.zeros((2, len(pools), max_rounds), dtype=int)
-    for i, pool in enumerate(pools):
-        for rollout in pool.rollouts:
-            if pool.is_scored(rollout):
-                round_index = min(rollout.draw_index // samples_per_round, max_rounds - 1)
-                counts[int(pool.is_positive(rollout)), i, round_index] += 1
-    negatives, positives = counts.cumsum(axis=2)
-    return positives, negatives
+def _nanmean(values: np.ndarray) -> float:
+    scored = values[~np.isnan(values)]
+    return float(scored.mean()) if len(scored) else math.nan
 
 
-def _nanmean(values: Sequence[float]) -> float:
-    scored = [value for value in values if not math.isnan(value)]
-    return math.fsum(scored) / len(scored) if scored else math.nan
-
-
-def _nanpercentile(values: Sequence[float], q: float) -> float:
-    scored = [value for value in values if not math.isnan(value)]
-    return float(np.percentile(scored, q)) if scored else math.nan
+def _nanpercentile(values: np.ndarray, q: float) -> float:
+    scored = values[~np.isnan(values)]
+    return float(np.percentile(scored, q)) if len(scored) else math.nan

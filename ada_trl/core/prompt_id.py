@@ -8,9 +8,9 @@ from typing import Any
 
 def prompt_reference(
     row: Mapping[str, Any], *, hash_entire_row: bool = False, keep_prompt: bool = False
-) -> tuple[str, str | None, Any]:
+) -> tuple[str, Any]:
     """
-    Return the parts of a dataset row that other ranks need: identity and text of its prompt, and possibly the prompt.
+    Return the parts of a dataset row that other ranks need: the identity of its prompt, and possibly the prompt.
 
     Args:
         row (`Mapping[str, Any]`):
@@ -21,22 +21,21 @@ def prompt_reference(
             Whether to return the prompt itself as well.
 
     Returns:
-        `tuple[str, str | None, Any]`: the prompt's key ([`prompt_key`]), its text (`None` if it has none and is identified
-        by the `id` of the row), and the prompt or `None`.
+        `tuple[str, Any]`: the prompt's key ([`prompt_key`]), and the prompt or `None`.
 
     Raises:
         `ValueError`: as [`prompt_key`].
     """
     prompt = dict(row) if hash_entire_row else row["prompt"]
-    images = {name: row[name] for name in ("image", "images") if row.get(name) is not None}
+    images = {name: row[name] for name in ("image", "images") if not _is_empty(row.get(name))}
     if images and not hash_entire_row:
         prompt = {"prompt": prompt, **images}
-    key = prompt_key(prompt, row)
-    try:
-        text = prompt_text(prompt)
-    except ValueError:
-        text = None
-    return key, text, prompt if keep_prompt else None
+    return prompt_key(prompt, row), row["prompt"] if keep_prompt else None
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a column of images has none in this row, as in a mixture of data with and without images."""
+    return value is None or (isinstance(value, list) and not value)
 
 
 def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:

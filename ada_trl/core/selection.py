@@ -1,13 +1,15 @@
 """Selection of the group that is trained on."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .pool import Pool, Rollout
+from .rollouts import Rollouts
 
 
-def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> list[Rollout]:
+def select_groups(rollouts: Rollouts, num_generations: int, seeds: Sequence[tuple[int, ...] | None]) -> np.ndarray:
     """
-    Downsample a pool to the balanced group that is trained on (Algorithm 2 of
+    Downsample each pool to the balanced group that is trained on (Algorithm 2 of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996), "oversample – downsample").
 
     `num_generations // 2` positives and the rest negatives, each sampled uniformly without replacement. If there are too
@@ -16,34 +18,35 @@ def select_group(pool: Pool, num_generations: int, seed: tuple[int, ...]) -> lis
     would favor short completions.
 
     Args:
-        pool (`Pool`):
-            At least `num_generations` rollouts.
+        rollouts ([`~core.Rollouts`]):
+            At least `num_generations` of each prompt that is trained on.
         num_generations (`int`):
-            n, the size of the group.
-        seed (`tuple[int, ...]`):
-            Non-negative integers, for example (run seed, step, prompt).
+            n, the size of a group.
+        seeds (`Sequence[tuple[int, ...] | None]`):
+            For each prompt non-negative integers, for example (run seed, step, prompt); `None` for a prompt that is not trained on.
 
     Returns:
-        `list[Rollout]`: `num_generations` rollouts in order of their index.
+        `np.ndarray` of `int`: indices of the selected rollouts, prompt by prompt, ascending.
 
     Raises:
-        `ValueError`: if the pool is smaller than the group.
+        `ValueError`: if a pool is smaller than the group.
     """
-    if len(pool) < num_generations:
-        raise ValueError(
-            f"A pool of {len(pool)} rollouts cannot fill a group of num_generations ({num_generations}). Sample at least "
-            "num_generations rollouts per prompt."
-        )
-    rollouts = sorted(pool.rollouts, key=lambda rollout: rollout.draw_index)
-    order = np.random.default_rng(seed).permutation(len(rollouts))
-    shuffled = [rollouts[i] for i in order]
-    positives = [rollout for rollout in shuffled if pool.is_positive(rollout)]
-    negatives = [rollout for rollout in shuffled if pool.is_scored(rollout) and not pool.is_positive(rollout)]
-    unscored = [rollout for rollout in shuffled if not pool.is_scored(rollout)]
-
-    half = num_generations // 2
-    num_positives = min(len(positives), max(half, num_generations - len(negatives)))
-    num_negatives = min(len(negatives), num_generations - num_positives)
-    group = positives[:num_positives] + negatives[:num_negatives]
-    group += unscored[: num_generations - len(group)]
-    return sorted(group, key=lambda rollout: rollout.draw_index)
+    bounds = np.searchsorted(rollouts.prompt_N, np.arange(rollouts.num_prompts + 1))
+    selected = [np.empty(0, dtype=int)]
+    for start, end, seed in zip(bounds[:-1], bounds[1:], seeds, strict=True):
+        if seed is None:
+            continue
+        if end - start < num_generations:
+            raise ValueError(
+                f"A pool of {end - start} rollouts cannot fill a group of num_generations ({num_generations}). Sample at least "
+                "num_generations rollouts per prompt."
+            )
+        shuffled = start + np.random.default_rng(seed).permutation(end - start)
+        is_positive, is_scored = rollouts.is_positive_N[shuffled], rollouts.is_scored_N[shuffled]
+        positives, negatives = shuffled[is_positive], shuffled[is_scored & ~is_positive]
+        half = num_generations // 2
+        num_positives = min(len(positives), max(half, num_generations - len(negatives)))
+        num_negatives = min(len(negatives), num_generations - num_positives)
+        group = np.concatenate([positives[:num_positives], negatives[:num_negatives], shuffled[~is_scored]])
+        selected.append(np.sort(group[:num_generations]))
+    return np.concatenate(selected)

@@ -1,7 +1,6 @@
 """Hidden states of the policy at the last token of its prompts, the input of a value head."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,70 +22,21 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return policy.base_model if decoder is None or decoder is policy else decoder
 
 
-@contextmanager
-def capture_hidden_states(
-    model: nn.Module, position: int, *, prefill: tuple[int, int] | None = None
-) -> Iterator[list[torch.Tensor]]:
-    """
-    Capture the policy's last hidden state at one position of every sequence in its forward passes. At the last prompt
-    token's position this is the state from which the LM head predicts the first completion token. The hook is on the
-    backbone, since TRL's fused head does not call the head's module.
-
-    If the model is in training mode, dropout acts on the states: TRL generates, and computes the old log-probabilities, in the
-    mode that the model is in. A separate forward pass ([`last_hidden_states`]) turns dropout off.
-
-    Args:
-        model (`nn.Module`):
-            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`.
-        position (`int`):
-            Position in each sequence, such as -1.
-        prefill (`tuple[int, int]`, *optional*):
-            Numbers of sequences and of prompt tokens of a generation, with padding. Only the forward pass that ends its
-            prefill is captured: of several chunks (`prefill_chunk_size`) the last one. Nothing is captured if the pass has
-            another number of sequences, as with beam search, because its rows are not the prompts. Afterwards the hook is
-            removed, so that compiled decoding does not see it.
-
-    Yields:
-        `list[torch.Tensor]`: `(B, H)` of each captured forward pass, float32, on the device of the backbone's output.
-    """
-    captured: list[torch.Tensor] = []
-    tokens_seen = 0
-
-    def capture(module: nn.Module, args: tuple, output: Any) -> None:
-        nonlocal tokens_seen
-        states = output[0] if isinstance(output, tuple) else output.last_hidden_state  # (B, T, H)
-        if prefill is None:
-            captured.append(states[:, position].detach().float())
-            return
-        num_sequences, num_tokens = prefill
-        tokens_seen += states.size(1)
-        if tokens_seen < num_tokens:
-            return  # not the last chunk of the prompts
-        if len(states) == num_sequences and tokens_seen == num_tokens:
-            captured.append(states[:, position].detach().float())
-        hook.remove()
-
-    hook = backbone_of(model).register_forward_hook(capture)
-    try:
-        yield captured
-    finally:
-        hook.remove()
-
-
 @torch.no_grad()
 def last_hidden_states(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int
 ) -> torch.Tensor:
     """
-    Compute the policy's last hidden state at the last prompt token, by a separate forward pass.
+    Compute the policy's last hidden state at the last prompt token, from which the LM head predicts the first completion token.
 
     The forward of the model is called as it is given, so that FSDP, DeepSpeed and DDP gather their shards. Logits are computed
-    for one position per prompt, and unlike with `output_hidden_states=True` no other layer's states are stored. Dropout is off
-    (unlike in captured states), no random numbers are used and the mode of every module is restored.
+    for one position per prompt, and unlike with `output_hidden_states=True` no other layer's states are stored. The hook is on the
+    backbone, since TRL's fused head does not call the head's module. Dropout is off, no random numbers are used and the mode of
+    every module is restored.
 
     Args:
         model (`nn.Module`):
-            See [`capture_hidden_states`]. If it is sharded, every rank must call this with the same number of prompts and the
+            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every rank must call this with the same number of prompts and the
             same `batch_size`.
         input_ids (`torch.Tensor`):
             Prompts, `(P, T)`, padded on either side.
@@ -106,26 +56,32 @@ def last_hidden_states(
     input_ids, attention_mask = input_ids.gather(1, order), attention_mask.gather(1, order)
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     modes = [(module, module.training) for module in model.modules()]
+    captured: list[torch.Tensor] = []
+
+    def capture(module: nn.Module, args: tuple, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output.last_hidden_state  # (B, T, H)
+        captured.append(states[:, -1].float())
+
+    hook = backbone_of(model).register_forward_hook(capture)
     model.eval()
     try:
-        with capture_hidden_states(model, -1) as captured:
-            for start in range(0, len(input_ids), batch_size):
-                rows = slice(start, start + batch_size)
-                model(
-                    input_ids=input_ids[rows],
-                    attention_mask=attention_mask[rows],
-                    position_ids=position_ids[rows],
-                    logits_to_keep=1,
-                    use_cache=False,
-                )
+        for start in range(0, len(input_ids), batch_size):
+            rows = slice(start, start + batch_size)
+            model(
+                input_ids=input_ids[rows],
+                attention_mask=attention_mask[rows],
+                position_ids=position_ids[rows],
+                logits_to_keep=1,
+                use_cache=False,
+            )
     finally:
+        hook.remove()
         for module, training in modes:
             module.training = training
     if not captured:
         raise ValueError(
             f"The forward pass of {type(model).__name__} does not call {type(backbone_of(model)).__name__}, the module that "
-            "get_decoder() returns, so a value head cannot read its hidden states. Set pass_rate_estimator='ema', or "
-            "value_model to a separate model."
+            "get_decoder() returns, so a value head cannot read its hidden states. Set pass_rate_estimator='ema'."
         )
     return torch.cat(captured)
 
@@ -136,7 +92,7 @@ class HiddenStateExtractor:
 
     Args:
         policy (`Callable[[], nn.Module]`):
-            Returns the current model, see [`capture_hidden_states`].
+            Returns the current model, see [`last_hidden_states`].
         accelerator (`Accelerator`):
             The run's accelerator.
         tokenize (`Callable[[list], list[list[int]]]`):
@@ -185,15 +141,3 @@ class HiddenStateExtractor:
         mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
         states = last_hidden_states(self.policy(), input_ids.to(device), mask.to(device), batch_size=self.batch_size)
         return self.accelerator.gather(states.contiguous())[: len(prompts)].cpu()
-
-    def all_gather_states(self, local: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """
-        Combine the states that each rank has (`None` for prompts of other ranks) to those of all prompts, `(P, H)`; `None` if
-        the state of any prompt is missing on every rank. Collective.
-        """
-        states = torch.zeros(len(local), self.size + 1, dtype=torch.float32, device=self.accelerator.device)
-        for row, state in zip(states, local, strict=True):
-            if state is not None:
-                row[:-1], row[-1] = state, 1  # the last column counts the ranks that have the state
-        states = self.accelerator.reduce(states, reduction="sum").cpu()
-        return states[:, :-1] if (states[:, -1] == 1).all() else None

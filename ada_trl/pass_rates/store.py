@@ -1,35 +1,31 @@
-"""Per-prompt pass rates on disk: outcomes of every prompt, and the estimator's state."""
+"""Per-prompt pass rates on disk: the outcomes of every prompt, and with them the state of the estimator."""
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.empirical_bayes import DECAYS
-from ..core.pass_rate_ema import EMAPassRate, PromptCounts, check_counts
+from ..core.success_counts import EMAPassRate, check_counts
 from ..utils.files import atomic_write
 
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
 
-_FORMAT = 3
+_FORMAT = 4
+_READABLE_FORMATS = (3, 4)  # 3 also has the text of every prompt, and columns of removed features
 _METADATA_KEY = b"ada_trl"
 _SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("prompt", pa.string()),
         pa.field("rollouts", pa.int64(), nullable=False),
         pa.field("positives", pa.int64(), nullable=False),
         pa.field("last_step", pa.int64(), nullable=False),
         pa.field("estimate", pa.float64(), nullable=False),
         pa.field("discounted_rollouts", pa.float64(), nullable=False),
         pa.field("discounted_positives", pa.float64(), nullable=False),
-        pa.field("reward_history", pa.list_(pa.float64())),
     ]
 )
 _COUNT_COLUMNS = {  # column of the file by attribute of PromptCounts
@@ -41,59 +37,38 @@ _COUNT_COLUMNS = {  # column of the file by attribute of PromptCounts
 }
 
 
-def save_pass_rates(
-    path: str | Path,
-    estimator: EMAPassRate,
-    prompts: Mapping[str, str] | None = None,
-    fitted: Mapping[str, Any] | None = None,
-    history: Mapping[str, np.ndarray] | None = None,
-) -> None:
+def save_pass_rates(path: str | Path, estimator: EMAPassRate) -> None:
     """
     Write the pass rates of a run, atomically: one row per prompt that was ever sampled.
 
     | column | |
     |---|---|
     | `prompt_id` | identity ([`~core.prompt_key`]): a hash of the prompt, after the `id` of the dataset row if it has one |
-    | `prompt` | its text, or null |
     | `rollouts`, `positives` | scored and positive rollouts over the whole run |
     | `last_step` | last step in which the prompt was sampled |
     | `estimate` | p̂ at the time of writing |
     | `discounted_rollouts`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
-    | `reward_history` | N and S of [`~core.RewardEstimator`]: discounted rollouts and their residuals, by decay; or null |
 
-    The file is also the estimator's state (with a fitted prior in its metadata, as JSON), and can be read with
-    `datasets.load_dataset("parquet", data_files=path)`.
+    It can be read with `datasets.load_dataset("parquet", data_files=path)`.
 
     Args:
         path (`str` or `Path`):
             Path of the file; `PASS_RATES_FILE` in a checkpoint.
         estimator ([`~core.EMAPassRate`]):
             Estimator to write.
-        prompts (`Mapping[str, str]`, *optional*):
-            Text by prompt id; without it the file contains no texts.
-        fitted (`Mapping[str, Any]`, *optional*):
-            State of everything else that was fitted to the run, as JSON values; returned as `state["fitted"]`.
-        history (`Mapping[str, np.ndarray]`, *optional*):
-            History of a [`~core.RewardEstimator`]; returned as `state["history"]`.
     """
-    state, history = estimator.state_dict(), history or {}
-    # Prompts without a scored rollout may have a reward history but no counts.
-    rows = {key: vars(PromptCounts()) for key in history} | state["counts"]
-    keys = list(rows)
+    counts = estimator.state_dict()["counts"]
     columns = {
-        "prompt_id": keys,
-        "prompt": [(prompts or {}).get(key) for key in keys],
-        "estimate": estimator.predict(keys),
-        **{column: [counts[name] for counts in rows.values()] for name, column in _COUNT_COLUMNS.items()},
-        "reward_history": [history[key].ravel().tolist() if key in history else None for key in keys],
+        "prompt_id": list(counts),
+        "estimate": estimator.predict(list(counts)),
+        **{column: [of_prompt[name] for of_prompt in counts.values()] for name, column in _COUNT_COLUMNS.items()},
     }
-    payload = json.dumps({"format": _FORMAT, "prior": state.get("prior"), "fitted": fitted}).encode()
-    table = pa.table(columns, schema=_SCHEMA.with_metadata({_METADATA_KEY: payload}))
+    metadata = {_METADATA_KEY: json.dumps({"format": _FORMAT}).encode()}
     with atomic_write(path) as temporary:
-        pq.write_table(table, temporary, write_page_checksum=True)
+        pq.write_table(pa.table(columns, schema=_SCHEMA.with_metadata(metadata)), temporary, write_page_checksum=True)
 
 
-def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+def load_pass_rates(path: str | Path) -> dict[str, Any]:
     """
     Read a file of [`save_pass_rates`]. Nothing in the file is executed or unpickled.
 
@@ -102,8 +77,7 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
             Path of the file.
 
     Returns:
-        `tuple[dict[str, Any], dict[str, str]]`: the state for [`~core.EMAPassRate.load_state_dict`], and the texts by
-        prompt id (of the prompts that have one).
+        `dict[str, Any]`: the state for [`~core.EMAPassRate.load_state_dict`].
 
     Raises:
         `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
@@ -115,20 +89,22 @@ def load_pass_rates(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise
     except (pa.ArrowException, OSError) as error:
         raise _corrupt(path, f"it cannot be read as parquet ({error})") from error
-    if not table.schema.equals(_SCHEMA):
+    types = {field.name: field.type for field in table.schema}
+    if any(types.get(field.name) != field.type for field in _SCHEMA):
         raise _corrupt(path, f"its columns are {_describe(table.schema)}; expected {_describe(_SCHEMA)}")
-    fitted = _load_fitted(path, table.schema.metadata or {})
+    try:
+        file_format = json.loads((table.schema.metadata or {})[_METADATA_KEY])["format"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or cannot be read") from error
+    if file_format not in _READABLE_FORMATS:
+        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_READABLE_FORMATS}")
     rows = table.to_pylist()
     for row in rows:
         _check_row(path, row)
     counts = {row["prompt_id"]: {name: row[column] for name, column in _COUNT_COLUMNS.items()} for row in rows}
     if len(counts) < len(rows):
         raise _corrupt(path, f"{len(rows)} rows have only {len(counts)} different values of prompt_id")
-    state = {"counts": counts} | {name: value for name, value in fitted.items() if value is not None}
-    history = {row["prompt_id"]: row["reward_history"] for row in rows}
-    if any(history.values()):
-        state["history"] = {key: np.array(values).reshape(2, -1) for key, values in history.items() if values}
-    return state, {row["prompt_id"]: row["prompt"] for row in rows if row["prompt"] is not None}
+    return {"counts": counts}
 
 
 def _check_row(path: str | Path, row: dict[str, Any]) -> None:
@@ -142,20 +118,6 @@ def _check_row(path: str | Path, row: dict[str, Any]) -> None:
         raise _corrupt(path, str(error)) from error
     if not math.isfinite(n):
         raise _corrupt(path, f"prompt {row['prompt_id']!r} has discounted_rollouts ({n})")
-    history = row["reward_history"]
-    if history is not None and (len(history) != 2 * len(DECAYS) or None in history):
-        raise _corrupt(path, f"prompt {row['prompt_id']!r} has reward_history ({history})")
-
-
-def _load_fitted(path: str | Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    try:
-        loaded = json.loads(metadata[_METADATA_KEY])
-        file_format, fitted = loaded["format"], {"prior": loaded["prior"], "fitted": loaded.get("fitted")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or cannot be read") from error
-    if file_format != _FORMAT:
-        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_FORMAT}")
-    return fitted
 
 
 def _corrupt(path: str | Path, reason: str) -> ValueError:

@@ -5,13 +5,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ..core import Pool, Rollout, eliminate_async
+import numpy as np
+from accelerate import Accelerator
+
+from ..core import Slot, sample_slots
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
 from ..vllm.errors import VLLMServerUnavailable
 from ..vllm.generation import AdaVLLMGeneration
 from ..vllm.transport import RequestGroup
-from .rollout_sampler import Completions, RolloutSampler
+from .rollout_sampler import Completions, RolloutSampler, StepProgress
 
 
 logger = get_logger(__name__)
@@ -24,7 +27,7 @@ class AsyncVLLMSampler(RolloutSampler):
     """
     Samples rollouts from a vLLM server, without a barrier.
 
-    Every rank samples its own prompts and keeps one request of `samples_per_round` completions in flight for each. All
+    Every rank samples its own slots and keeps one request of `samples_per_round` completions in flight for each. All
     completions of a request are awaited together, so that short ones are not over-represented. Reward functions run on the
     main thread (they may use signals) while further requests are in flight; the completions that have arrived in the
     meantime are scored in one call.
@@ -37,6 +40,8 @@ class AsyncVLLMSampler(RolloutSampler):
     do, so that a step waits for a dead server once, not once for each prompt.
 
     Args:
+        local_slots (`range`):
+            Slots that this rank samples.
         vllm (`AdaVLLMGeneration`):
             Sends the requests.
         prompt_ids (`list[list[int]]`):
@@ -53,110 +58,104 @@ class AsyncVLLMSampler(RolloutSampler):
     def __init__(
         self,
         *,
+        local_slots: range,
         vllm: AdaVLLMGeneration,
         prompt_ids: Sequence[list[int]],
         images: Sequence[list | None] | None,
         score: Callable[[list[int], list, list, bool], Completions],
-        **common,
+        slots: Sequence[Slot],
+        accelerator: Accelerator,
     ):
-        super().__init__(**common)
-        self.vllm = vllm
-        self.prompt_ids = prompt_ids
-        self.images = images or [None] * len(prompt_ids)
-        self.score = score
+        super().__init__(slots=slots, accelerator=accelerator)
+        self.local_slots, self.vllm, self.score = local_slots, vllm, score
+        self.prompt_ids, self.images = prompt_ids, images or [None] * len(prompt_ids)
         self.stats |= dict.fromkeys(("vllm/incomplete_pools", "time/idle", "time/reward_overlapped"), 0.0)
-        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (prompt, first index, future), as requests finish
-        self._in_flight: set[tuple[int, int]] = set()  # prompt and first index of each request that is waited for
-        self._first_failures: dict[int, int] = {}  # by prompt, first index of its first round that failed
+        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (slot, first draw, future), as requests finish
+        self._in_flight: set[tuple[int, int]] = set()  # slot and first draw of each request that is waited for
         self._sent = 0  # requests that have not failed
         self._failures = 0  # in a row
         self._unavailable: VLLMServerUnavailable | None = None  # set after `MAX_FAILURES` failures in a row
         self._idle_since: float | None = None
 
-    def sample(self, **loop) -> list[Pool]:
+    @property
+    def num_shown(self) -> int:
+        return len(self.local_slots)
+
+    def sample(self, progress: StepProgress) -> None:
         # The same message on every rank, also on ranks without a failed request.
         error_factory = self.vllm.error_factory("rollouts of this step are missing")
-        received = gather_results(lambda: self._sample_local(**loop), error_factory)
-        by_prompt = [rollouts for of_rank in received for rollouts in of_rank]
-        if self.slots is None:
-            return [Pool(loop["positive_threshold"], rollouts) for rollouts in by_prompt]
-        for i, (slot, rollouts) in enumerate(zip(self.slots, by_prompt, strict=True)):
-            if i not in self.prompts:  # slots of this rank were filled while sampling
-                for rollout in rollouts:
-                    slot.add(rollout)
-        return list(self.slots)
+        received = gather_results(lambda: self._sample_local(progress), error_factory)
+        rounds_of_slots = [rounds for of_rank, _ in received for rounds in of_rank]
+        for i, (slot, rounds) in enumerate(zip(self.slots, rounds_of_slots, strict=True)):
+            if i not in self.local_slots:  # slots of this rank were filled while sampling
+                for rewards in rounds:
+                    slot.add_round(rewards)
+                slot.done = True
+        self.locations = {rollout: location for _, of_rank in received for rollout, location in of_rank.items()}
 
-    def _sample_local(self, *, samples_per_round: int, progress, **loop) -> list[list[Rollout]]:
-        """The rollouts of each prompt of this rank."""
+    def _sample_local(self, progress: StepProgress) -> tuple[list[list[np.ndarray]], dict]:
+        """The rewards of the rounds of this rank's slots, and the locations of its rollouts."""
         started = time.perf_counter()
         transport = self.vllm.vllm_client.transport
+        first = self.local_slots.start
+        slots = self.slots[first : self.local_slots.stop]
+        # A slot may continue with another candidate, which is unknown before its round is complete.
+        may_speculate = all(len(slot.candidates) == 1 for slot in slots)
         with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
-            pools = eliminate_async(
-                len(self.prompts),
-                lambda prompt, first_index: self._submit(group, prompt, first_index, samples_per_round),
-                lambda: self._collect(progress.tick),
-                samples_per_round=samples_per_round,
-                pools=self.slots and self.slots[self.prompts.start : self.prompts.stop],
-                # A slot may continue with another candidate, which is unknown before its round is complete.
-                speculate_below=int(self.speculate_below * len(self.prompt_ids)) if self.slots is None else 0,
+            sample_slots(
+                slots,
+                lambda slot, first_draw: self._submit(group, first + slot, first_draw),
+                lambda: [(slot - first, draw, rewards) for slot, draw, rewards in self._collect(progress.tick)],
+                speculate_below=int(self.speculate_below * len(slots)) if may_speculate else 0,
                 progress=progress,
-                **loop,
             )
         self._end_idle()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
-        needed = sum(-(-len(pool) // samples_per_round) for pool in pools)
-        self.stats["vllm/wasted_rounds"] = self._sent - needed
+        self.stats["vllm/wasted_rounds"] = self._sent - sum(len(slot.rounds) for slot in slots)
         self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_difference  # 0 on all ranks but the main one
-        # A speculative round that failed, but was not needed, truncates no prompt.
-        is_truncated = (
-            len(pools[prompt]) == first_index and not loop["exit_condition"](pools[prompt])
-            for prompt, first_index in self._first_failures.items()
-        )
-        self.stats["vllm/incomplete_pools"] = sum(is_truncated)
+        self.stats["vllm/incomplete_pools"] = sum(slot.is_truncated for slot in slots)
         # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
-        return [pool.rollouts for pool in pools]
+        return [slot.rounds for slot in slots], self.locations
 
-    def _submit(self, group: RequestGroup, prompt: int, first_index: int, number: int) -> None:
-        """Request the next round of a prompt or slot of this rank."""
+    def _submit(self, group: RequestGroup, slot: int, first_draw: int) -> None:
+        """Request the next round of a slot of this rank."""
         self._end_idle()
-        self._in_flight.add((prompt, first_index))
+        self._in_flight.add((slot, first_draw))
         if self._unavailable is not None:  # fails without being sent
             future: Future = Future()
             future.set_exception(self._unavailable)
         else:
             self._sent += 1
-            row = self._local_row(prompt, first_index)
+            row = self._local_row(slot, first_draw)
+            number = self.slots[slot].round_size
             future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
-        future.add_done_callback(lambda done: self._completed.put((prompt, first_index, done)))
+        future.add_done_callback(lambda done: self._completed.put((slot, first_draw, done)))
 
     def _end_idle(self) -> None:
         if self._idle_since is not None:
             self.stats["time/idle"] += time.perf_counter() - self._idle_since
             self._idle_since = None
 
-    def _local_row(self, prompt: int, rollout_index: int) -> int:
-        """Position in `prompt_ids` of the prompt that rollout `rollout_index` of a prompt or slot of this rank belongs to."""
-        if self.slots is None:
-            return prompt
-        first = self.prompts.start
-        return self.dataset_row_index(first + prompt, rollout_index) - self._first[first]
+    def _local_row(self, slot: int, draw: int) -> int:
+        """Position in `prompt_ids` of the prompt that rollout `draw` of a slot of this rank belongs to."""
+        return self.dataset_row_index(slot, draw) - self._first_row[self.local_slots.start]
 
-    def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, list[Rollout] | None]]:
+    def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, np.ndarray | None]]:
         """Wait for a request, take all that have finished, and score their completions."""
         succeeded, failed = [], []
-        for prompt, first_index, future in self._wait_for_finished(tick):
-            if (prompt, first_index) not in self._in_flight:
+        for slot, first_draw, future in self._wait_for_finished(tick):
+            if (slot, first_draw) not in self._in_flight:
                 continue  # given up with all others after `MAX_FAILURES` failures
-            self._in_flight.remove((prompt, first_index))
+            self._in_flight.remove((slot, first_draw))
             try:
-                succeeded.append((prompt, first_index, *future.result()))
+                succeeded.append((slot, first_draw, *future.result()))
                 self._failures = 0
             except VLLMServerUnavailable as error:
-                failed += self._fail(prompt, first_index, error)
+                failed += self._fail(slot, first_draw, error)
         if not self._in_flight:
             self._idle_since = time.perf_counter()
-        collected: list[tuple[int, int, list[Rollout] | None]] = [(*request, None) for request in failed]
+        collected: list[tuple[int, int, np.ndarray | None]] = [(*request, None) for request in failed]
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for is_first_round in (True, False):
             of_kind = [request for request in succeeded if (request[1] == 0) == is_first_round]
@@ -175,13 +174,13 @@ class AsyncVLLMSampler(RolloutSampler):
             finished.append(self._completed.get())
         return finished
 
-    def _fail(self, prompt: int, first_index: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
+    def _fail(self, slot: int, first_draw: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
         """The requests that are given up: this one, or after several failures in a row all that are not first rounds."""
-        if first_index == 0:
+        if first_draw == 0:
             raise error
         self._failures += 1
         self._sent -= error is not self._unavailable  # else this request was not sent
-        failed = [(prompt, first_index)]
+        failed = [(slot, first_draw)]
         if self._failures == MAX_FAILURES and self._unavailable is None:
             self._unavailable = error
             # First rounds are waited for: the step needs them, and the rounds that failed may have been speculative.
@@ -193,12 +192,10 @@ class AsyncVLLMSampler(RolloutSampler):
                 f"{MAX_FAILURES} requests to the vLLM server have failed in a row: {error.cause}. Prompts with pending "
                 "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
             )
-        for number, index in failed:
-            self._first_failures[number] = min(index, self._first_failures.get(number, index))
         return failed
 
-    def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, list[Rollout]]]:
-        requests = [(prompt, first_index + i) for prompt, first_index, ids, _ in succeeded for i in range(len(ids))]
+    def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
+        requests = [(slot, first_draw + i) for slot, first_draw, ids, _ in succeeded for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in succeeded for ids in group]
         logprobs = [[top[0] for top in sequence] for *_, group in succeeded for sequence in group]
         is_overlapped = bool(self._in_flight)
@@ -208,8 +205,7 @@ class AsyncVLLMSampler(RolloutSampler):
         if is_overlapped:
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         offset = self.store(completions, is_first_round=is_first_round)
-        locations = [(self.process_index, offset + i) for i in range(len(requests))]
-        rollouts = iter(
-            self.rollouts([rollout_index for _, rollout_index in requests], completions.rewards, locations)
-        )
-        return [(prompt, first_index, [next(rollouts) for _ in ids]) for prompt, first_index, ids, _ in succeeded]
+        self.locations |= {request: (self.process_index, offset + i) for i, request in enumerate(requests)}
+        ends = np.cumsum([len(ids) for *_, ids, _ in succeeded])
+        rewards = np.split(completions.rewards.double().cpu().numpy(), ends[:-1])
+        return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(succeeded, rewards, strict=True)]

@@ -1,185 +1,59 @@
-"""
-Sampling strategies: how many rollouts each prompt gets in a step, and which of them are trained on.
+"""Sampling strategies: how many rollouts each prompt gets in a step, and which of them are trained on."""
 
-`adaptive_sampling` chooses one. To add a mode, write a subclass of [`SamplingStrategy`], add its name to [`STRATEGIES`] and build it
-in [`build_strategy`].
-"""
-
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..core import ExitCondition, Pool, Rollout, check_budget, select_group
+from ..core import check_budget
 
 
-class SamplingStrategy(ABC):
+MODES = ("seq-balance", "seq-pos", "est", "uniform")
+
+
+@dataclass(frozen=True)
+class SamplingStrategy:
     """
-    Numbers of rollouts per prompt. The base class has one round.
+    Numbers of rollouts per prompt.
 
     Args:
         num_generations (`int`):
-            Rollouts per prompt that are trained on; the average where it differs between prompts.
-
-    Attributes:
-        exit_condition ([`~core.ExitCondition`]):
-            Condition under which sampling of a prompt stops. With one round, it is used for metrics only.
-        rollouts_per_round (`int`):
-            Rollouts of a prompt in one round; the average where budgets differ.
-        rounds_per_step (`int`), max_rounds (`int`):
-            Maximum number of rounds of a prompt within one step, and over all steps in which it is retried.
-        max_rollouts (`int`):
-            Maximum number of rollouts of a prompt over all of these rounds.
-    """
-
-    options: tuple[str, ...] = ()  # options of the config that only this strategy uses
-    used_by = ""  # how an error message names the modes that use them
-    is_sequential = False  # whether further rounds of a prompt depend on the rewards of earlier ones
-    retries_across_steps = False  # whether the next round of a prompt is part of a later step
-    uses_estimated_budgets = False  # whether rollouts are allocated by pass rates estimated before sampling
-    default_weighting = "none"  # default of `prompt_weighting`
-
-    def __init__(self, num_generations: int):
-        self.num_generations = self.rollouts_per_round = self.max_rollouts = num_generations
-        self.rounds_per_step = self.max_rounds = 1
-        self.exit_condition = ExitCondition(1, 1)
-
-    def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
-        """The rollouts of a pool that are trained on: all of them, unless a subclass selects."""
-        return sorted(pool.rollouts, key=lambda rollout: rollout.draw_index)
-
-    @abstractmethod
-    def describe(self) -> str:
-        """The number of rollouts of a prompt, for the line that is printed when training starts."""
-
-
-class FixedSampling(SamplingStrategy):
-    """`num_generations` rollouts of every prompt, all of them trained on: GRPO's own sampling."""
-
-    def describe(self) -> str:
-        return f"{pluralize(self.num_generations, 'rollout')} each"
-
-
-class EstimatedSampling(SamplingStrategy):
-    """
-    Reinforce-Ada-Est: one round, with more rollouts for prompts with a lower estimated pass rate, `num_generations` on average.
-
-    Raises:
-        `ValueError`: if no allocation between `min_samples` and `max_samples` has that average.
-    """
-
-    options = ("min_samples", "max_samples", "allocation_rule")
-    used_by = "adaptive_sampling='est'"
-    uses_estimated_budgets = True
-    default_weighting = "inverse_sqrt"
-
-    def __init__(self, num_generations: int, *, min_samples: int, max_samples: int):
-        super().__init__(num_generations)
-        if min_samples < 1:
-            raise ValueError(f"min_samples ({min_samples}) must be at least 1.")
-        try:
-            check_budget(1, num_generations, min_samples=min_samples, max_samples=max_samples)
-        except ValueError as error:
-            raise ValueError(f"{error} The budget per prompt is num_generations ({num_generations}).") from error
-        self.max_rollouts = max_samples
-
-    def describe(self) -> str:
-        return f"{self.num_generations} rollouts each on average, more for prompts with a low estimated pass rate"
-
-
-class SequentialSampling(SamplingStrategy):
-    """
-    Reinforce-Ada-Seq: rounds of `samples_per_round` rollouts until a prompt has enough successes (*pos*), or enough successes
-    and failures (*balance*); `num_generations` of them are selected for training.
-
-    Args:
-        samples_per_round (`int`):
-            M, at least `num_generations`.
+            n, rollouts per prompt that are trained on; the average where it differs between prompts.
+        round_size (`int`):
+            M, rollouts of a prompt in one round; the average where budgets differ.
         max_rounds (`int`):
-            N, after which a prompt is not sampled further.
-        exit_condition ([`~core.ExitCondition`]):
-            K_pos and K_neg.
-
-    Raises:
-        `ValueError`: if a round cannot fill the group, or the exit condition can never be met.
+            N, maximum number of rounds of a prompt, over all steps in which it is sampled.
+        min_positives, min_negatives (`int`):
+            Exit condition: sampling of a prompt stops when it has as many. With one round they are used for metrics only.
+        selects_groups (`bool`):
+            Whether a step samples several rounds of a prompt, and a group is selected from its pool (Seq modes).
+        retries_across_steps (`bool`):
+            Whether the next round of a prompt is part of a later step, and all rollouts are trained on (Seq modes with the
+            batch baseline).
+        uses_estimated_budgets (`bool`):
+            Whether rollouts are allocated by pass rates estimated before sampling (Est).
     """
 
-    options = ("samples_per_round", "max_rounds", "min_positives", "min_negatives")
-    used_by = "adaptive_sampling='seq-balance' or 'seq-pos', which sample in rounds"
-    is_sequential = True
-    default_weighting = "inverse_sqrt"
-
-    def __init__(
-        self, num_generations: int, *, samples_per_round: int, max_rounds: int, exit_condition: ExitCondition
-    ):
-        super().__init__(num_generations)
-        self.rollouts_per_round, self.max_rollouts = samples_per_round, samples_per_round * max_rounds
-        self.rounds_per_step = self.max_rounds = max_rounds
-        self.exit_condition = exit_condition
-        if samples_per_round < num_generations:
-            raise ValueError(
-                f"samples_per_round ({samples_per_round}) must be at least num_generations "
-                f"({num_generations}), because the first round alone must fill a group. Raise samples_per_round, "
-                "lower num_generations, or leave samples_per_round unset for twice num_generations."
-            )
-        positives, negatives = exit_condition.min_positives, exit_condition.min_negatives
-        if positives + negatives > self.max_rollouts:
-            raise ValueError(
-                f"min_positives ({positives}) + min_negatives ({negatives}) can never be reached within "
-                f"samples_per_round ({samples_per_round}) * max_rounds ({max_rounds}) = {self.max_rollouts} rollouts. "
-                "Lower min_positives and min_negatives, or raise max_rounds."
-            )
-
-    def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
-        return select_group(pool, self.num_generations, tuple(seed))
-
-    def describe(self) -> str:
-        rounds = (
-            f"rounds of {self.rollouts_per_round} rollouts until {self._goal} (at most {self.max_rollouts} rollouts)"
-        )
-        return f"each with {rounds}, of which {self.num_generations} are trained on"
+    num_generations: int
+    round_size: int
+    max_rounds: int = 1
+    min_positives: int = 1
+    min_negatives: int = 1
+    selects_groups: bool = False
+    retries_across_steps: bool = False
+    uses_estimated_budgets: bool = False
 
     @property
-    def _goal(self) -> str:
-        negatives = self.exit_condition.min_negatives
-        positives = self.exit_condition.min_positives
-        return f"{positives} {'is' if positives == 1 else 'are'} correct" + f" and {negatives} incorrect" * (
-            negatives > 0
-        )
+    def is_sequential(self) -> bool:
+        """Whether further rounds of a prompt depend on the rewards of earlier ones."""
+        return self.selects_groups or self.retries_across_steps
 
+    @property
+    def rounds_per_step(self) -> int:
+        return self.max_rounds if self.selects_groups else 1
 
-class RetryAcrossSteps(SequentialSampling):
-    """
-    Sequential sampling with a baseline that trains on every rollout: a round is `num_generations` rows of the batch, and a
-    prompt that has not met its exit condition is sampled again in the next step.
-    """
-
-    retries_across_steps = True
-    default_weighting = "none"
-
-    def __init__(self, num_generations: int, **options: Any):
-        super().__init__(num_generations, **options)
-        self.rounds_per_step = 1
-
-    def select(self, pool: Pool, seed: Sequence[int]) -> list[Rollout]:
-        return SamplingStrategy.select(self, pool, seed)  # all rollouts of the round, instead of a group
-
-    def describe(self) -> str:
-        rollouts = pluralize(self.num_generations, "rollout")
-        return f"each with {rollouts} per step, in at most {self.max_rounds} steps, until {self._goal}"
-
-
-STRATEGIES: dict[str, type[SamplingStrategy]] = {
-    "seq-balance": SequentialSampling,
-    "seq-pos": SequentialSampling,
-    "est": EstimatedSampling,
-    "uniform": FixedSampling,
-}
-
-
-def strategy_class(adaptive_sampling: str, baseline: str) -> type[SamplingStrategy]:
-    """Class of the strategy. With a `baseline` other than the pool mean, the sequential modes retry across steps."""
-    found = STRATEGIES[adaptive_sampling]
-    return RetryAcrossSteps if found is SequentialSampling and baseline != "pool" else found
+    @property
+    def max_rollouts(self) -> int:
+        """Maximum number of rollouts of a prompt over all rounds."""
+        return self.round_size * self.max_rounds
 
 
 def build_strategy(args: Any) -> SamplingStrategy:
@@ -189,23 +63,42 @@ def build_strategy(args: Any) -> SamplingStrategy:
     Raises:
         `ValueError`: for options that contradict each other.
     """
-    found, n = strategy_class(args.adaptive_sampling, args.baseline), args.num_generations
-    if found is FixedSampling:
-        return FixedSampling(n)
-    if found is EstimatedSampling:
-        return EstimatedSampling(n, min_samples=args.min_samples, max_samples=args.max_samples)
-    condition = _exit_condition(args, needs_group=found is SequentialSampling)
-    return found(  # type: ignore[call-arg] # both take these
-        n, samples_per_round=args.samples_per_round, max_rounds=args.max_rounds, exit_condition=condition
+    n, mode = args.num_generations, args.adaptive_sampling
+    if mode == "uniform":
+        return SamplingStrategy(n, n)
+    if mode == "est":
+        _check_budget(args)
+        return SamplingStrategy(n, n, uses_estimated_budgets=True)
+    has_batch_baseline = args.baseline == "batch"
+    is_balanced = mode == "seq-balance"
+    positives, negatives = (1, int(is_balanced))
+    if is_balanced and not has_batch_baseline:
+        positives, negatives = n // 2, n - n // 2
+    strategy = SamplingStrategy(
+        n,
+        args.samples_per_round,
+        args.max_rounds,
+        positives if args.min_positives is None else args.min_positives,
+        negatives if args.min_negatives is None else args.min_negatives,
+        selects_groups=not has_batch_baseline,
+        retries_across_steps=has_batch_baseline,
     )
+    _check_rounds(args, strategy)
+    return strategy
 
 
-def _exit_condition(args: Any, *, needs_group: bool) -> ExitCondition:
-    """K_pos and K_neg; the defaults of *balance* are half of the group each where a group is selected, else one each."""
-    balanced = args.adaptive_sampling == "seq-balance"
-    half = args.num_generations // 2
-    positives, negatives = (half, args.num_generations - half) if balanced and needs_group else (1, int(balanced))
-    if not balanced and args.min_negatives is not None:
+def _check_budget(args: Any) -> None:
+    if args.min_samples < 1:
+        raise ValueError(f"min_samples ({args.min_samples}) must be at least 1.")
+    try:
+        check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
+    except ValueError as error:
+        raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
+
+
+def _check_rounds(args: Any, strategy: SamplingStrategy) -> None:
+    n, size = strategy.num_generations, strategy.round_size
+    if args.adaptive_sampling == "seq-pos" and args.min_negatives is not None:
         raise ValueError(
             f"min_negatives ({args.min_negatives}) is only used with adaptive_sampling='seq-balance'; 'seq-pos' counts "
             "successes only. Leave min_negatives unset, or use 'seq-balance'."
@@ -214,12 +107,20 @@ def _exit_condition(args: Any, *, needs_group: bool) -> ExitCondition:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} ({value}) must be at least 1.")
-    return ExitCondition(
-        positives if args.min_positives is None else args.min_positives,
-        negatives if args.min_negatives is None else args.min_negatives,
-    )
-
-
-def pluralize(number: int, noun: str) -> str:
-    """A number with its noun, such as "1 rollout" and "4 rollouts"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    if strategy.retries_across_steps and size != n:
+        raise ValueError(
+            f"samples_per_round ({size}) must be num_generations ({n}) with baseline='batch', which trains on every rollout of "
+            "a round. Leave samples_per_round unset."
+        )
+    if size < n:
+        raise ValueError(
+            f"samples_per_round ({size}) must be at least num_generations ({n}), because the first round alone must fill a "
+            "group. Raise samples_per_round, lower num_generations, or leave samples_per_round unset for twice num_generations."
+        )
+    positives, negatives = strategy.min_positives, strategy.min_negatives
+    if positives + negatives > strategy.max_rollouts:
+        raise ValueError(
+            f"min_positives ({positives}) + min_negatives ({negatives}) can never be reached within samples_per_round ({size}) "
+            f"* max_rounds ({strategy.max_rounds}) = {strategy.max_rollouts} rollouts. Lower min_positives and min_negatives, "
+            "or raise max_rounds."
+        )

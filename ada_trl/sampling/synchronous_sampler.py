@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
+from accelerate import Accelerator
 
-from ..core import Pool, Rollout, eliminate
+from ..core import Slot, sample_slots
 from ..utils.distributed import exchange_rows, gather_results
-from .rollout_sampler import Completions, RolloutSampler
+from .rollout_sampler import Completions, RolloutSampler, StepProgress
 
 
 class SynchronousSampler(RolloutSampler):
@@ -35,22 +36,30 @@ class SynchronousSampler(RolloutSampler):
         rows: Sequence[dict],
         row_ranks: Sequence[int],
         generate_and_score: Callable[[list[dict], bool], Completions],
-        **common,
+        slots: Sequence[Slot],
+        accelerator: Accelerator,
     ):
-        slots = common.get("slots")
-        super().__init__(prompts=range(len(row_ranks) if slots is None else len(slots)), **common)
+        super().__init__(slots=slots, accelerator=accelerator)
         self.generate_and_score = generate_and_score
         self._own_rows, self._row_ranks = rows, row_ranks
         own = (index for index, rank in enumerate(row_ranks) if rank == self.process_index)
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known dataset rows, see `dataset_row_index`
         self._ranks_with_row = [{rank} for rank in row_ranks]
-        self._generated: set[int] = set()  # dataset rows for which any rank has generated
+        self._requests: list[tuple[int, int]] = []  # slot and draw of the next round's rollouts
 
-    def sample(self, **loop) -> list[Pool]:
-        return eliminate(len(self.prompts), self.sample_round, pools=self.slots, **loop)
+    @property
+    def num_shown(self) -> int:
+        return len(self.slots)
 
-    def sample_round(self, requests: Sequence[tuple[int, int]]) -> list[Rollout]:
-        """Sample one rollout per request `(prompt, rollout_index)`; returns the same list on every rank."""
+    def sample(self, progress: StepProgress) -> None:
+        sample_slots(self.slots, self._request_round, self._sample_round, progress=progress)
+
+    def _request_round(self, slot: int, first_draw: int) -> None:
+        self._requests += [(slot, first_draw + i) for i in range(self.slots[slot].round_size)]
+
+    def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
+        """Sample all requested rollouts; returns slot, first draw and rewards of each slot's round, the same on every rank."""
+        requests, self._requests = self._requests, []
         started = time.perf_counter()
         per_rank = -(-len(requests) // self.num_processes)
         padded = [*requests, *[requests[-1]] * (per_rank * self.num_processes - len(requests))]
@@ -62,32 +71,25 @@ class SynchronousSampler(RolloutSampler):
         def generate_local() -> list[list[float]]:
             nonlocal reward_seconds
             is_first_round = requests[0][1] == 0
-            completions = self.generate(padded[start : start + per_rank], is_first_round)
+            rows = [self._data[index] for index in indices[start : start + per_rank]]
+            completions = self.generate_and_score(rows, is_first_round)
             self.store(completions, is_first_round=is_first_round, padding=padding)
-            self._store_states(indices, start, completions.states)
             reward_seconds = completions.reward_seconds
             return completions.rewards.tolist()
 
         self._exchange_rows(indices, per_rank)
         received = gather_results(generate_local)
         self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
-        gathered = [row for of_rank in received for row in of_rank][: len(requests)]
-        rewards = torch.tensor(gathered, dtype=torch.float32)
-        locations = [(i // per_rank, offset + i % per_rank) for i in range(len(requests))]
-        return self.rollouts([rollout_index for _, rollout_index in requests], rewards, locations)
-
-    def generate(self, requests: Sequence[tuple[int, int]], is_first_round: bool) -> Completions:
-        """Generate and score one completion for each request `(prompt, rollout_index)`, on this rank."""
-        rows = [self._data[self.dataset_row_index(*request)] for request in requests]
-        return self.generate_and_score(rows, is_first_round)
-
-    def _store_states(self, indices: Sequence[int], start: int, states: torch.Tensor | None) -> None:
-        """Keep the hidden states of each prompt on the rank that generates its first completion."""
-        for i, index in enumerate(indices):
-            if index not in self._generated:
-                self._generated.add(index)
-                if states is not None and 0 <= i - start < len(states):
-                    self.states[index] = states[i - start]
+        rewards = np.array([row for of_rank in received for row in of_rank][: len(requests)])  # (rollouts, F)
+        for i, request in enumerate(requests):
+            self.locations[request] = (i // per_rank, offset + i % per_rank)
+        rounds, first = [], 0
+        while first < len(requests):
+            slot, first_draw = requests[first]
+            size = self.slots[slot].round_size
+            rounds.append((slot, first_draw, rewards[first : first + size]))
+            first += size
+        return rounds
 
     def _exchange_rows(self, indices: Sequence[int], per_rank: int) -> None:
         """Send dataset rows to the ranks that are about to generate for them and do not have them yet. Collective."""

@@ -4,68 +4,84 @@ Reinforce-Ada adaptive sampling for TRL's GRPOTrainer.
 A step is [`AdaGRPOTrainer._generate_and_score_completions`], which TRL calls with rows of the data loader and which returns the
 batch to train on. In reading order:
 
-1. the prompt source gives the prompts of the step, the sampling strategy their numbers of rollouts (`_plan_step`);
-2. with one round per step, TRL's own method runs once on these rows (`_run_single_round`); with several, rounds are sampled
-   first, and the selected rollouts are then assembled by TRL's method (`_run_multiple_rounds`);
-3. the baseline gives the advantages, and everything that depends on them is replaced in TRL's batch and logs.
+1. `_plan_step`: the next prompts, and how many rollouts each of them gets;
+2. `_sample_once` (TRL's own method runs once on these rows) or `_sample_in_rounds` (rounds of rollouts are sampled first, and
+   TRL's method then assembles the batch from the selected ones);
+3. `compute_advantages`: one function of all rollouts (`core/advantages.py`), whose result replaces that of TRL.
 """
 
 import functools
 import math
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from .. import __version__
-from ..core import Pool, Rollout, pass_at_k_metrics, prompt_weight
-from ..sampling.prompt_queue import SlotConfig
-from ..sampling.prompt_sources import (
+from ..core import (
+    Rollouts,
+    Scoring,
+    Slot,
+    SlotRule,
+    allocate,
+    batch_advantages,
+    collect_rollouts,
+    completion_metrics,
+    first_round_metrics,
+    normalize_each_reward,
+    pass_at_k_metrics,
+    pool_advantages,
+    sampled_prompts,
+    sampling_metrics,
+    select_groups,
+)
+from ..sampling.prompts import (
     WITHOUT_QUEUE,
     DataLoaderPrompts,
     PlaceholderRow,
     PromptBatch,
+    PromptQueue,
     PromptSource,
-    QueuedPrompts,
-    SampledPrompts,
-    StepPlan,
     collate_placeholders,
 )
+from ..sampling.rollout_sampler import SelectedRollouts, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
-from ..utils.logging import get_logger
-from . import trl_hooks
+from ..utils.logging import deduplicate_warnings, get_logger
+from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
-from .baselines import LARGEST_POOL, build_baseline
-from .callbacks import constant_metrics, show_one_line
-from .checkpointing import load_state, save_state
-from .diagnostics import TrainingDiagnostics
-from .multi_round import MultiRoundSampling
-from .rollout_batch import POOL_COLUMNS, RolloutBatch, build_rollout_batch, mask_rows, skip_zero_advantage_rows
-from .round_generator import RoundGenerator
-from .trainer_validation import (
+from .checkpointing import load_state, reject_removed_modes, save_state
+from .interception import (
+    Interception,
+    RecordedStep,
+    injecting,
+    intercepting,
+    reporting_rewards,
+    score_on_all_ranks,
+    without_infinities,
+    without_interception,
+)
+from .reporting import TrainingDiagnostics, constant_metrics, report_start
+from .rounds import RoundGenerator
+from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
+from .trl_version import check_trl
+from .user_code import TrainingState
+from .validation import (
+    check_advantages,
     check_arguments,
     check_overrides,
-    check_prompt_format,
-    check_settings,
     check_size,
     check_success_reward,
-    check_support,
-    check_trainable,
-    read_settings,
     report_too_few_prompts,
-    tokenize_prompts,
-    use_counts_beyond_text,
 )
-from .trl_hooks import Hook, StepCapture, injecting, using_hook
-from .user_code import TrainingState
 from .vllm_session import VLLMSession, ess_ratio
 
 
@@ -92,12 +108,15 @@ class AdaGRPOTrainer(GRPOTrainer):
         model, reward_funcs, args, ...:
             As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires plain GRPO
             (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and vision-language
-            models require `pass_rate_estimator="ema"` where pass rates are estimated before sampling.
+            models do not support `pass_rate_estimator="value"`.
+        advantage_func (`Callable[[Rollouts], np.ndarray]`, *optional*):
+            Takes all rollouts of a generation batch ([`~core.Rollouts`]) and returns the advantage of each, `(N,)`, in place of
+            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes with `baseline="pool"` the selected rollouts are
+            trained on, in all other modes all of them. Called on every process with the same rollouts.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
-        `ValueError`: for an option that adaptive sampling does not support, a dataset without a `prompt` column, or
-            an unknown `success_reward`.
+        `ValueError`: for an option that adaptive sampling does not support, or an unknown `success_reward`.
 
     Example:
 
@@ -118,8 +137,8 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     pass_rates: "PassRateTracker | None" = None
     vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
-    captures_hidden_states = False  # whether a value head reads the policy's hidden states of the prompts
-    _hook: Hook | None = None  # see trl_hooks.py
+    advantage_func: Callable[[Rollouts], np.ndarray] | None = None
+    _interception: Interception | None = None  # see interception.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _warned_mid_generation_checkpoint = False
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
@@ -157,6 +176,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         tools=None,
         rollout_func=None,
         environment_factory=None,
+        advantage_func: Callable[[Rollouts], np.ndarray] | None = None,
     ):
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -166,13 +186,22 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
+        check_trl()
+        args.resolve()
         check_overrides(self, AdaGRPOTrainer, args)
         check_arguments(
-            args, train_dataset, eval_dataset, reward_funcs, processing_class, rollout_func, environment_factory
+            args,
+            train_dataset=train_dataset,
+            reward_funcs=reward_funcs,
+            processing_class=processing_class,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+            advantage_func=advantage_func,
         )
+        self.advantage_func = advantage_func
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
-        with trl_hooks.vllm_generation_class(
+        with trl_private.vllm_generation_class(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
@@ -193,13 +222,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
-        # Again: GRPOTrainer has now loaded the reward models, the environments and the processing class.
-        check_success_reward(args, self.reward_func_names)
-        check_support(args, self.rollout_func, self.environment_factories, self.processing_class)
-        use_counts_beyond_text(args, self.environment_factories, self.processing_class)
-        check_trainable(self.model, self.optimizer)
-        check_prompt_format(self)
         self.vllm = VLLMSession(self)
+        # Again: GRPOTrainer has now loaded the reward models.
+        check_success_reward(args, self.reward_func_names)
         if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
                 f"max_staleness ({args.max_staleness}) is not supported with tools, environments, or reward models under "
@@ -210,30 +235,26 @@ class AdaGRPOTrainer(GRPOTrainer):
                 "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts "
                 "on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
             )
+        # Whether training equals GRPOTrainer bit for bit, and only the metrics are ours.
+        self.is_vanilla_grpo = args.is_vanilla_grpo and self.advantage_func is None
+        self.strategy = args.sampling_strategy
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
-            self.captures_hidden_states = self.pass_rates.captures_hidden_states
-        self.strategy = args.sampling_strategy
-        self.baseline = build_baseline(args, self.pass_rates)
         # Where prompts come from the queue, `get_train_dataloader` replaces it.
         self.prompt_source: PromptSource = DataLoaderPrompts(
-            self.accelerator, args.num_generations, check_groups=not args.is_vanilla_grpo
+            self.accelerator, args.num_generations, check_groups=not self.is_vanilla_grpo
         )
-        self._rounds = RoundGenerator(self)
-        self._multi_round = MultiRoundSampling(self, self._rounds)
-        weights = self.reward_weights.tolist()
-        summed = [name for name, weight in zip(self.reward_func_names, weights, strict=True) if weight]
-        self._diagnostics = TrainingDiagnostics(args, summed)
+        self._round_generator = RoundGenerator(self)
+        self._diagnostics = TrainingDiagnostics(args)
         self._constant_metrics = constant_metrics(args)
         self._evaluated_groups: list[tuple[int, int]] = []
-        show_one_line(self)
-        self._settings = read_settings(self)
+        self._reset_position()
 
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
         """Return name, paper and tags for the model card."""
-        options = {name: getattr(args, name) for name in ("baseline", "prompt_oversampling", "zero_variance_groups")}
-        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", 1, "keep")]
+        options = {name: getattr(args, name) for name in ("baseline", "zero_variance_groups")}
+        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", "keep")]
         details = ", ".join([*changed, f"ada_trl {__version__}"])
         if args.adaptive_sampling != "uniform" or cls._name != AdaGRPOTrainer._name:  # a subclass may have other names
             return f"{cls._name} ({details})", cls._paper, cls._tag_names
@@ -244,27 +265,21 @@ class AdaGRPOTrainer(GRPOTrainer):
         from ..pass_rates.hidden_states import HiddenStateExtractor
         from ..pass_rates.tracker import PassRateTracker
 
-        reader = HiddenStateExtractor(
-            lambda: self.model,
-            self.accelerator,
-            lambda prompts: self._tokenize_prompts(prompts)[0],
-            pad_token_id=trl_hooks.tokenizer(self).pad_token_id,
-            batch_size=self.args.per_device_train_batch_size,
-        )
-        return PassRateTracker(self.args, reader, hash_entire_row=self.environment_factories is not None)
+        reader = None
+        if self.args.pass_rate_estimator == "value":
+            reader = HiddenStateExtractor(
+                lambda: self.model,
+                self.accelerator,
+                lambda prompts: self._tokenize_prompts(prompts)[0],
+                pad_token_id=trl_private.tokenizer(self).pad_token_id,
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        hash_entire_row = self.environment_factories is not None
+        return PassRateTracker(decay=self.args.ema_decay, reader=reader, hash_entire_row=hash_entire_row)
 
-    def _build_prompt_queue(self) -> QueuedPrompts:
+    def _build_prompt_queue(self) -> PromptQueue:
         args = self.args
-        config = SlotConfig(
-            slots=trl_hooks.prompts_per_generation(self),
-            candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
-            exit_condition=self.strategy.exit_condition,
-            max_rounds=self.strategy.max_rounds,
-            fixed_budget=self.strategy.retries_across_steps,
-            positive_threshold=args.float32_threshold,
-            choices_per_prompt=args.prompt_oversampling,
-        )
-        dataset, collate = trl_hooks.dataset_and_collator(self)
+        dataset, collate = trl_private.dataset_and_collator(self)
 
         def load_rows(rows: Iterable[dict]) -> list[dict]:
             with TrainingState(self.model).preserved():  # a transform or a collator may be user code
@@ -277,85 +292,118 @@ class AdaGRPOTrainer(GRPOTrainer):
                 )
             return loaded
 
-        return QueuedPrompts(
+        return PromptQueue(
             dataset,
-            config,
             self.accelerator,
-            self.pass_rates,
-            lambda p: prompt_weight(p, LARGEST_POOL, args.prompt_weighting) * p * (1 - p),
             load_rows,
             shuffle=self.shuffle_dataset,
             seed=args.seed,
+            num_slots=trl_private.prompts_per_generation(self),
+            candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
+            retries=args.retries_across_steps,
+            # The batches of an optimizer step that a signal interrupts, and the one that was prefetched.
+            kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 2,
         )
 
     def _read_queue_inputs(self) -> tuple:
         """Return the attributes that decide which rows the prompt queue yields, in which order and how many in a step."""
-        order = self.shuffle_dataset, self.args.seed, trl_hooks.prompts_per_generation(self)
+        order = self.shuffle_dataset, self.args.seed, trl_private.prompts_per_generation(self)
         rows = self.train_dataset, getattr(self.train_dataset, "format", None), self.data_collator
-        return *rows, trl_hooks.signature_columns(self), *order
+        return *rows, trl_private.signature_columns(self), *order
 
     # A step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
-            with trl_hooks.without_hook(self), trl_hooks.reporting_rewards(self, self._add_evaluated_groups):
-                output = super()._generate_and_score_completions(inputs)
-            trl_hooks.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
-            self.vllm.check_logprobs(output, same_weights=True)
-            return output
-        if self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
+            return self._evaluate_batch(inputs)
+        plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
+        self._generated_at.append(self.state.global_step)
+        if self.args.is_multi_round:
+            batch, output = self._sample_in_rounds(plan)
+        else:
+            batch, output = self._sample_once(plan, inputs)
+        batch.advantage_N = self.compute_advantages(batch.rollouts)
+        if not self.is_vanilla_grpo:
+            self._replace_advantages(batch, output)
+        if self.args.zero_variance_groups == "mask":
+            # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
+            mask_rows(output, batch.in_zero_advantage_group().tolist(), self.loss_type, self.accelerator)
+        self._log_step(batch, output, plan)
+        self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
+        return output
+
+    def compute_advantages(self, rollouts: Rollouts) -> np.ndarray:
+        """Advantages of all rollouts of a generation batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
+        if self.advantage_func is not None:
+            return check_advantages(self.advantage_func(rollouts), len(rollouts))
+        # TRL's attributes and not `args`, because a callback may have set them.
+        scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
+        if self.args.baseline == "batch":
+            return batch_advantages(rollouts, scale=scale)
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
+        return pool_advantages(rollouts, weighting=self.args.prompt_weighting, scale=scale)
+
+    def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        with without_interception(self), reporting_rewards(self, self._add_evaluated_groups):
+            output = super()._generate_and_score_completions(inputs)
+        trl_private.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
+        self.vllm.check_logprobs(output, same_weights=True)
+        return output
+
+    def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
+        """Choose the prompts of a step and their numbers of rollouts. Collective."""
+        if inputs and self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
             raise ValueError(
                 "Rows that an override passes to `_generate_and_score_completions` would have no effect where prompts come from the "
                 f"prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
             )
-        plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
-        if self.pass_rates is not None and plan.predictions is not None:
-            self.pass_rates.predictions = plan.predictions  # a prefetched plan was made during the step before
-        if self.args.is_multi_round:
-            batch, output = self._run_multiple_rounds(plan)
-        else:
-            if plan.rows is not inputs and isinstance(inputs, list):
-                # An override that reads its rows after this call expects those of the batch.
-                inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
-            batch, output = self._run_single_round(plan)
-        if not self.args.is_vanilla_grpo:
-            self._replace_advantages_and_metrics(batch, output)
-        self._mask_and_log(batch, output)
-        self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
-        return output
-
-    def _prepare_inputs(self, generation_batch):
-        inputs = super()._prepare_inputs(generation_batch)
-        if self.model.training and self.args.zero_variance_groups == "skip":
-            inputs = skip_zero_advantage_rows(inputs, self.loss_type, self.accelerator)
-        return inputs
-
-    def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
-        """Choose the prompts of a step and their numbers of rollouts. Collective."""
-        tracker = self.pass_rates
         with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
-        if tracker is not None and not prompts.is_predicted:
-            tracker.start_step(prompts.local_rows)
-        if tracker is not None and self.strategy.uses_estimated_budgets:
-            sizes = tracker.budgets()
-        else:
-            sizes = [self.strategy.rollouts_per_round] * len(prompts.slot_ranks)
+        estimates = None if self.pass_rates is None else self.pass_rates.estimate(prompts.local_rows)
+        sizes = [self.strategy.round_size] * len(prompts.slot_ranks)
+        if estimates is not None and self.strategy.uses_estimated_budgets:
+            sizes = self._allocate(estimates.pass_rates)
+        scoring, rule = self._scoring(), self._slot_rule()
+        slots = [Slot(rule, scoring, *slot) for slot in zip(prompts.candidates, sizes, strict=True)]
         rows: list[dict] = []
         if not self.args.is_multi_round:
             # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
             as_loaded = not self.args.uses_prompt_queue and not self.strategy.uses_estimated_budgets
             rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
-        return StepPlan(
-            prompts,
-            sizes,
-            self.prompt_source.make_slots(prompts, sizes),
-            None if tracker is None else tracker.predictions,
-            self.state.global_step,
-            rows,
+        return StepPlan(prompts, slots, estimates, self.state.global_step, rows)
+
+    def _scoring(self) -> Scoring:
+        """What the rewards amount to, from TRL's present weights."""
+        name = self.args.success_reward
+        column = None if name is None else self.reward_func_names.index(name)
+        return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column)
+
+    def _slot_rule(self) -> SlotRule:
+        strategy, args = self.strategy, self.args
+        # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
+        compares_each = self.multi_objective_aggregation == "normalize_then_sum" and args.success_reward is None
+        return SlotRule(
+            strategy.min_positives,
+            strategy.min_negatives,
+            strategy.max_rounds,
+            one_round_per_step=not args.is_multi_round,
+            compares_each_reward=compares_each,
         )
 
-    def _assign_rows(self, prompts: PromptBatch, sizes: Sequence[int]) -> list[dict]:
+    def _allocate(self, pass_rates: list[float]) -> list[int]:
+        """Numbers of rollouts by estimated pass rates; the main process decides. Collective."""
+        args = self.args
+        sizes = allocate(
+            pass_rates,
+            args.num_generations * len(pass_rates),
+            min_samples=args.min_samples,
+            max_samples=args.max_samples,
+            rule=args.allocation_rule,
+        )
+        return broadcast_object_list([sizes])[0]
+
+    def _assign_rows(self, prompts: PromptBatch, sizes: list[int]) -> list[dict]:
         """This rank's part of the batch, in which each prompt has `sizes` copies of its row. Collective."""
         order = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
         per_rank = len(order) // self.accelerator.num_processes
@@ -365,66 +413,62 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     # One round: TRL's method runs once, on the planned rows
 
-    def _run_single_round(self, plan: StepPlan) -> tuple[RolloutBatch, dict[str, Any]]:
-        sampled: SampledPrompts | None = None
+    def _sample_once(self, plan: StepPlan, inputs: list[dict[str, Any]]) -> tuple[StepBatch, dict[str, Any]]:
+        if plan.rows is not inputs and isinstance(inputs, list):
+            # An override that reads its rows after this call expects those of the batch.
+            inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
+        is_ahead = self.args.max_staleness > 0
         queue_metrics: dict[str, float] = {}
 
         def receive(rewards: torch.Tensor) -> None:
-            nonlocal sampled, queue_metrics
-            pools = self._fill_pools(plan, rewards)
-            sampled = self.prompt_source.sampled_prompts(pools)
-            queue_metrics = self.prompt_source.finish_step(pools)
-            if self.args.max_staleness:  # only now, because the rewards decide which prompts are retried
+            rows = rewards.double().cpu().numpy()
+            first = 0
+            for slot in plan.slots:
+                slot.add_round(rows[first : first + slot.round_size])
+                first += slot.round_size
+            queue_metrics.update(self.prompt_source.finish_step(plan.slots))
+            if is_ahead:  # only now, because the rewards decide which prompts are retried
                 self._prefetch_next_step()
 
-        capture = StepCapture(
-            self, plan.rows, receive, score_early=self.args.max_staleness > 0, prefetched=plan.is_prefetched
+        recorded = RecordedStep(
+            self,
+            self.vllm,
+            plan.rows,
+            receive,
+            is_vanilla=self.is_vanilla_grpo,
+            score_early=is_ahead,
+            prefetched=plan.is_prefetched,
         )
-        with using_hook(self, capture):
+        with intercepting(self, recorded):
             output = super()._generate_and_score_completions(plan.rows)
-        assert sampled is not None, "GRPOTrainer made a batch without calling `_calculate_rewards`"
-        groups = [self.strategy.select(pool, ()) for pool in sampled.pools]
-        batch = build_rollout_batch(sampled.pools, groups, self.args, sampled.is_on_distribution)
-        batch.metrics |= queue_metrics | self._average_seconds(capture.seconds) | self.vllm.collect_metrics()
-        mean_length = trl_hooks.latest_metric(self, "completions/mean_length") or 0.0
-        batch.metrics["tokens/generated"] = round(mean_length * sum(map(len, groups)))
-        if self.args.max_staleness:  # before rows are masked
+        prompts = sampled_prompts(plan.slots)
+        rollouts = collect_rollouts(plan.slots, prompts)
+        batch = StepBatch(prompts, rollouts, np.arange(len(rollouts)))
+        batch.metrics |= queue_metrics | self._average_seconds(recorded.seconds) | self.vllm.collect_metrics()
+        mean_length = trl_private.latest_metric(self, "completions/mean_length") or 0.0
+        batch.metrics["tokens/generated"] = round(mean_length * len(rollouts))
+        if is_ahead:  # before rows are masked
             batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
             batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
-        self._compute_advantages(batch, capture.hidden_states)
-        if not self.args.is_vanilla_grpo:
-            trl_hooks.append_extra_columns(self, batch.pool_columns())
+        if not self.is_vanilla_grpo:
+            trl_private.append_extra_columns(self, batch.pool_columns)
         return batch, output
-
-    def _fill_pools(self, plan: StepPlan, rewards: torch.Tensor) -> Sequence[Pool]:
-        """One pool, or slot, per prompt, from `rewards` of all ranks' rows, `(rows, num_reward_funcs)`."""
-        totals, success_rewards = self.split_rewards(rewards)
-        scored = zip(totals, success_rewards, map(tuple, rewards.tolist()), strict=True)
-        pools: Sequence[Pool] = plan.slots or [Pool(self.args.float32_threshold) for _ in plan.sizes]
-        for pool, size in zip(pools, plan.sizes, strict=True):
-            for index in range(size):
-                pool.add(Rollout(index, *next(scored)))
-        return pools
 
     def _prefetch_next_step(self) -> None:
         """Request the next step's rollouts, to be generated with the newest weights while this step is trained on. Collective."""
         args = self.args
         micro_steps = self.state.global_step * args.gradient_accumulation_steps
-        micro_steps += trl_hooks.micro_step(self) % args.gradient_accumulation_steps
-        after_this = micro_steps + trl_hooks.micro_steps_per_generation(self)
+        micro_steps += trl_private.micro_step(self) % args.gradient_accumulation_steps
+        after_this = micro_steps + trl_private.micro_steps_per_generation(self)
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
             return  # this is the last generation batch
-        tracker = self.pass_rates
-        predictions = None if tracker is None else tracker.predictions
         plan = self._plan_step([])
         plan.is_prefetched = True
-        if tracker is not None and predictions is not None:
-            tracker.predictions = predictions  # those of this step, whose advantages are computed next
         # Before the requests: if one cannot be sent, `cancel_prefetch` makes the plan's prompts the next ones again.
         self._prefetched = plan
         with synchronized_errors():
             # As TRL prepares them in the next step, where images join the messages.
-            prompt_ids, images, _ = self._tokenize_prompts(self._rounds.prepare(plan.rows))
+            prompt_ids, images, _ = self._tokenize_prompts(self._round_generator.prepare(plan.rows))
         self.vllm.prefetch(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:
@@ -435,106 +479,174 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     # Several rounds: sample and select first, then let TRL's method assemble the batch
 
-    def _run_multiple_rounds(self, plan: StepPlan) -> tuple[RolloutBatch, dict[str, Any]]:
-        batch = self._multi_round.sample(plan)
-        with injecting(self, batch) as hook:
-            output = super()._generate_and_score_completions([row.row for row in batch.rows])
-        self._compute_advantages(batch, hook.hidden_states)
+    def _sample_in_rounds(self, plan: StepPlan) -> tuple[StepBatch, dict[str, Any]]:
+        with (
+            trl_private.rank_local_collectives(self),
+            self._round_generator.hold_environments(),
+            # TRL warns of every call in which a row has no reward.
+            deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
+        ):
+            sampler = self._round_generator.build_sampler(plan.prompts, plan.slots)
+            is_hidden = self.args.disable_tqdm or not self.accelerator.is_local_main_process
+            with (
+                self.vllm.generation(),
+                StepProgress(sampler.num_shown, self.state.global_step + 1, is_hidden) as progress,
+            ):
+                sampler.sample(progress)
+            batch = self._select(plan)
+            selected = sampler.fetch(self._draws(batch))
+            self._log_sampling(batch, selected)
+            batch.metrics |= self.prompt_source.finish_step(plan.slots)
+            if not self.vllm.samples_async:  # an asynchronous sampler has collected them
+                batch.metrics |= self.vllm.collect_metrics()
+        rewards = torch.tensor(batch.rollouts.rewards_NF[batch.selected], dtype=torch.float32)
+        with injecting(self, selected.rows, rewards.to(self.accelerator.device)):
+            output = super()._generate_and_score_completions([row.row for row in selected.rows])
         return batch, output
 
-    # Advantages
+    def _select(self, plan: StepPlan) -> StepBatch:
+        """All rollouts of the sampled slots, and those of them that are trained on."""
+        prompts = sampled_prompts(plan.slots)
+        rollouts = collect_rollouts(plan.slots, prompts)
+        if not self.strategy.selects_groups:
+            is_trained_P = np.array([prompt.is_trained for prompt in prompts])
+            return StepBatch(prompts, rollouts, np.flatnonzero(is_trained_P[rollouts.prompt_N]))
+        seed = (self.args.seed, self.state.global_step, self._position_in_step())
+        has_candidates = self.args.zero_variance_groups == "resample"
+        seeds = [
+            (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
+            for prompt in prompts
+        ]
+        return StepBatch(prompts, rollouts, select_groups(rollouts, self.strategy.num_generations, seeds))
 
-    def _compute_advantages(self, batch: RolloutBatch, states: torch.Tensor | None) -> None:
+    def _draws(self, batch: StepBatch) -> list[tuple[int, int]]:
+        """Slot of each selected rollout, and its index among the rollouts of the slot."""
+        of_row = zip(batch.prompt_of_row.tolist(), batch.rollouts.draw_N[batch.selected].tolist(), strict=True)
+        return [(batch.prompts[p].slot, batch.prompts[p].first_draw + draw) for p, draw in of_row]
+
+    def _reset_position(self) -> None:
+        """Count generation batches from the beginning, when a training starts."""
+        self._step_of_batches, self._batches_of_step = -1, 0
+        self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
+        self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
+
+    def _position_in_step(self) -> int:
         """
-        Set the batch's advantages and metrics, and update baseline and pass-rate estimates. Collective.
-
-        Args:
-            states (`torch.Tensor`, *optional*):
-                `(rows of this rank, H)`, the policy's hidden states of the prompts, if they were captured from TRL's forward passes.
+        Micro-batches of this optimizer step before this generation batch: the position in the run that seeds the selection. A
+        resumed run shares it, unlike TRL's count of micro-batches in this process.
         """
-        tracker = self.pass_rates
-        if tracker is not None and not tracker.predict_before_sampling:
-            if self.captures_hidden_states and states is not None:
-                by_prompt = batch.first_row_states(states, self.accelerator.process_index)
-                batch.hidden_states = tracker.reader.all_gather_states(by_prompt)
-            tracker.predict(batch.hidden_states)
-        values = self.baseline.compute(batch.pools)
-        batch.compute_advantages(self.args, self.reward_weights.tolist(), values)
-        # Only now: no rollout may influence its own baseline or divisor.
-        self.baseline.update(batch.pools)
-        if tracker is not None:
-            step = self.state.global_step + 1
-            batch.metrics |= tracker.observe(batch.pools, step, batch.is_on_distribution)
+        step = self.state.global_step
+        self._batches_of_step = self._batches_of_step + 1 if step == self._step_of_batches else 0
+        self._step_of_batches = step
+        return self._batches_of_step * trl_private.micro_steps_per_generation(self)
 
-    def _replace_advantages_and_metrics(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
-        """Replace the advantages and the metrics of rewards that TRL has computed from its groups."""
-        advantages = batch.flat_advantages
+    # What is logged and what TRL trains on
+
+    def _replace_advantages(self, batch: StepBatch, output: dict[str, Any]) -> None:
+        """Replace the advantages that TRL has computed from its groups."""
+        advantages = batch.advantage_of_row
         rows = len(output["advantages"])
         start = self.accelerator.process_index * rows
         output["advantages"] = output["advantages"].new_tensor(advantages[start : start + rows])
-        trl_hooks.replace_logged_advantages(self, advantages)
-        once = self.strategy.uses_estimated_budgets
-        first_round = batch.first_round_metrics(self.reward_func_names, each_prompt_once=once)
-        trl_hooks.replace_latest_metrics(self, first_round)
+        trl_private.replace_logged_advantages(self, advantages.tolist())
 
-    def _mask_and_log(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
-        """Mask zero-variance groups with `zero_variance_groups="mask"`, and log the `ada/` metrics. Collective."""
-        if self.args.zero_variance_groups == "mask":
-            # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
-            mask_rows(output, batch.per_row(batch.has_zero_advantage), self.loss_type, self.accelerator)
-        batch.metrics["tokens/discarded"] = batch.metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        if self.args.mask_truncated_completions:
+    def _log_sampling(self, batch: StepBatch, selected: SelectedRollouts) -> None:
+        """Log the tokens of all rounds, the completions of the first one, and extra columns of the table, which TRL does not know."""
+        stats = selected.stats
+        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
+        trl_private.set_token_count(self, self.state.num_input_tokens_seen)
+        trl_private.append_metrics(self, completion_metrics(*zip(*selected.first_round, strict=True)))
+        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
+        if self.tools:
+            frequencies = {
+                "tools/call_frequency": calls / len(selected.first_round),
+                "tools/failure_frequency": failures / calls if calls else 0.0,
+            }
+            trl_private.append_metrics(self, frequencies)
+        batch.metrics |= stats
+        start = self.accelerator.process_index * len(selected.rows)
+        columns: dict[str, list] = {
+            name: values[start : start + len(selected.rows)] for name, values in batch.pool_columns.items()
+        }
+        for name in {name for row in selected.rows for name in row.extras}:
+            columns[name] = [row.extras.get(name) for row in selected.rows]
+        trl_private.set_pending_extra_columns(self, columns)
+
+    def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
+        """Log the metrics of a step, and update the estimates of pass rates. Collective."""
+        rollouts, strategy, args = batch.rollouts, self.strategy, self.args
+        round_size = strategy.round_size if strategy.is_sequential else int(rollouts.size_P.max())
+        compares_each = plan.slots[0].rule.compares_each_reward
+        sampling = sampling_metrics(
+            rollouts,
+            batch.selected,
+            batch.advantage_N,
+            min_positives=strategy.min_positives,
+            min_negatives=strategy.min_negatives,
+            samples_per_round=round_size,
+            max_rounds=strategy.rounds_per_step,
+            num_generations=args.num_generations,
+            weighting=args.prompt_weighting,
+            is_on_distribution_P=batch.is_on_distribution_P,
+            outcome_N=plan.slots[0].scoring.distinguish(rollouts.rewards_NF) if compares_each else None,
+        )
+        metrics = batch.metrics = sampling | batch.metrics  # an exit condition over several steps takes precedence
+        if self.pass_rates is not None and plan.estimates is not None:
+            rows = self._rows_of_prompts(plan, batch)
+            metrics |= self.pass_rates.observe(plan.estimates.take(rows), rollouts, step=self.state.global_step + 1)
+        if not self.is_vanilla_grpo:
+            of_first_round = first_round_metrics(
+                rollouts,
+                self.reward_func_names,
+                rollouts_per_round=round_size,
+                is_on_distribution_P=batch.is_on_distribution_P,
+                each_prompt_once=strategy.uses_estimated_budgets,
+            )
+            of_first_round["frac_reward_zero_std"] = [metrics["frac_reward_zero_std/first_round"]]
+            trl_private.replace_latest_metrics(self, of_first_round)
+        metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
+        if args.mask_truncated_completions:
             # A prompt of which every row with an advantage is masked has no gradient.
             is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
             batch.count_masked_rows(is_masked.tolist())
-        rewards = [reward for pool in batch.pools for reward in pool.rewards]
-        self._diagnostics.observe(batch.metrics, rewards, self.state.global_step + 1)
-        trl_hooks.append_metrics(self, {f"ada/{name}": value for name, value in batch.metrics.items()})
+        rewards = rollouts.reward_N[~np.isnan(rollouts.reward_N)].tolist()
+        self._diagnostics.observe(metrics, rewards, self.state.global_step + 1)
+        trl_private.append_metrics(self, {f"ada/{name}": value for name, value in metrics.items()})
+
+    def _rows_of_prompts(self, plan: StepPlan, batch: StepBatch) -> list[int]:
+        """Index of each sampled prompt among all candidates of the step."""
+        first = np.cumsum([0, *(len(slot.candidates) for slot in plan.slots)])
+        return [int(first[prompt.slot]) + prompt.candidate_index for prompt in batch.prompts]
 
     def _average_seconds(self, seconds: dict[str, float]) -> dict[str, float]:
         """Over ranks. Collective."""
         received = gather_object([seconds])
         return {name: sum(of_rank[name] for of_rank in received) / len(received) for name in seconds}
 
-    def split_rewards(self, rewards: torch.Tensor) -> tuple[list[float], list[float]]:
-        """
-        Total reward and success reward of each row of `rewards`, `(rows, num_reward_funcs)`. The total is the weighted sum; NaN if
-        no function with a weight scored the row, or if it exceeds float32.
-        """
-        weights = self.reward_weights.to(rewards.device)
-        unscored = (rewards.isnan() | (weights == 0)).all(dim=1)
-        total = (rewards * weights).nansum(dim=1).masked_fill(unscored, torch.nan)
-        totals = total.masked_fill(total.isinf(), torch.nan).tolist()
-        if self.args.success_reward is None:
-            return totals, totals
-        return totals, rewards[:, self.reward_func_names.index(self.args.success_reward)].tolist()
-
-    # TRL's methods that the hooks intercept (trl_hooks.py)
+    # TRL's methods that are called within `_generate_and_score_completions` (interception.py)
 
     def _generate(self, prompts: list) -> tuple:
-        if self._hook is not None:
-            return self._hook.generate(super()._generate, prompts)
+        if self._interception is not None:
+            return self._interception.generate(super()._generate, prompts)
         if self.vllm is None:  # constructed without `__init__`, as in tests of TRL
             return super()._generate(prompts)
         with self.vllm.generation():  # evaluation
             return super()._generate(prompts)
 
     def _tokenize_prompts(self, prompts: list) -> tuple:
-        call = functools.partial(tokenize_prompts, super()._tokenize_prompts)
-        return call(prompts) if self._hook is None else self._hook.tokenize_prompts(call, prompts)
+        call = super()._tokenize_prompts
+        return call(prompts) if self._interception is None else self._interception.tokenize_prompts(call, prompts)
 
     def _generate_single_turn(self, *args, **kwargs) -> tuple:
         call: Callable = super()._generate_single_turn
-        return call(*args, **kwargs) if self._hook is None else self._hook.generate_single_turn(call, *args, **kwargs)
-
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        call: Callable = super()._get_per_token_logps_and_entropies
-        return call(*args, **kwargs) if self._hook is None else self._hook.compute_logprobs(call, *args, **kwargs)
+        if self._interception is not None:
+            call = functools.partial(self._interception.generate_single_turn, call)
+        return call(*args, **kwargs)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
         call: Callable = super()._tool_call_loop
-        if self._hook is not None:
-            call = functools.partial(self._hook.run_tools, call)
+        if self._interception is not None:
+            call = functools.partial(self._interception.run_tools, call)
         if self.vllm is None or not self.vllm.uses_server or collectives_disabled():
             return call(*args, **kwargs)
         # Ranks request different numbers of further turns, so that none of them may wait for another.
@@ -543,31 +655,31 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
         given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        if self._hook is not None:
-            return self._hook.calculate_rewards(*given)
-        return trl_hooks.score_on_all_ranks(self, *given)
+        if self._interception is not None:
+            return self._interception.calculate_rewards(*given)
+        return score_on_all_ranks(self, *given)
 
-    def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
-        """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
-        n = self.num_generations_eval
-        scored = zip(*self.split_rewards(trl_hooks.without_infinities(rewards)), strict=True)
-        rollouts = [Rollout(i % n, total, success) for i, (total, success) in enumerate(scored)]
-        for start in range(0, len(rollouts), n):
-            pool = Pool(self.args.float32_threshold, rollouts[start : start + n])
-            self._evaluated_groups.append((pool.positives, pool.scored))
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.model.training:
+            self._last_micro_batch_at = self.state.global_step
+            if self.args.zero_variance_groups == "skip":
+                inputs = skip_zero_advantage_rows(inputs, self.loss_type, self.accelerator)
+        return inputs
 
-    # Training, logging, checkpoints
+    # Training, evaluation, logging
 
     def train(self, *args, **kwargs):
         # Again: attributes may have been set since the construction.
         check_overrides(self, AdaGRPOTrainer, self.args)
-        check_settings(self, self._settings)
         if self.environment_factories is None:
             check_size(self.args, self.train_dataset)
-        if not self.args.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
-            trl_hooks.forget_buffered_batch(self)
-        trl_hooks.forget_evaluation_model(self)
-        self._multi_round.reset()
+        if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
+            trl_private.forget_buffered_batch(self)
+        trl_private.forget_evaluation_model(self)
+        self._reset_position()
+        num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
+        report_start(self.args, num_prompts, self.advantage_func)
         steps_before = self.state.global_step
         try:
             with self.vllm.running():
@@ -575,7 +687,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         finally:
             self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
         # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
-        no_batch = self.state.global_step == steps_before == trl_hooks.micro_step(self) == 0
+        no_batch = self.state.global_step == steps_before == trl_private.micro_step(self) == 0
         if no_batch and isinstance(self.train_dataset, IterableDataset):
             report_too_few_prompts(self.args, "fewer")
         return result
@@ -596,10 +708,17 @@ class AdaGRPOTrainer(GRPOTrainer):
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
+    def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
+        """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
+        rows = without_infinities(rewards).double().cpu().numpy()
+        groups = np.split(rows, range(self.num_generations_eval, len(rows), self.num_generations_eval))
+        rollouts = Rollouts.score(groups, self._scoring())
+        self._evaluated_groups += zip(rollouts.positives_P.tolist(), rollouts.scored_P.tolist(), strict=True)
+
     def predict(self, test_dataset, *args, **kwargs):
         # TRL repeats the rows of a dataset `num_generations_eval` times, but not those of a stream, which then have no pass@k.
         repeats = not isinstance(test_dataset, IterableDataset)
-        with trl_hooks.override_attributes(self, _repeats_evaluated_rows=repeats):
+        with trl_private.override_attributes(self, _repeats_evaluated_rows=repeats):
             return super().predict(test_dataset, *args, **kwargs)
 
     def _load_best_model(self):
@@ -607,7 +726,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.vllm.forget_weights()  # the engine has other weights, of the same step
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        trl_hooks.drop_metrics(self, self._constant_metrics)
+        trl_private.drop_metrics(self, self._constant_metrics)
         super().log(logs, start_time)
 
     def get_train_dataloader(self):
@@ -622,18 +741,20 @@ class AdaGRPOTrainer(GRPOTrainer):
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps
-            generations = -(-micro_steps // trl_hooks.micro_steps_per_generation(self))
-            rows = generations * trl_hooks.prompts_per_generation(self)
+            generations = -(-micro_steps // trl_private.micro_steps_per_generation(self))
+            rows = generations * trl_private.prompts_per_generation(self)
         placeholders = Dataset.from_dict({"prompt": [""] * rows})
         replaced: dict[str, Any] = {"train_dataset": placeholders, "data_collator": collate_placeholders}
         # The queue's rows have passed an override of a subclass, to which the placeholders mean nothing.
         replaced["_remove_unused_columns"] = lambda dataset, description=None: dataset
-        with trl_hooks.override_attributes(self, **replaced):
+        with trl_private.override_attributes(self, **replaced):
             return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset=None):
         self._train_sampler = super()._get_train_sampler(dataset)
         return self._train_sampler
+
+    # Checkpoints
 
     def _save_checkpoint(self, model, trial):
         self._warn_of_unfinished_generation()
@@ -644,20 +765,22 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             if self.pass_rates is not None:
                 self.pass_rates.save(directory)
-            if state := self._sampler_state_dict():
-                save_state(directory, state)
+            state = {"prompts_per_generation": trl_private.prompts_per_generation(self)}
+            save_state(directory, state | self.prompt_source.state_dict(self._steps_to_repeat()))
         super()._save_checkpoint(model, trial)
 
-    def _sampler_state_dict(self) -> dict[str, Any]:
-        # A generation batch that is still being trained on is generated again after a resume, and so is a prefetched one.
-        is_unfinished = trl_hooks.micro_step(self) % trl_hooks.micro_steps_per_generation(self) > 0
-        steps_back = is_unfinished + (self._prefetched is not None)
-        return self.prompt_source.state_dict(steps_back) | self.baseline.state_dict()
+    def _steps_to_repeat(self) -> int:
+        """Number of the latest generation batches that a run which resumes from this checkpoint has to sample again."""
+        step, micro_steps = self.state.global_step, trl_private.micro_steps_per_generation(self)
+        untrained = sum(at >= step for at in self._generated_at)
+        # A checkpoint on a signal is saved before the optimizer step of the last micro-batch.
+        is_unfinished = self._last_micro_batch_at == step or trl_private.micro_step(self) % micro_steps > 0
+        return max(untrained, int(is_unfinished)) + (self._prefetched is not None)
 
     def _warn_of_unfinished_generation(self) -> None:
         """Warn that a resumed run generates this batch again: its rollouts are not part of a checkpoint, as in TRL."""
-        args, micro_steps = self.args, trl_hooks.micro_steps_per_generation(self)
-        unfinished = trl_hooks.micro_step(self) % micro_steps and self.state.global_step < self.state.max_steps
+        args, micro_steps = self.args, trl_private.micro_steps_per_generation(self)
+        unfinished = trl_private.micro_step(self) % micro_steps and self.state.global_step < self.state.max_steps
         if unfinished and not self._warned_mid_generation_checkpoint:
             self._warned_mid_generation_checkpoint = True
             steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
@@ -677,6 +800,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        reject_removed_modes(checkpoint)
         if self._train_sampler is not None:
             # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
             # repeat the order of the first epoch, as GRPOTrainer does.
@@ -684,7 +808,14 @@ class AdaGRPOTrainer(GRPOTrainer):
                 next(iter(self._train_sampler), None)
         if self.pass_rates is not None:
             self.pass_rates.load(checkpoint)
-        if self._sampler_state_dict():
-            state = load_state(checkpoint)
+        state = load_state(checkpoint)
+        prompts, before = trl_private.prompts_per_generation(self), state.get("prompts_per_generation")
+        is_other = before != prompts if before else self.args.num_generations == 1  # GRPOTrainer's group is larger
+        if is_other and not self.args.ignore_data_skip:
+            logger.warning(
+                f"A generation batch of this run has {prompts} prompts, and one of the checkpoint {before or 'another number'}, so that "
+                "the position in the dataset differs from the one where that run stopped: some prompts are left out or repeated. "
+                "Set ignore_data_skip=True to start from the first prompt."
+            )
+        if not self.args.ignore_data_skip:  # else the queue starts from the first prompt, as the data loader does
             self.prompt_source.load_state_dict(state)
-            self.baseline.load_state_dict(state)

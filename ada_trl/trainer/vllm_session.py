@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from trl.extras.profiling import profiling_context
 
 from ..utils.logging import get_logger
-from .trl_hooks import latest_metric, mark_weights_loaded, weights_are_loaded
+from .trl_private import latest_metric, mark_weights_loaded, weights_are_loaded
 
 
 if TYPE_CHECKING:

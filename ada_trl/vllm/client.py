@@ -1,7 +1,6 @@
 """TRL's vLLM client with a deadline on every request, and with any number of rollouts in flight."""
 
 import asyncio
-import atexit
 import functools
 import time
 import uuid
@@ -109,7 +108,6 @@ class TimeoutVLLMClient(VLLMClient):
         self.request_timeout = request_timeout
         self.transport = HTTPTransport(self._count_tokens)
         self._server_info: dict | None = None
-        atexit.register(self.transport.close)
         try:
             super().__init__(base_url=base_url, group_port=group_port, connection_timeout=connection_timeout)
         except BaseException:

@@ -5,12 +5,11 @@ import functools
 import json
 import socket
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any, NamedTuple
-
-from trl.trainer.utils import shutdown_event_loop_in_daemon, start_event_loop_in_daemon
 
 from .errors import VLLMServerError, VLLMServerUnavailable
 from .response_validation import InvalidResponseError, parse
@@ -29,13 +28,32 @@ REJECTED = "The server rejects this request, and will do so again: correct the c
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
 
 
-class _EventLoop(NamedTuple):
-    """A thread, its event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
+class _EventLoop:
+    """A background thread with an event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
 
-    thread: threading.Thread
     loop: asyncio.AbstractEventLoop
     session: Any
     connections: asyncio.Semaphore
+
+    def __init__(self) -> None:
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="vLLM requests", daemon=True)
+        self._thread.start()
+        self._is_ready.wait()
+
+    async def _serve(self) -> None:
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self.connections = asyncio.Semaphore(max_connections())
+        async with _open_session() as self.session:
+            self._is_ready.set()
+            await self._stop.wait()
+            await _cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
+
+    def close(self) -> None:
+        """Cancel all requests, end the thread, and close its sockets and the event loop."""
+        self.loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is not self._thread:  # in which the garbage collector may run
+            self._thread.join()
 
 
 class _Queued(NamedTuple):
@@ -47,7 +65,8 @@ class _Queued(NamedTuple):
 
 class HTTPTransport:
     """
-    Sends requests from an event loop in a background thread, which starts with the first request and ends with [`close`].
+    Sends requests from an event loop in a background thread, which starts with the first request and ends with [`close`], or at the
+    latest with this object or Python.
 
     Every request has one deadline for connecting, its response and its retries. There are two kinds of deadlines:
 
@@ -97,20 +116,15 @@ class HTTPTransport:
     def close(self) -> None:
         """Cancel all requests and end the thread. A later request starts it again."""
         with self._lock:
-            if self._running is None:
-                return
-            thread, loop, session, _ = self._running
-            self._running = None
-        asyncio.run_coroutine_threadsafe(_shut_down(session), loop).result()
-        shutdown_event_loop_in_daemon(thread, loop)
+            if self._running is not None:
+                self._finalizer()
+                self._running = self._watchdog = None
 
     def _started(self) -> _EventLoop:
         with self._lock:
             if self._running is None:
-                thread, loop, ready = start_event_loop_in_daemon(name="vLLM requests")
-                ready.wait()
-                session = asyncio.run_coroutine_threadsafe(_open_session(), loop).result()
-                self._running = _EventLoop(thread, loop, session, asyncio.Semaphore(max_connections()))
+                self._running = _EventLoop()
+                self._finalizer = weakref.finalize(self, self._running.close)
             return self._running
 
     # Coroutines of the event loop
@@ -170,6 +184,9 @@ class HTTPTransport:
             ) from error
         finally:
             self._queued.pop(deadline, None)
+            if not self._queued and self._watchdog is not None:  # which would keep this object alive while it sleeps
+                self._watchdog.cancel()
+                self._watchdog = None
         if queued:
             self._last_progress = running.loop.time()
         self.stalled = False
@@ -199,7 +216,7 @@ class HTTPTransport:
 
     def _watch(self, deadline: asyncio.Timeout, queued: _Queued) -> None:
         self._queued[deadline] = queued
-        if self._watchdog is None or self._watchdog.done():
+        if self._watchdog is None:
             self._watchdog = asyncio.get_running_loop().create_task(self._expire_deadlines())
 
     async def _expire_deadlines(self) -> None:
@@ -267,12 +284,6 @@ async def _cancel_all(tasks: Iterable[asyncio.Task]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _shut_down(session: Any) -> None:
-    await _cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
-    await session.close()
-    await asyncio.get_running_loop().shutdown_default_executor()
-
-
 class _AttemptFailed(Exception):
     """One attempt of a request failed."""
 
@@ -323,7 +334,7 @@ def max_connections() -> int:
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // 2, MIN_CONNECTIONS), MAX_CONNECTIONS)
 
 
-async def _open_session() -> Any:
+def _open_session() -> Any:
     import aiohttp
 
     class DaemonResolver(aiohttp.abc.AbstractResolver):

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 
-from ada_trl.commands.plots import add_options, find_in, read_log, runs_by_label, save
-from ada_trl.commands.plotting import STEPS, Log, by_round, curve, draw, legend_above, make_panels, smoothed
-from ada_trl.pass_rates.store import PASS_RATES_FILE
-
-from .difficulty import fit_pass_rate_distribution
+from ..plotting import STEPS, Log, by_round, curve, draw, legend_above, make_panels, read_log, smoothed
 
 
 if TYPE_CHECKING:
@@ -26,19 +22,6 @@ if TYPE_CHECKING:
 
 
 ALLOCATION = "ada/allocation/rollouts_at_"  # followed by the middle of a bin of estimated pass rates
-
-
-def read_difficulty(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """
-    Distribution of the true pass rates of a run's prompts, fitted to its last stored discounted counts: pass rates and
-    weights, see [`~difficulty.fit_pass_rate_distribution`]. `None` without a record or without counts in it.
-    """
-    path = find_in(run, PASS_RATES_FILE)
-    if path is None:
-        return None
-    table = pq.read_table(path, columns=["discounted_positives", "discounted_rollouts"])
-    positives, draws = (column.to_numpy() for column in table.columns)
-    return fit_pass_rate_distribution(positives, draws) if (draws > 0).any() else None
 
 
 def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
@@ -197,9 +180,7 @@ def levels_figure(runs: Mapping[str, Log]) -> "Figure | None":
     return figure
 
 
-def draws_figure(
-    counts: Mapping[str, tuple[Sequence[int], int]], fitted: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> "Figure | None":
+def draws_figure(counts: Mapping[str, tuple[Sequence[int], int]]) -> "Figure | None":
     """
     Fraction of prompts with at least one correct completion among k (pass@k, left) and of prompts with k correct
     completions, which are zero-variance groups (right): figure 2.
@@ -208,11 +189,8 @@ def draws_figure(
         counts (`Mapping[str, tuple[Sequence[int], int]]`):
             Correct completions c of each problem and the number n of sampled ones, by label. The estimates
             1 − C(n − c, k) / C(n, k) and C(c, k) / C(n, k) are unbiased.
-        fitted (`Mapping[str, tuple[np.ndarray, np.ndarray]]`):
-            Pass rates and their weights by label, see [`~difficulty.fit_pass_rate_distribution`]:
-            E[1 − (1 − p)^k] and E[p^k]. Dashed.
     """
-    if not counts and not fitted:
+    if not counts:
         return None
     figure, ((left, right),) = make_panels(1, 2)
     for i, (label, (correct, n)) in enumerate(counts.items()):
@@ -221,13 +199,6 @@ def draws_figure(
         every = [subset_share(correct, n, k) for k in ks]
         for panel, values in ((left, some), (right, every)):
             panel.plot(ks, values, color=f"C{i}", marker="o", markersize=3, label=label)
-    for i, (label, (rates, weights)) in enumerate(fitted.items(), start=len(counts)):
-        ks = powers_of_two(256)
-        for panel, values in (
-            (left, [float(weights @ (1 - (1 - rates) ** k)) for k in ks]),
-            (right, [float(weights @ rates**k) for k in ks]),
-        ):
-            panel.plot(ks, values, color=f"C{i}", linestyle="--", label=f"{label} (fitted)")
     for panel, title in ((left, "At least one of k correct (pass@k)"), (right, "All of k correct")):
         panel.set(xlabel="k", ylabel="Fraction of prompts", ylim=(-0.02, 1.02), title=title)
         panel.set_xscale("log", base=2)
@@ -247,25 +218,37 @@ def subset_share(counts: Sequence[int], n: int, k: int) -> float:
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="Output directories or checkpoints.")
+    parser.add_argument("--labels", nargs="+", help="Names in the legends; by default those of the directories.")
+    parser.add_argument("--smooth", type=int, default=1, help="Steps to average over; 20 in the paper's figures.")
     parser.add_argument(
         "--samples", nargs="+", default=[], type=Path, help="Output directories of recipes.math.select and evaluate."
     )
+    parser.add_argument("--output_dir", type=Path, default=Path("plots"), help="Directory of the PNG files.")
     options = parser.parse_args(args)
     if not options.runs and not options.samples:
         parser.error("nothing to plot: pass RUN, an output directory of a training run, or --samples")
-    paths = runs_by_label(parser, options)
+    if options.smooth < 1:
+        parser.error(f"--smooth ({options.smooth}) must be at least 1 (no smoothing)")
+    labels = options.labels or [run.resolve().name for run in options.runs]
+    if not len(set(labels)) == len(labels) == len(options.runs):
+        parser.error(f"{len(options.runs)} runs need as many different labels, got {labels}; set --labels")
+    paths = dict(zip(labels, options.runs, strict=True))
     runs = {label: smoothed(read_log(run), options.smooth) for label, run in paths.items()}
-    fitted = {label: fit for label, run in paths.items() if (fit := read_difficulty(run)) is not None}
     counts = {label: value for path in options.samples for label, value in read_counts(path).items()}
     figures = {
         "quotas": quota_figure(runs),
         "frontier": frontier_figure(runs),
         "levels": levels_figure(runs),
         "allocation": allocation_figure(runs),
-        "draws": draws_figure(counts, fitted),
+        "draws": draws_figure(counts),
     }
-    save({name: figure for name, figure in figures.items() if figure is not None}, options.output_dir)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        if figure is not None:
+            path = options.output_dir / f"{name}.png"
+            figure.savefig(path, dpi=130)
+            print(path)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
 """
 The probability of a zero gradient and the expected rollouts by pass rate, in closed form and simulated with `ada_trl.core`.
 
-`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet`, `docs/figures/signal_loss.png` and its
-table into `docs/reproducing_the_paper.md`. `--plot` uses the stored data.
+`python -m benchmarks.analyses.signal_loss` writes `benchmarks/results/signal_loss.parquet` and its table into
+`docs/reproducing_the_paper.md`. `--plot` uses the stored data.
 """
 
 import math
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ada_trl.core import ExitCondition, allocate, group_advantages, select_group
 
 from .. import names
-from ..common import COLORS, ONE_ROUND, bernoulli_pools, computed_or_stored, fill, markdown, save_figure
+from ..common import ONE_ROUND, bernoulli_pools, computed_or_stored, fill, markdown
 from .outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 
@@ -26,7 +25,6 @@ METHODS = {  # name: exit condition, M, N, n; the rollouts of Est depend on the 
     names.SEQ_BALANCE: (BALANCE, 8, 4, 4),
     names.EST: (ONE_ROUND, None, 1, 2),
 }
-PER_GRADIENT = (names.GRPO_4, names.GRPO_16, names.SEQ_POS, names.SEQ_BALANCE)  # DAPO and Est are close to GRPO n=4
 GRID = np.round(1 / (1 + np.exp(-np.linspace(-5.3, 5.3, 61))), 6)
 SIMULATED = slice(4, None, 7)
 PROMPTS = 2000
@@ -76,7 +74,6 @@ def compute() -> list[dict]:
             zero_simulated, rollouts_simulated = simulated.get(p, (None, None))
             rows.append(
                 {
-                    "part": "pass_rate",
                     "method": method,
                     "pass_rate": p,
                     "frac_zero_variance": zero,
@@ -85,74 +82,12 @@ def compute() -> list[dict]:
                     "rollouts_simulated": rollouts_simulated,
                 }
             )
-    for m in (4, 8, 16, 32):
-        for quota in (1, 2, 3, 4):
-            out = sequential_outcome(TABLE_RATES, ExitCondition(quota, quota), samples_per_round=m, max_rounds=32 // m)
-            for p, rollouts in zip(TABLE_RATES, out.rollouts, strict=True):
-                rows.append({"part": "quota", "pass_rate": p, "m": m, "quota": quota, "rollouts": rollouts})
-    columns = {name: None for row in (rows[0], rows[-1]) for name in row}
-    return [columns | row for row in rows]
-
-
-def plot(rows: list[dict]) -> None:
-    figure = Figure(figsize=(11, 8.4), layout="constrained")
-    axes = figure.subplots(2, 2).ravel()
-    for method in METHODS:
-        curve = sorted((r for r in rows if r["method"] == method), key=lambda r: r["pass_rate"])
-        dots = [r for r in curve if r["frac_zero_variance_simulated"] is not None]
-        p, zero, rollouts = (
-            np.array([r[key] for r in curve]) for key in ("pass_rate", "frac_zero_variance", "rollouts")
-        )
-        style = {"color": COLORS[method], "linestyle": "--" if method == names.DAPO else "-"}
-        axes[0].plot(p, zero, label=names.short(method), **style)
-        axes[1].plot(p, rollouts, **style)
-        if method in PER_GRADIENT:
-            axes[2].plot(p, rollouts / (1 - zero), **style)
-        for axis, key in zip(axes, ("frac_zero_variance_simulated", "rollouts_simulated"), strict=False):
-            axis.plot([r["pass_rate"] for r in dots], [r[key] for r in dots], ".", markersize=6, color=COLORS[method])
-    # The batch baseline has a gradient from a single rollout, whatever its reward.
-    for axis, value in zip(axes, (0, 1, 1), strict=False):
-        label = names.BATCH if axis is axes[0] else None
-        axis.plot(GRID, np.full(len(GRID), value), color=COLORS[names.BATCH], linewidth=2.2, label=label)
-    for axis, title, label in zip(
-        axes,
-        ("P(zero gradient) by pass rate", "Expected rollouts per prompt", "Expected rollouts / P(non-zero gradient)"),
-        ("P(zero gradient)", "Rollouts", "Rollouts per non-zero gradient"),
-        strict=False,
-    ):
-        axis.set(title=title, xlabel="Pass rate", ylabel=label, xscale="logit")
-        axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
-        axis.xaxis.minorticks_off()
-    axes[2].set_yscale("log")
-    plot_quota(axes[3], rows)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    save_figure(figure, "signal_loss")
-
-
-def plot_quota(axis, rows: list[dict]) -> None:
-    """Rollouts of Seq-balance by exit condition: a color for each pass rate p, a line style for each round size."""
-    for p, color in zip((0.02, 0.1, 0.5), ("#a63603", "#e6550d", "#fdae6b"), strict=True):
-        for m, line in ((4, "-"), (16, ":")):
-            points = [r for r in rows if r["part"] == "quota" and (r["pass_rate"], r["m"]) == (p, m)]
-            style = {"color": color, "linestyle": line, "marker": "o", "markersize": 3}
-            label = f"p={p}, rounds of {m}"
-            axis.plot([r["quota"] for r in points], [r["rollouts"] for r in points], label=label, **style)
-    axis.set(
-        title="Seq-balance: rollouts (at most 32) by exit condition",
-        xlabel="Required positives, and required negatives (K)",
-        ylabel="Rollouts",
-    )
-    axis.set_xticks([1, 2, 3, 4])
-    axis.set_ylim(bottom=0)
-    narrow = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 0.8}
-    axis.legend(frameon=False, fontsize="small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, -0.02), **narrow)
+    return rows
 
 
 def table(rows: list[dict]) -> str:
     """P(zero gradient) / rollouts at a few pass rates, and the difference between simulation and closed form."""
-    value = {(r["method"], r["pass_rate"]): r for r in rows if r["part"] == "pass_rate"}
+    value = {(r["method"], r["pass_rate"]): r for r in rows}
 
     def show(p):
         return lambda m: f"{value[m['method'], p]['frac_zero_variance']:.1%} / {value[m['method'], p]['rollouts']:.1f}"
@@ -173,7 +108,6 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     rows = computed_or_stored("signal_loss", compute, __doc__)
-    plot(rows)
     fill("signal-loss", table(rows))
 
 

@@ -36,12 +36,10 @@ class Estimator:
     Args:
         exit_condition, samples_per_round, max_rounds, num_generations:
             K, M, N and n. With `samples_per_round=None` all rollouts of Est's budget are trained on.
-        weighting, selection_correction:
+        weighting:
             See [`~core.group_advantages`].
         divide_by_std (`bool`):
             Whether advantages are divided by the pool's standard deviation, as in GRPO.
-        floor (`float`):
-            Pass rates are clamped below at this value before they are weighted.
     """
 
     exit_condition: ExitCondition = ExitCondition(2, 2)
@@ -49,9 +47,7 @@ class Estimator:
     max_rounds: int = 4
     num_generations: int = 4
     weighting: PromptWeighting = "none"
-    selection_correction: bool = False
     divide_by_std: bool = False
-    floor: float = 0.0
 
 
 GRPO = {"exit_condition": ONE_ROUND, "max_rounds": 1}
@@ -65,13 +61,6 @@ ESTIMATORS = {
     "Reinforce-Ada Seq-balance (Algorithm 2)": Estimator(),
     "Reinforce-Ada Seq-balance (1/√p)": Estimator(weighting="inverse_sqrt"),
     "Reinforce-Ada Seq-balance (1/p)": Estimator(weighting="inverse"),
-    "Reinforce-Ada Seq-balance (no weight, corrected)": Estimator(selection_correction=True),
-    "Reinforce-Ada Seq-balance (1/√p, corrected)": Estimator(weighting="inverse_sqrt", selection_correction=True),
-    "Reinforce-Ada Seq-balance (1/p, corrected)": Estimator(weighting="inverse", selection_correction=True),
-    "Reinforce-Ada Seq-balance (1/p, floor 0.1)": Estimator(weighting="inverse", floor=0.1),
-    "Reinforce-Ada Seq-balance (1/p, corrected, floor 0.1)": Estimator(
-        weighting="inverse", selection_correction=True, floor=0.1
-    ),
 }
 
 
@@ -96,13 +85,9 @@ def advantages(estimator: Estimator, num_rollouts: int, positives: int) -> tuple
             pool,
             group,
             weighting=estimator.weighting,
-            selection_correction=estimator.selection_correction,
             std=pool.std if estimator.divide_by_std else None,
         )
     )
-    if positives and pool.pass_rate < estimator.floor:
-        exponent = {"none": 0.0, "inverse_sqrt": -0.5, "inverse": -1.0}[estimator.weighting]
-        values *= (estimator.floor / pool.pass_rate) ** exponent
     right = np.array([pool.is_positive(rollout) for rollout in group])
     return values[right], values[~right]
 
@@ -151,11 +136,9 @@ def compute() -> list[dict]:
 REFERENCE = f"{names.GRPO_4}, no std normalization"
 SHOWN = {  # in the figure: style
     REFERENCE: {"color": COLORS[names.GRPO_4]},
-    names.GRPO_16: {"color": COLORS[names.GRPO_16]},
     f"{names.SEQ_POS} (1/√p)": {"color": COLORS[names.SEQ_POS]},
     names.ALGORITHM_2: {"color": COLORS[names.SEQ_BALANCE], "linestyle": ":", "linewidth": 2.2},
     names.HYBRID: {"color": COLORS[names.SEQ_BALANCE]},
-    names.CORRECTED: {"color": COLORS[names.SEQ_BALANCE], "linestyle": "--"},
 }
 
 
@@ -184,7 +167,7 @@ def plot(rows: list[dict]) -> None:
         axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["0.01", "0.1", "0.5", "0.9", "0.99"])
         axis.xaxis.minorticks_off()
         axis.grid(alpha=0.3)
-    figure.legend(*weight.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*weight.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save_figure(figure, "variance")
 
 

@@ -18,7 +18,6 @@ import functools
 import json
 import logging
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 import torch
@@ -32,23 +31,15 @@ from recipes.reasoning import written_steps
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
 from .. import names
-from ..common import RESULTS, load_rows, save_rows
 from . import long_answers
-from .equal_tokens import Run
 from .prompt_sets import by_family, pass_at_k
-from .run import Task, run_missing, train_once
+from .training import Run, Task, run_missing, store, train_once
 
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
-MEANS = {  # metric of a step: column of its mean over all steps until an evaluation
-    "frac_zero_advantage_groups": "frac_zero_advantage_groups",
-    "baseline/explained_variance": "explained_variance",
-    "entropy": "entropy",
-    "time/generate": "generating_seconds",
-}
 RETRIES = {"adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": 8}
 PAPER_PROMPTS = 16
 MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
@@ -57,10 +48,6 @@ PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
 
 def _grpo(n: int, **options) -> dict:
     return {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n, **options}
-
-
-def _posterior(**options) -> dict:
-    return {"baseline": "posterior", **options}
 
 
 def _paper(n: int = 4, **options) -> dict:
@@ -73,51 +60,38 @@ def _paper(n: int = 4, **options) -> dict:
     }
 
 
+HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"
 EQUAL_TOKENS = {
     names.GRPO_4: _grpo(4),
-    names.POSTERIOR: _posterior(),
+    names.GRPO_8: _grpo(8),
+    HYBRID_3_PROMPTS: {"num_generations": 4},
     names.BATCH: {"baseline": "batch"},
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
-    names.BATCH_HALF_STEPS: {"baseline": "batch"},
-    names.GRPO_8: _grpo(8),
-    names.OVERSAMPLING: _posterior(prompt_oversampling=3),
-    names.POSTERIOR_2_ITERATIONS: _posterior(num_iterations=2),
-    names.RETRIES: _posterior(**RETRIES),
-    names.RETRIES_OVERSAMPLING: _posterior(**RETRIES, prompt_oversampling=3),
-    names.DAPO: _grpo(4, zero_variance_groups="resample", max_rounds=8),
-    f"{names.HYBRID}, 3 prompts": {"selection_correction": False, "num_generations": 4},
+    names.BATCH_2: {"baseline": "batch", "num_generations": 2},
+    names.BATCH_4: {"baseline": "batch", "num_generations": 4},
+    **{names.batch_retries(rounds): {"baseline": "batch", **RETRIES, "max_rounds": rounds} for rounds in (2, 4, 8)},
 }
 PAPER = {
     # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.
     names.GRPO_4 + PAPER_SUFFIX: _grpo(4),
-    names.GRPO_8 + PAPER_SUFFIX: _paper(8, adaptive_sampling="uniform", scale_rewards="group"),
     names.GRPO_16 + PAPER_SUFFIX: _paper(16, adaptive_sampling="uniform", scale_rewards="group"),
-    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(prompt_weighting="none", selection_correction=False),
-    names.HYBRID + PAPER_SUFFIX: _paper(selection_correction=False),
-    names.CORRECTED + PAPER_SUFFIX: _paper(selection_correction=True),
-    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(
-        adaptive_sampling="seq-pos", prompt_weighting="none", selection_correction=False
-    ),
-    f"{names.EST} (EMA) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="ema"),
+    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(prompt_weighting="none"),
+    names.HYBRID + PAPER_SUFFIX: _paper(),
+    names.SMALL_ROUNDS + PAPER_SUFFIX: _paper(samples_per_round=4, max_rounds=8, min_positives=1, min_negatives=1),
+    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(adaptive_sampling="seq-pos", prompt_weighting="none"),
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
-CONFIRMATION = {  # see confirmation.py
-    **{names.batch_retries(rounds): {"baseline": "batch", **RETRIES, "max_rounds": rounds} for rounds in (2, 4, 8)},
-    names.BATCH_2: {"baseline": "batch", "num_generations": 2},
-    names.BATCH_4: {"baseline": "batch", "num_generations": 4},
-}
-METHODS = EQUAL_TOKENS | PAPER | CONFIRMATION
+METHODS = EQUAL_TOKENS | PAPER
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
-    **{names.BATCH_2: 32, names.BATCH_4: 16},
-    **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_HALF_STEPS: 32},
-    **{names.DAPO: 4, f"{names.HYBRID}, 3 prompts": 3},  # about 64 rollouts on average
+    **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16},
+    HYBRID_3_PROMPTS: 3,  # about 64 rollouts on average
 }
 
 
-def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset, None]:
+def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset]:
     files = {split: str(task_dir / name / f"{split}.jsonl") for split in ("train", "test")}
     data = load_dataset("json", data_files=files)
-    return data["train"], data["test"], None
+    return data["train"], data["test"]
 
 
 def load(base: Path):
@@ -147,7 +121,6 @@ def task(prompt_set: str) -> Task:
         {"max_completion_length": MAX_ANSWER_TOKENS},
         ROLLOUTS_PER_STEP,
         STEPS,
-        rates=(RATE,),
         read=read,
         evaluate=evaluate,
         load=load,
@@ -173,66 +146,24 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> Run:
-    options = METHODS[run.method] | {"learning_rate": run.rate}
+def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int, **more) -> Run:
+    """Train and write `run.file_name`; `more` are further fields of `AdaGRPOConfig`, such as `use_cpu=False`."""
+    options = METHODS[run.method] | {"learning_rate": run.rate} | more
     prompts = PROMPTS_PER_STEP.get(run.method, ROLLOUTS_PER_STEP)
     if run.prompt_set == LONG_SET:
         rows = prompts * options.get("num_generations", 1)
         options["per_device_train_batch_size"] = min(rows, LONG_MICRO_BATCH)
         options["gradient_accumulation_steps"] = max(rows // LONG_MICRO_BATCH, 1)
     start = evaluate_base(run.prompt_set, task_dir)
-    trained = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start=start)
+    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start)
     with atomic_write(runs_dir / run.file_name) as temporary:
-        temporary.write_text(json.dumps(run._asdict() | trained))
+        temporary.write_text(json.dumps(record))
     return run
-
-
-def results(
-    runs_dir: Path, paper_protocol: bool = False, cpu_scale: float = 1.0, stored: str = "language_model"
-) -> list[dict]:
-    """
-    One row per evaluation of a run and family ("all" is the whole set), with the cost until then: the stored rows and those of
-    the runs in `runs_dir`.
-
-    Args:
-        runs_dir (`Path`):
-            Folder of the runs' files.
-        paper_protocol (`bool`, *optional*, defaults to `False`):
-            Whether GRPO n=4 in this folder is the reference of the paper's protocol, rather than that of equal tokens.
-        cpu_scale (`float`, *optional*, defaults to `1.0`):
-            Factor on the CPU time of the runs in this folder, if they ran on a faster or slower machine than the stored ones.
-        stored (`str`, *optional*, defaults to `"language_model"`):
-            Name of the stored results.
-    """
-    rows = {}
-    for row in load_rows(stored) if (RESULTS / f"{stored}.parquet").exists() else []:
-        rows[Run(*(row[name] for name in Run._fields)), row["step"], row["family"]] = row
-    for path in sorted(runs_dir.glob("*.json")):
-        record = json.loads(path.read_text())
-        if paper_protocol and record["method"] == names.GRPO_4:
-            record["method"] += PAPER_SUFFIX
-        run = Run(*(record[name] for name in Run._fields))
-        for evaluation in record["evaluations"]:
-            steps = record["steps"][: evaluation["step"]]
-            spent = {
-                name: sum(step[name] for step in steps) for name in ("generated_tokens", "rollouts", "cpu_seconds")
-            }
-            spent["cpu_seconds"] *= cpu_scale
-            for name, column in MEANS.items():
-                values = [value for step in steps if (value := step.get(name)) is not None]
-                spent[column] = mean(values) if values else None
-            by_family = evaluation["by_family"]
-            for family, accuracy in {"all": evaluation["accuracy"], **by_family}.items():
-                whole = {f"pass@{k}": evaluation.get(f"pass@{k}") if family == "all" else None for k in PASS_AT}
-                row = {"step": evaluation["step"], "family": family, "accuracy": accuracy}
-                row |= {"frac_zero_variance": evaluation.get("frac_zero_variance", {}).get(family)}
-                rows[run, evaluation["step"], family] = run._asdict() | row | whole | spent
-    return list(rows.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(EQUAL_TOKENS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[names.GRPO_4, names.GRPO_8, names.BATCH])
     parser.add_argument("--sets", nargs="+", choices=[*SETS, LONG_SET], default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=RATE)
@@ -252,20 +183,9 @@ def main() -> None:
         choices=("language_model", RATES),
         help=f"Do not train; add the finished runs to the stored results, or to those of the comparison of rates ({RATES}).",
     )
-    parser.add_argument(
-        "--paper_protocol",
-        action="store_true",
-        help="With --store: GRPO n=4 is the reference of the paper's protocol (same base model as the other runs).",
-    )
-    parser.add_argument(
-        "--cpu_scale",
-        type=float,
-        default=1.0,
-        help="With --store: factor on the CPU time of these runs, that of a stored run relative to its repetition on this machine.",
-    )
     args = parser.parse_args()
     if args.store:
-        save_rows(results(args.output_dir, args.paper_protocol, args.cpu_scale, args.store), args.store)
+        store(args.store, args.output_dir)
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

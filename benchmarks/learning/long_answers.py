@@ -25,7 +25,7 @@ def sample(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]
 ) -> tuple[list[str], torch.Tensor]:
     """Sample a completion of each prompt at temperature 1; returns the texts and their numbers of tokens, `(prompts,)`."""
-    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(model.device)
     output = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=MAX_COMPLETION_TOKENS)
     ids = output[:, inputs["input_ids"].size(1) :]  # (B, T)
     return tokenizer.batch_decode(ids, skip_special_tokens=True), (ids != tokenizer.pad_token_id).sum(1)

@@ -16,7 +16,7 @@ from ada_trl.recipes.math.statistics import pass_at_k
 from recipes.sorting.task import MAX_COMPLETION_TOKENS, problems, sample, sorted_by_swaps, work_and_answer
 
 from . import prompt_sets
-from .run import Task
+from .training import Task
 
 
 NUM_TRAIN, NUM_TEST = 1024, 256
@@ -24,10 +24,10 @@ SAMPLES = 16  # per test prompt
 PASS_AT = (1, 2, 4, 8, 16)
 
 
-def read(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset, None]:
+def read(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset]:
     """Training and test prompts, not selected by difficulty. Both sets have the same prompts and differ in the reward."""
     rows = problems(NUM_TRAIN + NUM_TEST, seed=2000)
-    return rows.select(range(NUM_TEST, len(rows))), rows.select(range(NUM_TEST)), None
+    return rows.select(range(NUM_TEST, len(rows))), rows.select(range(NUM_TEST))
 
 
 def evaluate(
@@ -64,7 +64,7 @@ def evaluate(
 
 
 # Fewer rollouts than in the addition task, since completions are ten times as long.
-SHARED = {"rollouts_per_step": 64, "steps": 60, "rates": (1e-4, 2e-4, 4e-4, 8e-4), "read": read, "evaluate": evaluate}
+SHARED = {"rollouts_per_step": 64, "steps": 60, "read": read, "evaluate": evaluate, "load": prompt_sets.load}
 OPTIONS = {"max_completion_length": MAX_COMPLETION_TOKENS}
 SORTING = Task(sorted_by_swaps, OPTIONS, **SHARED)
 # Almost correct completions receive more than 0.9.

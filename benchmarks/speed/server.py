@@ -13,9 +13,9 @@ Step time of adaptive sampling with a vLLM server, with asynchronous and with sy
 or, with `--stream`, at GRPO's number of rows,
 
 - GRPO with n = 4,
-- the batch and the posterior baseline with one rollout per prompt,
+- the batch baseline with one rollout per prompt,
 - dynamic sampling with asynchronous and with synchronous rounds,
-- retries with four rollouts per prompt and with one.
+- retries with one rollout per prompt.
 
 The learning rate is 0, so that all methods sample from the same policy; weights are still sent in every step
 (`vllm_weight_sync="disk"`). Reward functions take `--reward_ms` per rollout. Ratios are of mean step times, followed by those of
@@ -182,14 +182,12 @@ def report(name: str, logs: list[dict]) -> str:
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
     dynamic = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
-    retries = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "max_rounds": 8}
+    retries = {"adaptive_sampling": "seq-pos", "baseline": "batch", "max_rounds": 8}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
         names.BATCH: (1, AdaGRPOTrainer, {"baseline": "batch"}),
-        names.POSTERIOR: (1, AdaGRPOTrainer, {"baseline": "posterior"}),
         "dynamic sampling": (4, AdaGRPOTrainer, dynamic),
         "dynamic sampling, synchronous rounds": (4, SynchronousTrainer, dynamic),
-        "retries, n=4": (4, AdaGRPOTrainer, retries),
         "retries, n=1": (1, AdaGRPOTrainer, retries),
     }
     runs: dict[str, list[list[dict]]] = {name: [] for name in settings}
@@ -203,9 +201,7 @@ def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int
         runs,
         (
             (names.BATCH, "GRPO n=4"),
-            (names.POSTERIOR, "GRPO n=4"),
             ("dynamic sampling", "dynamic sampling, synchronous rounds"),
-            ("retries, n=4", "GRPO n=4"),
             ("retries, n=1", "GRPO n=4"),
         ),
     )

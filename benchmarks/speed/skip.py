@@ -18,7 +18,8 @@ from .. import names
 from ..common import ratio_of_repeats
 from ..learning.language_model import PAPER_PROMPTS
 from ..learning.language_model import task as language_model_task
-from ..learning.run import ADDITION, PROMPTS_PER_STEP, Run, Task, train_once
+from ..learning.small_models import ADDITION
+from ..learning.training import Run, Task, train_once
 
 
 METHODS = {
@@ -27,7 +28,8 @@ METHODS = {
 }
 NUM_GENERATIONS = 4
 MICRO_BATCH = 32  # rows of the language model per forward pass
-SUMS = ADDITION._replace(read=lambda *_: (problems(4096, seed=0), None, None))
+PROMPTS_PER_STEP = 32
+SUMS = ADDITION._replace(read=lambda *_: (problems(4096, seed=0), None))
 
 
 def compare(task: Task, task_dir: Path, prompt_set: str, prompts_per_step: int, steps: int, repeats: int) -> None:
@@ -40,7 +42,7 @@ def compare(task: Task, task_dir: Path, prompt_set: str, prompts_per_step: int, 
         fractions = []
         for seed in range(repeats):
             for choice, means in seconds.items():
-                run = Run(method, prompt_set, seed)
+                run = Run(method, prompt_set, seed, 2e-4)
                 all_options = {"num_generations": NUM_GENERATIONS, "zero_variance_groups": choice} | options
                 record = train_once(run, all_options, prompts_per_step, task_dir, steps, steps, task)
                 counted = record["steps"][1:]

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from benchmarks.common import load_rows, save_rows
-from benchmarks.learning import equal_tokens, sorting
+from benchmarks import names
+from benchmarks.common import load_rows
+from benchmarks.learning import small_models, sorting, training
 from recipes.arithmetic.task import build_tokenizer
 from recipes.sorting import task
 from tests.helpers import tiny_config
@@ -75,46 +76,31 @@ def quarter(completions, **kwargs):
 
 @pytest.mark.parametrize(
     ("method", "name", "reward"),
-    [("GRPO n=4", "sorting", "sorted_by_swaps"), ("posterior baseline, n=1", "sorting-graded", "work_and_answer")],
+    [(names.GRPO_4, "sorting", "sorted_by_swaps"), (names.BATCH_SCALED, "sorting-graded", "work_and_answer")],
 )
-def test_a_run_of_the_benchmark_and_its_rows(method, name, reward, task_dir, tmp_path, monkeypatch):
-    small = {"rollouts_per_step": 16, "steps": 2, "rates": (1e-3, 2e-3)}
-    evaluate = {"evaluate": lambda *arguments: sorting.evaluate(*arguments, samples=2)}
-    few = {"read": lambda *arguments: tuple(rows and rows.select(range(16)) for rows in sorting.read(*arguments))}
-    assert equal_tokens.SETS[name].reward is getattr(task, reward)
-    cheap = equal_tokens.SETS[name]._replace(reward=quarter, **small, **evaluate, **few)
-    monkeypatch.setitem(equal_tokens.SETS, name, cheap)
-    runs = equal_tokens.tuning([method], [name])
-    assert [run.rate for run in runs] == [1e-3, 2e-3]
-    equal_tokens.train_and_save(runs[0], tmp_path, {name: task_dir}, steps=None, eval_every=2)
-    record = json.loads((tmp_path / runs[0].file_name).read_text())
+def test_a_run_of_the_benchmark_is_stored(method, name, reward, task_dir, tmp_path, monkeypatch):
+    assert small_models.SETS[name].reward is getattr(task, reward)
+    cheap = small_models.SETS[name]._replace(
+        reward=quarter,
+        rollouts_per_step=16,
+        steps=2,
+        evaluate=lambda *arguments: sorting.evaluate(*arguments, samples=2),
+        read=lambda *arguments: tuple(rows.select(range(16)) for rows in sorting.read(*arguments)),
+    )
+    monkeypatch.setitem(small_models.SETS, name, cheap)
+    (run,) = small_models.planned_runs("one_rollout", [method], [name], [7])
+    small_models.train_and_save(run, "one_rollout", tmp_path, {name: task_dir}, eval_every=2)
+    record = json.loads((tmp_path / run.file_name).read_text())
     assert [row["rollouts"] for row in record["steps"]] == [16, 16]
     assert record["options"]["max_completion_length"] == task.MAX_COMPLETION_TOKENS
     assert record["options"].get("positive_threshold") == (0.99 if name == "sorting-graded" else None)
     assert [row["reward"] for row in record["steps"]] == [pytest.approx(0.25)] * 2
 
-    rows = equal_tokens.results(tmp_path, load_rows("equal_tokens"))
-    mine = equal_tokens.finals(rows, method, name)
-    assert {row["rate"] for row in mine if row["step"] == 2} >= {1e-3}
     monkeypatch.setattr("benchmarks.common.RESULTS", tmp_path)
-    stored = save_rows(rows, "rows")
-    assert [row["truncated"] for row in stored] == [row.get("truncated") for row in rows]
-    assert all(0 <= row["truncated"] <= 1 for row in stored if row["prompt_set"] == name)
-
-
-def test_the_two_best_rates_are_tried_on_a_second_seed():
-    def row(rate, seed, accuracy):
-        cell = {"method": "GRPO n=4", "prompt_set": "hard", "step": 100}
-        return cell | {"seed": seed, "rate": rate, "accuracy": accuracy}
-
-    first, second = equal_tokens.TUNING_SEEDS
-    rows = [row(1e-4, first, 0.30), row(2e-4, first, 0.36), row(4e-4, first, 0.33)]
-    tried = equal_tokens.second_tuning(["GRPO n=4"], ["hard"], rows)
-    assert {(run.rate, run.seed) for run in tried} == {(2e-4, second), (4e-4, second)}
-    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) is None
-    rows += [row(2e-4, second, 0.30), row(4e-4, second, 0.34)]
-    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 2e-4  # 0.33 against 0.335: a tie
-    rows[-1] = row(4e-4, second, 0.38)
-    assert equal_tokens.best_rate("GRPO n=4", "hard", rows) == 4e-4
-    rows += [row(4e-4, 1, 0.5), row(2e-4, 2, 0.9)]
-    assert equal_tokens.reported(rows)["seed"].tolist() == [1]
+    training.store("one_rollout", tmp_path)
+    assert training.stored_runs("one_rollout") == {run}
+    start, end = load_rows("one_rollout")
+    assert (start["step"], start["rollouts"], end["step"], end["rollouts"]) == (0, 0, 2, 32)
+    assert end["accuracy"] == record["evaluations"][-1]["accuracy"]
+    training.store("one_rollout", tmp_path)
+    assert len(load_rows("one_rollout")) == 2, "stored once"

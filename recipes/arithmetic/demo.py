@@ -1,22 +1,23 @@
 """
 GRPO, Reinforce-Ada and one rollout per prompt on the arithmetic task, from the same base model with the same seed.
 
-`python -m ada_trl.recipes.arithmetic.demo` trains with the configurations of this folder, prints a table and writes
+`python -m recipes.arithmetic.demo` in a clone trains with the configurations of this folder, prints a table and writes
 `report.md`, `curves.png` and `results.json` to `outputs/demo/`.
 """
 
 import argparse
 import importlib.util
 import json
+import sys
 import time
 from pathlib import Path
 
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 
-from ada_trl.commands import plotting
 from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
 from ada_trl.utils.tables import markdown_table
+from benchmarks import plotting
 
 from .task import prepare
 
@@ -53,8 +54,10 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
     paths = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]
     paths += [f"--output_dir={task_dir / method}", f"--max_steps={STEPS}"]
     trainer = build_trainer(*parse_args(["--config", str(RECIPES / f"{method}.yaml"), *paths, *overrides]))
-    trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(CompactProgress)
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    if sys.stderr.isatty():
+        trainer.add_callback(CompactProgress)
     started = time.perf_counter()
     trainer.train()
     return {

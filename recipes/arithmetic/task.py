@@ -7,6 +7,7 @@ configurations in this folder start from. `ada-trl train` creates them automatic
 """
 
 import argparse
+import math
 import os
 import random
 from collections.abc import Callable
@@ -128,7 +129,9 @@ def imitate(
         sampler=RandomSampler(pairs, replacement=True, num_samples=steps * batch_size),
         collate_fn=lambda pairs: collate(tokenizer, pairs),
     )
-    progress = tqdm(batches, desc="Pretraining the base model", unit="step")
+    # Without a total: training usually stops long before the last step.
+    goal = f"Training the base model to accuracy {target:g} (at most {steps} steps)"
+    progress = tqdm(batches, goal, total=math.inf, unit="step", disable=None)  # `None`: unless on a terminal
     for step, batch in enumerate(progress, start=1):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -137,7 +140,7 @@ def imitate(
         optimizer.zero_grad()
         if step % check_every == 0:
             reached = accuracy()
-            progress.set_postfix(accuracy=f"{reached:.2f}", target=target)
+            progress.set_postfix(accuracy=f"{reached:.2f}")
             if reached >= target:
                 break
     progress.close()

@@ -123,9 +123,9 @@ def test_errors_of_the_setup_become_user_errors():
 
 def test_debug_keeps_the_traceback_and_its_value_is_that_of_transformers():
     with pytest.raises(UserError):
-        start("plots", ["nowhere", "--debug"])
+        start("train", ["--nothing", "--debug"])
     with pytest.raises(SystemExit):
-        start("plots", ["nowhere"])
+        start("train", ["--nothing"])
     seen = []
     run(seen.append, ["--debug", "underflow_overflow", "--seed", "1"], "train")
     run(seen.append, ["--seed", "1", "--debug"], "train")

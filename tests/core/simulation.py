@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import Pool, Rollout, baseline_advantages, posterior_baselines
+from ada_trl.core import Pool, Rollout
 from benchmarks.common import bernoulli_pools
 
 
@@ -15,10 +15,6 @@ def pool_of(*rewards, threshold=0.7):
 
 def pools_of(rows):
     return [pool_of(*map(float, row)) for row in rows]
-
-
-def posterior_advantages(pool, estimate, *, weight=1.0):
-    return baseline_advantages(pool, posterior_baselines(pool, estimate), weight=weight)
 
 
 def sample_pools(pass_rates, exit_condition, *, samples_per_round, max_rounds, seed=0):

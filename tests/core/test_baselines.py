@@ -1,152 +1,88 @@
-"""Posterior and batch baselines: unbiased for any estimate, any rewards and any exit condition, by exact enumeration."""
+"""The batch baseline: unbiased with any rewards, also with retries across steps, by exact enumeration."""
 
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ada_trl.core import (
-    BaselineEstimate,
-    ExitCondition,
-    Pool,
-    RewardEstimator,
-    Rollout,
-    RunningRewardStd,
-    add_batch_information,
-    baseline_advantages,
-    batch_leave_one_out_baselines,
-    explained_variance,
-    posterior_baselines,
-    prompt_weight,
-    shift_by_batch_residual,
-)
+from ada_trl.core import ExitCondition, RunningRewardStd, baseline_advantages, batch_leave_one_out_baselines
 from ada_trl.core.baselines import LARGEST_DEVIATION
 
-from .simulation import pool_of, pools_of, posterior_advantages
+from .simulation import pool_of, pools_of
 
 
 NAN = math.nan
-ESTIMATES = [
-    BaselineEstimate(0.5, 0, 0.5),
-    BaselineEstimate(0.3, 4, 0.3),
-    BaselineEstimate(-7.0, 2.5, 0.9),
-    BaselineEstimate(0.2, math.inf, 0.05),
-]
-WEIGHTED = list(zip(ESTIMATES, ("none", "inverse_sqrt", "inverse", "inverse_sqrt"), strict=True))
-SHAPES = {  # exit condition, samples per round, rounds
-    "uniform n=1": (ExitCondition(0), 1, 1),
-    "uniform n=3": (ExitCondition(0), 3, 1),
-    "seq-pos M=1": (ExitCondition(1), 1, 5),
-    "seq-pos M=2": (ExitCondition(1), 2, 3),
-    "seq-balance": (ExitCondition(1, 1), 2, 3),
-    "seq-balance M=3": (ExitCondition(2, 1), 3, 2),
-}
-ANSWERS = {  # probability and reward of each answer of a softmax policy; a reward above 0.7 is positive
-    "binary": ([0.3, 0.7], [1.0, 0.0]),
-    "hard": ([0.05, 0.95], [1.0, 0.0]),
-    "real": ([0.2, 0.5, 0.3], [1.5, 0.4, -1.0]),
-}
 
 
-# One prompt, sampled until the exit condition is met
+# Retries across steps: one prompt is sampled until the exit condition is met, in each step beside other prompts
 
 
-def every_pool(probabilities, rewards, exit_condition, samples_per_round, max_rounds):
-    """All pools that sampling can end with, their answers and the probability of each."""
+def answers_of_steps(p, exit_condition, per_step, max_steps):
+    """Each sequence of steps that sampling can end with, as rewards by step, and its probability."""
     stack = [((), 1.0)]
     while stack:
-        answers, probability = stack.pop()
-        for more in itertools.product(range(len(rewards)), repeat=samples_per_round):
-            sampled = answers + more
-            p = probability * math.prod(probabilities[a] for a in more)
-            pool = pool_of(*[rewards[a] for a in sampled])
-            if exit_condition(pool) or len(sampled) == samples_per_round * max_rounds:
-                yield pool, sampled, p
+        steps, probability = stack.pop()
+        for rewards in itertools.product((0.0, 1.0), repeat=per_step):
+            more, q = (*steps, rewards), probability * math.prod(p if r else 1 - p for r in rewards)
+            if exit_condition(pool_of(*itertools.chain(*more))) or len(more) == max_steps:
+                yield more, q
             else:
-                stack.append((sampled, p))
+                stack.append((more, q))
 
 
-def expectations(answers, shape, to_advantages):
-    """E[Σ A_i ∇log π(y_i)] by logit, and E[N], exactly."""
-    probabilities, rewards = map(np.array, ANSWERS[answers])
-    gradient, num_rollouts = np.zeros(len(rewards)), 0.0
-    for pool, sampled, p in every_pool(probabilities, rewards, *SHAPES[shape]):
-        for advantage, answer in zip(to_advantages(pool), sampled, strict=True):
-            gradient += p * advantage * (np.eye(len(rewards))[answer] - probabilities)
-        num_rollouts += p * len(pool)
+def expected_gradient(p, other, shape, to_advantages):
+    """E[Σ A ∇ log π] of the prompt over its steps and E[N], exactly; the other prompt of each step has pass rate `other`."""
+    gradient = num_rollouts = 0.0
+    for steps, probability in answers_of_steps(p, *shape):
+        num_rollouts += probability * sum(map(len, steps))
+        for others in itertools.product((0.0, 1.0), repeat=len(steps)):
+            q = probability * math.prod(other if r else 1 - other for r in others)
+            for advantages, rewards in zip(to_advantages(steps, others), steps, strict=True):
+                gradient += q * sum(a * (r - p) for a, r in zip(advantages, rewards, strict=True))
     return gradient, num_rollouts
 
 
-def mean_reward_gradient(answers):
-    probabilities, rewards = map(np.array, ANSWERS[answers])
-    return probabilities * (rewards - probabilities @ rewards)
+def batch_of_each_step(steps, others):
+    return [advantages_of([[*rewards], [other]])[0] for rewards, other in zip(steps, others, strict=True)]
 
 
-@pytest.mark.parametrize("answers", ANSWERS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("estimate", "weighting"), WEIGHTED, ids=str)
-def test_the_expected_gradient_is_the_weight_times_the_rollouts_times_the_gradient(
-    answers, shape, estimate, weighting
-):
-    """Each round is compared with an estimate that includes the rounds before it, as with retries across steps."""
-    weight = prompt_weight(estimate.pass_rate, 32, weighting)
-
-    def to_advantages(pool):
-        advantages, current, size = [], estimate, SHAPES[shape][1]
-        for start in range(0, len(pool), size):
-            this_round = Pool(0.7, pool.rollouts[start : start + size])
-            advantages += posterior_advantages(this_round, current, weight=weight)
-            current = current.updated(this_round.rewards)
-        return advantages
-
-    gradient, num_rollouts = expectations(answers, shape, to_advantages)
-    np.testing.assert_allclose(gradient, weight * num_rollouts * mean_reward_gradient(answers), rtol=1e-9, atol=1e-12)
+def mean_of_all_steps(steps, others):
+    """The mean over the whole history, which contains later steps that r_i had an influence on."""
+    everything = [*itertools.chain(*steps), *others]
+    means = [[(sum(everything) - r) / (len(everything) - 1) for r in rewards] for rewards in steps]
+    return [[r - m for r, m in zip(*pair, strict=True)] for pair in zip(steps, means, strict=True)]
 
 
-def over_all_rounds(pool):
-    """Leave-one-out over the whole pool, which contains later rounds that r_i had an influence on."""
-    return posterior_advantages(pool, BaselineEstimate(0.3, 4, 0.3))
+def advantages_of(rewards, stds=None):
+    pools = pools_of(rewards)
+    baselines = batch_leave_one_out_baselines(pools)
+    stds = [None] * len(pools) if stds is None else stds
+    return [baseline_advantages(pool, b, std=std) for pool, b, std in zip(pools, baselines, stds, strict=True)]
 
 
-def including_its_own_reward(pool):
-    return [r - pool.mean for r in pool.rewards]
+RETRIES = {  # exit condition, rollouts per step, steps
+    "uniform": (ExitCondition(0), 2, 1),
+    "seq-pos n=1": (ExitCondition(1), 1, 4),
+    "seq-pos n=2": (ExitCondition(1), 2, 3),
+    "seq-balance": (ExitCondition(1, 1), 1, 4),
+}
 
 
-@pytest.mark.parametrize(
-    ("shape", "biased"),
-    [("seq-pos M=1", over_all_rounds), ("seq-pos M=2", over_all_rounds), ("seq-balance", over_all_rounds)]
-    + [("uniform n=3", including_its_own_reward)],
-)
-def test_the_enumeration_finds_the_bias_of_wrong_baselines(shape, biased):
-    gradient, num_rollouts = expectations("binary", shape, biased)
-    assert abs(gradient / num_rollouts / mean_reward_gradient("binary") - 1).max() > 0.01
+@pytest.mark.parametrize("shape", RETRIES)
+@pytest.mark.parametrize(("p", "other"), [(0.3, 0.7), (0.05, 0.5)])
+def test_the_expected_gradient_of_a_retried_prompt_is_the_number_of_rollouts_times_the_gradient(p, other, shape):
+    gradient, num_rollouts = expected_gradient(p, other, RETRIES[shape], batch_of_each_step)
+    assert gradient == pytest.approx(num_rollouts * p * (1 - p), rel=1e-12)
+    if shape != "uniform":
+        biased, _ = expected_gradient(p, other, RETRIES[shape], mean_of_all_steps)
+        assert abs(biased / gradient - 1) > 0.01, "The enumeration does not find a wrong baseline."
 
 
-@pytest.mark.parametrize(
-    ("rewards", "estimate", "expected"),
-    [
-        ([1.0, 0.0, 1.0], BaselineEstimate(0.25, 4, 0.25), [(1 + 1) / 6, (1 + 2) / 6, (1 + 1) / 6]),
-        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, 0, 0.5), [2 / 3, 1, 1, 1 / 3]),  # leave-one-out
-        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(NAN, 0, 0.5), [2 / 3, 1, 1, 1 / 3]),
-        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, 1e12, 0.5), [9.0] * 4),
-        ([1.0, 0.0, 0.0, 2.0], BaselineEstimate(9.0, math.inf, 0.5), [9.0] * 4),
-        ([1.0], BaselineEstimate(0.4, 0, 0.4), [0.4]),  # nothing else is known
-        ([NAN, 1.0, 0.0], BaselineEstimate(0.5, 2, 0.5), [NAN, 1 / 3, 2 / 3]),
-    ],
-)
-def test_posterior_baselines_by_hand(rewards, estimate, expected):
-    pool = pool_of(*rewards)
-    found = posterior_baselines(pool, estimate)
-    assert found == pytest.approx(expected, nan_ok=True)
-    assert posterior_baselines(Pool(0.7, pool.rollouts[::-1]), estimate)[::-1] == pytest.approx(found, nan_ok=True)
-    advantages = [0.0 if math.isnan(b) else r - b for r, b in zip(rewards, expected, strict=True)]
-    assert posterior_advantages(pool, estimate) == pytest.approx(advantages)
-
-
-def test_rollouts_without_a_success_reward_but_with_a_reward_have_an_advantage():
-    pool = Pool(0.7, [Rollout(0, 1.0, NAN), Rollout(1, 0.0, 0.0), Rollout(2, NAN, 1.0)])
-    assert posterior_advantages(pool, BaselineEstimate(0.5, 2, 0.5)) == pytest.approx([2 / 3, -2 / 3, 0.0])
+# By hand
 
 
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e-9])
@@ -173,24 +109,7 @@ def test_scaled_residuals_are_clipped():
     assert advantages == [LARGEST_DEVIATION, -LARGEST_DEVIATION]
 
 
-def test_explained_variance():
-    pools = [pool_of(1.0, 1.0), pool_of(0.0, 0.0)]
-    assert explained_variance(pools, [[1.0, 1.0], [0.0, 0.0]]) == pytest.approx(1)
-    assert explained_variance(pools, [[0.5, 0.5], [0.5, 0.5]]) == pytest.approx(0)
-    assert explained_variance(pools, [[0.0, 0.0], [1.0, 1.0]]) == pytest.approx(-3)
-    assert math.isnan(explained_variance(pools[:1], [[1.0, 1.0]]))
-
-
 # A batch of three prompts
-
-
-def test_shift_by_batch_residual_by_hand():
-    estimates = [BaselineEstimate(0.0, 4, 0.1)] * 3
-    pools = [pool_of(1.0), pool_of(0.0, 1.0), pool_of(5.0)]
-    means = [estimate.mean for estimate in shift_by_batch_residual(estimates, pools, shrinkage=8)]
-    assert means == pytest.approx([6 / (3 + 8), 6 / (2 + 8), 2 / (3 + 8)])
-    (alone,) = shift_by_batch_residual(estimates[:1], pools[:1], shrinkage=0)
-    assert math.isnan(alone.mean) and alone.pseudo_counts == 0
 
 
 PROBABILITIES, SIZES = (0.3, 0.8, 0.1), (1, 2, 1)
@@ -210,41 +129,8 @@ def expected_batch_gradient(to_advantages):
     return gradient
 
 
-def batch_advantages(baselines, pools, stds=(None, None, None)):
-    return [baseline_advantages(pool, b, std=std) for pool, b, std in zip(pools, baselines, stds, strict=True)]
-
-
-def posterior_baselines_of(estimates, pools):
-    return [posterior_baselines(pool, estimate) for pool, estimate in zip(pools, estimates, strict=True)]
-
-
-def estimated(generations):
-    """Estimates after some generations of two rollouts per prompt."""
-    estimator, rng = RewardEstimator(has_value_predictions=False), np.random.default_rng(0)
-    for _ in range(generations):
-        rewards = (rng.random((3, 2)) < np.array(PROBABILITIES)[:, None]).astype(float)
-        estimator.observe(estimator.features("abc"), pools_of(rewards))
-    return estimator.estimate(estimator.features("abc"), [0.5] * 3)
-
-
-@pytest.mark.parametrize(
-    "compute_estimates",
-    [
-        None,
-        lambda pools: add_batch_information(estimated(0), "abc", pools, shrinkage=0.0),
-        lambda pools: add_batch_information(estimated(5), "abc", pools, shrinkage=16.0),
-        lambda pools: add_batch_information([BaselineEstimate(0.2, 3.0, 0.5)] * 3, "aab", pools, shrinkage=4.0),
-    ],
-    ids=["batch", "first generation", "estimator", "copies of a prompt"],
-)
-def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward(compute_estimates):
-    def to_advantages(rewards):
-        pools = pools_of(rewards)
-        if compute_estimates is None:
-            return batch_advantages(batch_leave_one_out_baselines(pools), pools)
-        return batch_advantages(posterior_baselines_of(compute_estimates(pools), pools), pools)
-
-    np.testing.assert_allclose(expected_batch_gradient(to_advantages), TRUTH, rtol=1e-12)
+def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward():
+    np.testing.assert_allclose(expected_batch_gradient(advantages_of), TRUTH, rtol=1e-12)
 
 
 def clipped_reward_change(rewards, reward_stds):
@@ -271,8 +157,7 @@ def test_scaled_advantages_follow_the_gradient_of_the_clipped_reward(earlier):
         scale.observe(earlier)
 
     def to_advantages(rewards):
-        pools = pools_of(rewards)
-        return batch_advantages(batch_leave_one_out_baselines(pools), pools, scale.reward_stds(pools))
+        return advantages_of(rewards, scale.reward_stds(pools_of(rewards)))
 
     expected = expected_batch_gradient(lambda rewards: clipped_reward_change(rewards, scale.reward_stds))
     np.testing.assert_allclose(expected_batch_gradient(to_advantages), expected, rtol=1e-12)
@@ -286,8 +171,7 @@ def batch_mean_including_the_reward(rewards):
 
 
 def std_including_the_reward(rewards):
-    pools, std = pools_of(rewards), float(np.std(np.concatenate(rewards)))
-    return batch_advantages(batch_leave_one_out_baselines(pools), pools, [std] * 3)
+    return advantages_of(rewards, [float(np.std(np.concatenate(rewards)))] * 3)
 
 
 def test_the_enumeration_finds_the_bias_of_wrong_batch_statistics():
@@ -338,3 +222,57 @@ def test_equal_rewards_neither_restart_the_mean_nor_lower_its_bound():
     for _ in range(500):
         scale.observe([1.0] * 8)
     assert scale.std == pytest.approx(0.05)  # a tenth of the largest, 0.5
+
+
+# Any rewards
+
+
+REWARDS = st.lists(
+    st.lists(st.floats(-100, 100, allow_nan=False, width=32), min_size=1, max_size=3), min_size=2, max_size=4
+)
+
+
+def scale_after(*batches):
+    scale = RunningRewardStd()
+    for rewards in batches:
+        scale.observe(list(itertools.chain(*rewards)))
+    return scale
+
+
+@settings(max_examples=100, deadline=None)
+@given(before=REWARDS, now=REWARDS, other=st.floats(-1000, 1000), data=st.data())
+def test_a_rollout_has_no_influence_on_its_own_baseline_and_divisor(before, now, other, data):
+    i = data.draw(st.integers(0, len(now) - 1))
+    j = data.draw(st.integers(0, len(now[i]) - 1))
+    changed = [list(row) for row in now]
+    changed[i][j] = other
+    found = []
+    for rewards in (now, changed):
+        pools = pools_of(rewards)
+        stds = [scale.reward_stds(pools)[i] for scale in (scale_after(), scale_after(before))]
+        found.append([batch_leave_one_out_baselines(pools)[i][j], *stds])
+    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(1.0, 5.0), (100.0, 0.0), (0.01, -3.0)])
+def test_shifted_and_scaled_rewards_give_the_same_scaled_advantages(factor, shift):
+    found = []
+    for a, c in ((1.0, 0.0), (factor, shift)):
+        rng, scale = np.random.default_rng(0), scale_after()
+        for _ in range(5):
+            rewards = a * rng.random((3, 2)) + c
+            found.append(advantages_of(rewards, scale.reward_stds(pools_of(rewards))))
+            scale.observe(rewards.flatten())
+    np.testing.assert_allclose(found[:5], found[5:], rtol=1e-6, atol=1e-8)
+
+
+def test_the_running_standard_deviation_continues_from_its_state():
+    rng, scale, resumed = np.random.default_rng(0), RunningRewardStd(), RunningRewardStd()
+    for step in range(30):
+        if step == 14:  # amid a change of the rewards
+            assert scale.small_variances
+            resumed.load_state_dict(json.loads(json.dumps(scale.state_dict())))
+        rewards = rng.normal(size=16) * (1.0 if step < 10 else 0.01)
+        for one in (scale, resumed)[: 1 + (step >= 14)]:
+            one.observe(rewards)
+    assert resumed.state_dict() == scale.state_dict()

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
+from peft import LoraConfig
 from transformers import Trainer
 
 from ada_trl.core import prompt_key
 from ada_trl.core.pass_rate_ema import beta_binomial_sufficient_stats, fit_beta_prior
-from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
+from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 
 from ..helpers import (
@@ -23,9 +24,8 @@ from ..helpers import (
     prompt_dataset,
     prompts_of,
     tiny_tokenizer,
-    train_with_and_without_resume,
 )
-from .estimated import RESUME, build, by_prompt, identified
+from .estimated import RESUME, build, by_prompt
 
 
 def give_history(trainer, **counts):
@@ -140,16 +140,29 @@ def test_prompts_are_identified_by_id_and_content(ids, tmp_path):
     assert trainer.pass_rates.texts == {prompt_key(row["prompt"], row): row["prompt"] for row in rows}
 
 
-def test_the_prior_is_fitted_unless_it_is_given(tmp_path):
-    for options, is_fitted in [({}, True), ({"pass_rate_prior": [1.0, 16.0]}, False)]:
-        trainer = build(tmp_path, by_prompt, identified(4), max_steps=4, **LARGE | options)
-        trainer.train()
-        assert ((trainer.pass_rates.ema.alpha, trainer.pass_rates.ema.beta) != (1.0, 16.0)) == is_fitted
-    options = {"pass_rate_estimator": "ema", "ema_decay": 0.5, "pass_rate_prior": [2.0, 2.0]}
-    ema = build(
-        tmp_path, adaptive_sampling="seq-pos", **options
-    ).pass_rates.ema  # also if pass rates are only recorded
-    assert (ema.decay, ema.prior_mean) == (0.5, 0.5)
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, {"bf16": True}],
+    ids=["head", "lora", "bf16"],
+)
+def test_a_value_head_is_trained_by_the_trainer_and_compared_with_the_ema(overrides, tmp_path):
+    trainer = build(
+        tmp_path,
+        lambda prompts, **kwargs: [float(prompt in PROMPTS[:2]) for prompt in prompts],
+        prompt_dataset(20),
+        adaptive_sampling="est-value",
+        **{"per_device_train_batch_size": 16, "max_steps": 16, "learning_rate": 1e-4} | overrides,
+    )
+    trainer.pass_rates.network.gradient_steps = 30
+    trainer.train()
+    first, *_, last = (
+        {key: logs[f"ada/estimator/{key}"] for key in ("brier", "brier_ema", "brier_constant")}
+        for logs in logs_of(trainer)
+    )
+    assert first["brier"] == pytest.approx(first["brier_ema"])  # both start at the prior mean
+    assert last["brier"] < 0.7 * last["brier_constant"]
+    assert last["brier"] != last["brier_ema"]
+    assert all(logs["ada/time/pass_rate_estimation"] > 0 for logs in logs_of(trainer))
 
 
 # Unequal groups in TRL's logs and in the loss mask
@@ -233,21 +246,6 @@ def test_recording_pass_rates_changes_nothing_else(mode, tmp_path):
     assert not any("ada/estimator/brier" in logs for logs in logs_of(plain))
 
 
-# With 32 prompts per step, in the first epoch, in the middle of the second and at the end of the third.
-@pytest.mark.parametrize(("mode", "repeats"), [("est-value", 48), ("est-ema", 16), ("est-ema", 8)])
-def test_resume_continues_as_if_never_stopped(mode, repeats, tmp_path):
-    options = RESUME | {"adaptive_sampling": mode, "dataset": identified(repeats)} | LARGE
-    whole, resumed = train_with_and_without_resume(build, tmp_path, by_prompt, at=3, **options)
-    assert whole.pass_rates.ema.state_dict() == resumed.pass_rates.ema.state_dict()
-    assert whole.pass_rates.texts == resumed.pass_rates.texts
-    files = [load_pass_rates(tmp_path / run / "checkpoint-6" / PASS_RATES_FILE) for run in ("whole", "resumed")]
-    assert files[0] == files[1]
-    assert whole.pass_rates.ema.alpha != 1.0
-    if mode == "est-value":
-        heads = [trainer.pass_rates.network.state_dict() for trainer in (whole, resumed)]
-        assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
-
-
 @pytest.mark.parametrize("options", [{}, {"save_only_model": True}], ids=["all", "save_only_model"])
 def test_a_checkpoint_is_complete_when_it_is_pushed(options, tmp_path, monkeypatch):
     pushed = []
@@ -260,31 +258,3 @@ def test_a_checkpoint_is_complete_when_it_is_pushed(options, tmp_path, monkeypat
     options = RESUME | {"push_to_hub": True, "hub_strategy": "all_checkpoints"} | options
     build(tmp_path, by_prompt, adaptive_sampling="est-value", **options).train()
     assert pushed == [[PASS_RATES_FILE, VALUE_HEAD_FILE, "model.safetensors"]] * 2
-
-
-def checkpoint(tmp_path, mode):
-    build(tmp_path, by_prompt, adaptive_sampling=mode, **RESUME | {"max_steps": 3}).train()
-    return tmp_path / "checkpoint-3"
-
-
-def test_a_checkpoint_without_pass_rates_starts_from_the_prior_with_a_warning(tmp_path, caplog):
-    path = checkpoint(tmp_path / "first", "uniform")
-    trainer = build(tmp_path / "second", by_prompt, adaptive_sampling="est-value", **RESUME)
-    trainer.train(resume_from_checkpoint=str(path))
-    warnings = [record.message for record in caplog.records if "start from the prior" in record.message]
-    assert [name in text for name, text in zip((PASS_RATES_FILE, VALUE_HEAD_FILE), warnings, strict=True)] == [
-        True
-    ] * 2
-    assert trainer.state.global_step == 6
-    assert logs_of(trainer)[3]["ada/estimator/brier"] == pytest.approx(logs_of(trainer)[3]["ada/estimator/brier_ema"])
-
-
-def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
-    path = checkpoint(tmp_path / "first", "est-value")
-    for name in (VALUE_HEAD_FILE, PASS_RATES_FILE):
-        content = (path / name).read_bytes()
-        (path / name).write_bytes(content[: len(content) // 2])
-        trainer = build(tmp_path / "second", by_prompt, adaptive_sampling="est-value", **RESUME)
-        with pytest.raises(ValueError, match=f"checkpoint-3/{name} is not a usable .*Restore it from another check"):
-            trainer.train(resume_from_checkpoint=str(path))
-        (path / name).write_bytes(content)

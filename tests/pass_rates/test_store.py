@@ -17,18 +17,13 @@ KEYS = [prompt_key(prompt) for prompt in PROMPTS]
 TEXTS = dict(zip(KEYS, PROMPTS, strict=True))
 
 
-def observed(steps, estimator=None, prior="fixed"):
-    estimator = estimator or EMAPassRate(prior=prior)
+def observed(steps, estimator=None):
+    estimator = estimator or EMAPassRate()
     for step in steps:
         num_rollouts = [1 + (7 * i + step) % 32 for i in range(50)]
         positives = [n * i // 60 for i, n in enumerate(num_rollouts)]
         estimator.observe(KEYS, positives, num_rollouts, step=step)
     return estimator
-
-
-@pytest.fixture(params=["fixed", "empirical"])
-def prior(request):
-    return request.param
 
 
 @pytest.fixture
@@ -37,8 +32,8 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [0, 4])
-def test_round_trip_is_exact_and_training_continues(steps, path, prior):
-    estimator, resumed = observed(range(steps), prior=prior), EMAPassRate(prior=prior)
+def test_round_trip_is_exact_and_training_continues(steps, path):
+    estimator, resumed = observed(range(steps)), EMAPassRate()
     save_pass_rates(path, estimator, TEXTS)
     state, texts = load_pass_rates(path)
     assert state == estimator.state_dict()  # float equality, bit for bit
@@ -46,7 +41,7 @@ def test_round_trip_is_exact_and_training_continues(steps, path, prior):
     assert texts == (TEXTS if steps else {})
     assert list(path.parent.iterdir()) == [path]
     resumed.load_state_dict(state)
-    whole = observed(range(8), prior=prior)
+    whole = observed(range(8))
     assert observed(range(steps, 8), resumed).state_dict() == whole.state_dict()
     assert resumed.predict([*KEYS, "new"]) == whole.predict([*KEYS, "new"])
 
@@ -73,9 +68,9 @@ def test_a_truncated_file_is_rejected(path, share):
         load_pass_rates(path)
 
 
-def test_no_flipped_bit_changes_a_count_or_a_text(path, prior):
+def test_no_flipped_bit_changes_a_count_or_a_text(path):
     """Every 29th byte: rejected, or one of the bytes (of the column statistics, say) that are not read."""
-    save_pass_rates(path, observed(range(3), prior=prior), TEXTS)
+    save_pass_rates(path, observed(range(3)), TEXTS)
     content, (intact, texts) = path.read_bytes(), load_pass_rates(path)
     rejected = 0
     for i in range(0, len(content), 29):

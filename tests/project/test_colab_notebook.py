@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlparse
 
-import nbformat
 import pytest
 import torch
 import yaml
@@ -18,6 +17,8 @@ from ada_trl import AdaGRPOConfig
 from ada_trl.recipes.reasoning.task import MAX_ANSWER_TOKENS
 from benchmarks.learning.language_model import ROLLOUTS_PER_STEP, STEPS
 
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "notebooks" / "2_lora_on_colab.ipynb"

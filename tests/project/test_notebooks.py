@@ -2,11 +2,14 @@
 
 import ast
 
-import nbformat
 import pytest
 
-from notebooks.run import DRY_RUN, FOLDER, execute
 from recipes.tests.tiny_math import save_model
+
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")
+
+from notebooks.run import DRY_RUN, FOLDER, execute  # noqa: E402 (imports nbformat)
 
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -1,15 +1,12 @@
-"""The trainer with prompts from the queue: dynamic sampling, retries, selection, exact resume."""
-
-import json
+"""The trainer with prompts from the queue: dynamic sampling, retries, exact resume."""
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
 from ada_trl.sampling.prompt_sources import QueuedPrompts
-from ada_trl.trainer.checkpointing import STATE_FILE
 
-from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools, train_with_and_without_resume
+from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -19,8 +16,7 @@ DYNAMIC = {
     "num_generations": 4,
     "scale_rewards": "group",
 }
-RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "posterior", "num_generations": 1}
-SELECTION = {"adaptive_sampling": "uniform", "prompt_oversampling": 3, "num_generations": 2}
+RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1}
 MODES = {
     "dynamic sampling": DYNAMIC,
     "dynamic sampling in rounds": {
@@ -31,8 +27,6 @@ MODES = {
     },
     "retries": RETRIES,
     "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
-    "selection": SELECTION,
-    "selection and retries": RETRIES | {"prompt_oversampling": 2},
 }
 
 
@@ -143,75 +137,11 @@ def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
     assert logs[1]["ada/frac_exit_condition_met"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
 
 
-def test_the_prior_is_fitted_to_unbiased_samples_of_the_data_set(tmp_path):
-    """Prompts are retried because they fail; fitting the prior to them would bias it downwards."""
-    trainer = build(tmp_path, even_reward, prompts(), max_steps=1, **RETRIES | {"pass_rate_estimator": "ema"})
-    seen = []
-    learn = trainer.pass_rates.ema._fit_prior
-    trainer.pass_rates.ema._fit_prior = lambda totals: seen.append(len(totals)) or learn(totals)
-    trainer.args.max_steps = 3
-    trainer.train()
-    logs = logs_of(trainer)
-    assert seen == [round(8 * step["ada/prompts/frac_new"]) for step in logs] and min(seen) < 8
-
-
-# Selection
-
-
-def test_prompts_with_a_larger_predicted_gain_are_sampled_more_often(tmp_path):
-    """Half of the prompts always pass. Once the estimates show it, the others are selected."""
-    every = [f"{i}+{j}=" for i in range(1, 13) for j in range(1, 9)]
-    hard = set(every[::2])
-
-    def reward(prompts, completions, **kwargs):
-        return [
-            float(sum(map(ord, c)) % 2 == 0) if p in hard else 1.0 for p, c in zip(prompts, completions, strict=True)
-        ]
-
-    options = SELECTION | {"pass_rate_estimator": "ema", "max_steps": 20, "per_device_train_batch_size": 32}
-    trainer = build(tmp_path, reward, Dataset.from_dict({"prompt": every}), learning_rate=1e-6, **options)
-    trainer.train()
-    sampled = [prompts_of(batch)[::2] for batch in trainer.batches]
-    assert all(len(set(step)) == len(step) for step in sampled)
-    assert sorted(prompt for step in sampled[:6] for prompt in step) == sorted(
-        every
-    )  # no estimates in the first epoch
-    # Half of the quarter in dataset order is hard, and nearly all of the selected ones.
-    assert np.mean([prompt in hard for step in sampled[10:] for prompt in step]) > 0.75
-    skips = [step["ada/prompts/max_skips"] for step in logs_of(trainer)[-8:]]
-    assert 1 <= max(skips) <= 8
-
-
 # What holds in every mode
 
 
-@pytest.mark.parametrize(
-    ("mode", "streaming"), [(mode, mode in ("dynamic sampling in rounds", "retries")) for mode in MODES]
-)
-def test_resume_continues_as_if_never_stopped(mode, streaming, tmp_path):
-    options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6} | MODES[mode]
-    train_with_and_without_resume(build, tmp_path, at=3, dataset=prompts(streaming=streaming), **options)
-    states = [json.loads((tmp_path / name / "checkpoint-6" / STATE_FILE).read_text()) for name in ("whole", "resumed")]
-    assert states[0] == states[1]
-
-
-def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
-    """As on fewer GPUs: a checkpoint with 6 queued retries, resumed with 4 slots and with 2."""
-
-    def never(prompts, **kwargs):
-        return [0.0] * len(prompts)
-
-    options = RETRIES | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
-    build(tmp_path, never, prompts(), **options).train()
-    for slots, room in ((4, 3), (2, 1)):
-        resumed = build(tmp_path, never, prompts(), **options | {"per_device_train_batch_size": slots, "max_steps": 4})
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
-        assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
-
-
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
-    trainer = build(tmp_path, even_reward, prompts(), **SELECTION | {"logging_steps": 1})
+    trainer = build(tmp_path, even_reward, prompts(), **RETRIES)
     sampled, original = [], QueuedPrompts.sampled_prompts
 
     def no_unbiased_samples(prompts, slots):
@@ -225,15 +155,6 @@ def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_pat
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):
             assert logs[name] is None
         assert 0 <= logs["ada/reward/trained"] <= 1
-
-
-def test_a_checkpoint_inside_a_generation_batch_samples_its_prompts_again(tmp_path):
-    options = RETRIES | {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 3}
-    trainer = build(tmp_path, even_reward, prompts(), **options)
-    trainer.train()
-    resumed = build(tmp_path / "again", even_reward, prompts(), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert prompts_of(resumed.batches[0]) == prompts_of(trainer.batches[1])
 
 
 @pytest.mark.parametrize("mode", ["dynamic sampling", "retries"])
@@ -258,17 +179,3 @@ def test_the_data_loader_has_placeholder_rows(tmp_path):
 def test_a_data_set_smaller_than_a_step_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="needs 8 distinct prompts.*the training dataset has only 5.*smaller batch"):
         build(tmp_path, even_reward, prompts(5), **RETRIES)
-
-
-def test_a_checkpoint_without_a_queue_warns_and_a_broken_one_is_rejected(tmp_path, caplog):
-    options = RETRIES | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    build(tmp_path, even_reward, prompts(), **options).train()
-    path = tmp_path / "checkpoint-1" / STATE_FILE
-    path.write_text("{")
-    with pytest.raises(ValueError, match="ada_state.json is not valid JSON .*Restore it, or delete it"):
-        build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
-    for content in ("{}", None):  # of a run without a queue, and no file
-        path.write_text(content) if content else path.unlink()
-        caplog.clear()
-        build(tmp_path, even_reward, prompts(), **options).train(resume_from_checkpoint=str(path.parent))
-        assert sum("prompts are taken from the start of the dataset" in text for text in caplog.messages) == 1

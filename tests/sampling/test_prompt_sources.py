@@ -1,4 +1,4 @@
-"""Prompt stream, slots and prompt queue, with retries and selection by predicted gain; without a model."""
+"""Prompt stream, slots and prompt queue with retries, without a model."""
 
 import copy
 import json
@@ -15,12 +15,7 @@ from trl.trainer.utils import RepeatSampler
 
 from ada_trl.core import ExitCondition, Rollout
 from ada_trl.sampling.batch_slots import BatchSlot, QueuedPrompt, SlotConfig
-from ada_trl.sampling.prompt_queue import (
-    MAX_SKIPS,
-    MIN_IN_ORDER_FRACTION,
-    CandidateScores,
-    PromptQueue,
-)
+from ada_trl.sampling.prompt_queue import PromptQueue
 from ada_trl.sampling.prompt_sources import DataLoaderPrompts
 from ada_trl.sampling.prompt_stream import PromptStream
 
@@ -193,11 +188,11 @@ def test_prompts_with_zero_variance_are_replaced_while_candidates_are_left():
 # Steps
 
 
-def simulate(queue, passes, steps, rounds, scores=None, seed=0):
+def simulate(queue, passes, steps, rounds, seed=0):
     """Slots and metrics of each step, in which all slots are sampled; `passes` is the pass rate of a position."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        candidates = queue.next_slots(scores)
+        candidates = queue.next_slots()
         slots = queue.make_slots(candidates, [1] * len(candidates))
         for slot in slots:
             play(slot, lambda position: float(rng.random() < passes(position)), rounds)
@@ -238,92 +233,48 @@ def test_retries_of_a_hard_data_set_do_not_fill_the_batch(slots, retries):
     assert max(candidate.rounds for candidate in queue.retry_queue) < 50
 
 
-def random_scores(rng, stream):
-    return lambda positions: CandidateScores(
-        [stream.row(p)["prompt"] for p in positions], list(rng.random(len(positions))), 0.5
-    )
-
-
-@pytest.mark.parametrize("fixed_budget", [False, True])
-@pytest.mark.parametrize("choices", [1, 2, 4])
-def test_no_prompt_is_sampled_twice_in_a_step_or_skipped_forever(fixed_budget, choices):
-    """Over random pass rates and random scores, through several epochs."""
+@pytest.mark.parametrize(
+    "options", [{}, {"fixed_budget": False, "candidates_per_slot": 2}], ids=["retries", "resample"]
+)
+def test_no_prompt_is_sampled_twice_in_a_step_or_left_out(options):
+    """Over random pass rates, through several epochs."""
     rng = np.random.default_rng(5)
-    prompts = stream(40)
-    options = {"candidates_per_slot": 2 - fixed_budget, "choices_per_prompt": choices, "fixed_budget": fixed_budget}
-    queue = PromptQueue(prompts, slot_config(**options))
+    queue = PromptQueue(stream(40), slot_config(**options))
     rates = rng.random(40)
     last_step, longest = Counter(), Counter()
-    steps = simulate(queue, lambda position: rates[position], 400, 2, random_scores(rng, prompts))
-    for step, (played, _) in enumerate(steps):
+    for step, (played, _) in enumerate(simulate(queue, lambda position: rates[position], 400, 2)):
         sampled = [slot.candidates[i].position for slot in played for i in slot.sampled]
         assert len(set(sampled)) == len(sampled)
         for position in sampled:
             longest[position] = max(longest[position], step - last_step[position])
             last_step[position] = step
     assert set(last_step) == set(range(40))
-    # A prompt is a candidate once in an epoch, of at most 40 steps, and is skipped or sampled then.
-    assert max(longest.values()) <= 40 * (MAX_SKIPS + 2)
-    assert max(queue.skips.values(), default=0) <= MAX_SKIPS
+    assert max(longest.values()) <= 2 * 40  # a prompt is new once in an epoch, of at most 40 steps
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"choices_per_prompt": 3},
-        {"choices_per_prompt": 3, "fixed_budget": False},
-        {"candidates_per_slot": 4, "fixed_budget": False},
-        {},
-    ],
-    ids=["oversampling and retries", "oversampling", "dynamic sampling", "retries"],
+    "options", [{}, {"candidates_per_slot": 4, "fixed_budget": False}], ids=["retries", "resample"]
 )
 def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options):
     """64 prompts, 32 slots: the candidates of a step are up to 128."""
-    rng, prompts = np.random.default_rng(5), stream(64)
-    queue = PromptQueue(prompts, slot_config(slots=32, max_rounds=4, **options))
+    queue = PromptQueue(stream(64), slot_config(slots=32, max_rounds=4, **options))
     sampled, epochs = Counter(), []
-    for played, metrics in simulate(queue, lambda position: 0.3, 400, 4, random_scores(rng, prompts)):
+    for played, metrics in simulate(queue, lambda position: 0.3, 400, 4):
         sampled.update(slot.candidates[i].position for slot in played for i in slot.sampled)
         assert metrics["prompts/queue"] <= 3 * 64
         epochs.append(metrics["prompts/epoch"])
     assert min(sampled[position] for position in range(64)) > 0.5 * sampled.total() / 64
-    # A step goes through the dataset at most once, and not without sampling or skipping a prompt.
-    assert max(after - before for before, after in pairwise(epochs)) <= 2 and epochs[-1] <= 400
-    if not options.get("choices_per_prompt"):
-        assert epochs[-1] <= 1.1 * sampled.total() / 64
+    # A step goes through the dataset at most once, and not without sampling a prompt.
+    assert max(after - before for before, after in pairwise(epochs)) <= 2
+    assert epochs[-1] <= 1.1 * sampled.total() / 64
 
 
-def test_the_best_prompts_are_selected_and_a_quarter_is_in_data_set_order():
-    prompts = stream(100, shuffle=False)
-    queue = PromptQueue(prompts, slot_config(slots=8, choices_per_prompt=3))
-    gains = lambda positions: CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)  # noqa: E731
-    slots = queue.next_slots(gains)
-    exploring = math.ceil(MIN_IN_ORDER_FRACTION * 8)
-    assert [slot[0].position for slot in slots] == [*range(exploring), *range(24 - (8 - exploring), 24)]
-    assert [slot[0].from_data_order for slot in slots] == [True] * exploring + [False] * (8 - exploring)
-    assert queue.skips == {str(p): 1 for p in range(exploring, 24 - (8 - exploring))}
-
-
-def test_prompts_are_sampled_in_data_set_order_without_informative_estimates(caplog):
-    queue = PromptQueue(stream(1000, shuffle=False), slot_config(choices_per_prompt=3))
-    unknown = lambda positions: CandidateScores([str(p) for p in positions], None, 0.5)  # noqa: E731
-    steps = simulate(queue, lambda p: 1.0, 25, 1, unknown)
-    assert [slot.candidates[0].position for slots, _ in steps for slot in slots] == list(range(100))
-    assert sum("prompt_oversampling=3 has had no effect for 20 steps" in text for text in caplog.messages) == 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE],
-)
+@pytest.mark.parametrize("options", [{}, REPLACE], ids=["retries", "resample"])
 def test_a_queue_resumes_exactly(options):
     rates, rounds = np.random.default_rng(1).random(30), options.get("candidates_per_slot", 1)
 
-    def scores(positions):
-        return CandidateScores([str(p) for p in positions], [rates[p] for p in positions], 0.5)
-
     def steps(queue, number, seed):
-        played = simulate(queue, lambda p: rates[p], number, rounds, scores, seed)
+        played = simulate(queue, lambda p: rates[p], number, rounds, seed)
         return [[slot.candidates for slot in slots] for slots, _ in played]
 
     queue = PromptQueue(stream(30), slot_config(**options))
@@ -333,43 +284,31 @@ def test_a_queue_resumes_exactly(options):
     resumed.load_state_dict(state)
     assert steps(resumed, 15, 7) == steps(queue, 15, 7)
     # A checkpoint inside of a step repeats that step.
-    before = [[candidate.position for candidate in slot] for slot in queue.next_slots(scores)]
+    before = [[candidate.position for candidate in slot] for slot in queue.next_slots()]
     again = PromptQueue(stream(30), slot_config(**options))
-    again.load_state_dict(json.loads(json.dumps(queue.state_dict(steps_back=1))))
-    assert [[candidate.position for candidate in slot] for slot in again.next_slots(scores)] == before
+    again.load_state_dict(queue.state_dict(steps_back=1))
+    assert [[candidate.position for candidate in slot] for slot in again.next_slots()] == before
 
 
-@pytest.mark.parametrize("where", ["retry_queue", "reserved", "front"])
+@pytest.mark.parametrize("where", ["retry_queue", "front"])
 def test_queued_prompts_that_the_data_set_does_not_have_are_rejected(where):
     queue = PromptQueue(stream(30), slot_config())
     state = queue.state_dict()
     if where == "front":
         state["stream"]["front"] = [12]
     else:
-        state[where] = [QueuedPrompt(12)._asdict()] if where == "retry_queue" else [12]
+        state[where] = [QueuedPrompt(12)._asdict()]
     with pytest.raises(ValueError, match="Resume with the same dataset"):
         PromptQueue(stream(12), slot_config()).load_state_dict(state)
     PromptQueue(stream(13), slot_config()).load_state_dict(state)
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "error while scoring"])
-@pytest.mark.parametrize("options", [{}, REPLACE, {"choices_per_prompt": 3}, {"choices_per_prompt": 3} | REPLACE])
-def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, fails):
-    def scores(positions):
-        return CandidateScores([str(p) for p in positions], [float(p) for p in positions], 0.5)
-
-    def failing_scores(positions):
-        raise ZeroDivisionError("my bug")
-
+@pytest.mark.parametrize("options", [{}, REPLACE], ids=["retries", "resample"])
+def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options):
     queue = PromptQueue(stream(30), slot_config(**options))
-    for _ in simulate(queue, lambda p: p % 2, 3, options.get("candidates_per_slot", 1), scores):
+    for _ in simulate(queue, lambda p: p % 2, 3, options.get("candidates_per_slot", 1)):
         pass
-    expected, state = queue.next_slots(scores), queue.state_dict(steps_back=1)
+    expected = queue.next_slots()
     queue.rollback()
-    if fails and "choices_per_prompt" in options:
-        with pytest.raises(ZeroDivisionError):
-            queue.next_slots(failing_scores)
-        queue.rollback()
     queue.rollback()  # nothing to undo
-    assert queue.next_slots(scores) == expected
-    assert queue.state_dict(steps_back=1)["skips"] == state["skips"]
+    assert queue.next_slots() == expected

@@ -1,10 +1,10 @@
 """These tests need vLLM in the environment (`make test-vllm`): TRL's client does not work without it."""
 
+import asyncio
 import importlib.util
 import threading
 
 import pytest
-import requests
 
 from recipes.arithmetic.task import prepare
 from recipes.arithmetic.vllm_server import running_server
@@ -21,10 +21,18 @@ def short_backoff(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path):
-    """No test leaves a thread of the client, or weights that were written for a server."""
+def nothing_left(tmp_path, monkeypatch):
+    """No test leaves a thread of the client, an open event loop, or weights that were written for a server."""
+    loops, new_event_loop = [], asyncio.events.new_event_loop
+
+    def record():
+        loops.append(new_event_loop())
+        return loops[-1]
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", record)  # as `asyncio.run` finds it
     yield
     assert "vLLM requests" not in [thread.name for thread in threading.enumerate()]
+    assert all(loop.is_closed() for loop in loops)
     assert not list(tmp_path.rglob("vllm_weight_sync"))
 
 
@@ -46,6 +54,8 @@ def real_server(task_dir, tmp_path_factory):
 @pytest.fixture
 def server(real_server, task_dir):
     """The server with the base model, whatever the test before has left."""
+    import requests  # comes with vLLM
+
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(task_dir / "base")}}
     requests.post(f"{real_server}/collective_rpc", json=reload, timeout=60).raise_for_status()
     requests.post(f"{real_server}/reset_prefix_cache", timeout=60).raise_for_status()

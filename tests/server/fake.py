@@ -270,6 +270,7 @@ class FakeServer:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     @property
     def url(self) -> str:

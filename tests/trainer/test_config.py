@@ -47,15 +47,14 @@ def test_samples_per_round_grows_with_the_group():
 
 
 UNIFORM, EST, SEQ_POS = ({"adaptive_sampling": mode} for mode in ("uniform", "est-ema", "seq-pos"))
-POSTERIOR, BATCH = (UNIFORM | {"baseline": baseline} for baseline in ("posterior", "batch"))
+BATCH = UNIFORM | {"baseline": "batch"}
 REPLACE = UNIFORM | {"zero_variance_groups": "resample"}
-ACROSS = SEQ_POS | {"baseline": "posterior", "num_generations": 1}
+RETRIES = SEQ_POS | {"baseline": "batch", "num_generations": 1}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 INVALID = [
     # choices and numbers
     ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'uniform'"),
-    ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'posterior', 'batch'"),
     (EST | {"pass_rate_estimator": "oracle"}, r"pass_rate_estimator \('oracle'\) must be one of 'ema', 'value'"),
     ({"zero_variance_groups": "drop"}, r"zero_variance_groups \('drop'\) must be one of 'keep', 'mask'"),
     ({"scale_rewards": "std"}, r"scale_rewards \('std'\) must be one of"),
@@ -73,7 +72,7 @@ INVALID = [
     ({"positive_threshold": "high"}, r"positive_threshold \('high'\) must be a number"),
     ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
     ({"num_generations": 0}, r"num_generations \(0\) must be at least 1"),
-    ({"num_generations": 1}, r"num_generations=1 requires baseline='batch' or 'posterior'.*>= 2"),
+    ({"num_generations": 1}, "num_generations=1 requires baseline='batch'.*>= 2"),
     # rounds
     ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
     ({"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
@@ -84,9 +83,7 @@ INVALID = [
     (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) is only used with .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
     (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
-    (SEQ_POS | {"pass_rate_estimator": "value"}, r"\('value'\) is only used with .*baseline='posterior' .*'ema'"),
     (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) is only used with .*'seq-balance'.*but .*'uniform'"),
-    (UNIFORM | {"selection_correction": True}, r"selection_correction \(True\) is only used with .*'seq-pos'"),
     # budgets
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
     (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
@@ -95,44 +92,26 @@ INVALID = [
     (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
     (EST | {"min_positives": 1}, r"min_positives \(1\) is only used with"),
     (EST | {"min_negatives": 1}, r"min_negatives \(1\) is only used with"),
-    (EST | {"value_model": "some/model"}, r"value_model \(some/model\) is only used with pass_rate_estimator='value'"),
     (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
     (EST | {"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
-    (EST | {"pass_rate_prior": [1.0]}, r"pass_rate_prior \(\[1.0\]\) must be two positive numbers"),
-    (EST | {"pass_rate_prior": [0.0, 1.0]}, r"pass_rate_prior \(\[0.0, 1.0\]\) must be two positive numbers"),
     # other baselines
-    (POSTERIOR | {"scale_rewards": "group"}, r"scale_rewards='group' .*got baseline='posterior'.*'none' .*or 'batch'"),
-    (POSTERIOR | {"selection_correction": True}, r"selection_correction \(True\) is only used .*baseline='posterior'"),
-    (POSTERIOR | {"zero_variance_groups": "mask"}, r"zero_variance_groups \(mask\) is only used with baseline='pool'"),
-    (POSTERIOR | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='posterior'"),
-    (POSTERIOR | {"max_samples": 8}, r"max_samples \(8\) is only used with .*'est'"),
-    (POSTERIOR | {"value_model": "m", "pass_rate_estimator": "ema"}, r"value_model \(m\) is only used .*'ema\+value'"),
-    (
-        POSTERIOR | {"multi_objective_aggregation": "normalize_then_sum"},
-        "'normalize_then_sum' requires baseline='pool'",
-    ),
-    (BATCH | {"scale_rewards": "group"}, r"requires baseline='pool', got baseline='batch'"),
-    (
-        BATCH | {"prompt_weighting": "inverse"},
-        r"prompt_weighting \('inverse'\) needs pass-rate estimates.*'posterior'",
-    ),
+    (BATCH | {"zero_variance_groups": "mask"}, r"zero_variance_groups \(mask\) is only used with baseline='pool'"),
+    (BATCH | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='batch'"),
+    (BATCH | {"multi_objective_aggregation": "normalize_then_sum"}, "'normalize_then_sum' requires baseline='pool'"),
+    (BATCH | {"scale_rewards": "group"}, r"scale_rewards='group' .*got baseline='batch'.*'none' .*or 'batch'"),
+    (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) needs pass-rate estimates"),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # selection of prompts
-    (ACROSS | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
+    (RETRIES | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
     (
-        ACROSS | {"zero_variance_groups": "resample"},
-        r"zero_variance_groups \(resample\) .* baseline='pool', but .*'posterior'",
+        RETRIES | {"zero_variance_groups": "resample"},
+        r"zero_variance_groups \(resample\) .* baseline='pool', but .*'batch'",
     ),
     (REPLACE | {"max_rounds": 1}, r"zero_variance_groups='resample' requires max_rounds >= 2 .*got 1. Raise"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
     (EST | {"zero_variance_groups": "resample"}, r"zero_variance_groups='resample' .*'est' gives every prompt"),
     (BATCH_OF_ONE | {"baseline": "batch"}, "baseline='batch' requires .* at least 2 rollouts, got 1.*per_device"),
-    (
-        BATCH_OF_ONE | {"baseline": "posterior"},
-        "baseline='posterior' requires .* at least 2 rollouts, got 1.*per_device",
-    ),
-    ({"prompt_oversampling": 0}, r"prompt_oversampling \(0\) must be at least 1"),
     # the vLLM server
     ({"vllm_weight_sync": "disk"}, r"vllm_weight_sync='disk' requires a vLLM server, but use_vllm=False"),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
@@ -154,7 +133,7 @@ def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
 
 
 def test_max_staleness_is_supported_with_any_baseline():
-    assert config(**AHEAD).max_staleness == config(**AHEAD | {"baseline": "posterior"}).max_staleness == 1
+    assert config(**AHEAD).max_staleness == config(**AHEAD | {"baseline": "batch"}).max_staleness == 1
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,6 @@ def test_a_reward_function_per_data_set(tmp_path):
     assert trainer.state.log_history[0]["ada/frac_unscored"] == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"ignore_data_skip": True}, {"use_adaptive_entropy": True, "entropy_target": 9.0}, {"dataloader_num_workers": 1}],
-    ids=lambda options: next(iter(options)),
-)
-def test_resuming(options, tmp_path):
-    first = train(tmp_path, save_strategy="steps", save_steps=1, **options)
-    trainer = build(tmp_path, **options | {"max_steps": 3})
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 3
-    if "use_adaptive_entropy" in options:
-        assert trainer.entropy_coef > first.entropy_coef > 0, "Two steps, then a third."
-
-
 EXPERTS = {"num_experts_per_tok": 2}
 ARCHITECTURES = {
     "Mixtral": {"num_local_experts": 4, **EXPERTS},

@@ -1,4 +1,4 @@
-"""Warnings of the trainer, model cards, and the metrics that trackers receive."""
+"""The sentence at the start of a run, warnings, constant metrics, model cards, and the metrics that trackers receive."""
 
 import json
 import logging
@@ -11,37 +11,187 @@ import pytest
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
-from ada_trl.core import BaselineEstimate
-from ada_trl.trainer.diagnostics import TrainingDiagnostics
-from ada_trl.trainer.run_summary import warn_at_start
+from ada_trl.trainer.reporting import TrainingDiagnostics, constant_metrics, describe_run, report_start, training_steps
 
-from ..helpers import QUICK, build, even_reward, logs_of
+from ..helpers import QUICK, build, even_reward, logs_of, run_module
 
 
-# Reward functions
+def config(**options) -> AdaGRPOConfig:
+    return AdaGRPOConfig("unused", **{"bf16": False, "use_cpu": True, "per_device_train_batch_size": 32} | options)
+
+
+UNIFORM = {"adaptive_sampling": "uniform"}
+BATCH = {"baseline": "batch"}
+MODES = {
+    "batch": BATCH,
+    "batch of groups": BATCH | {"num_generations": 2},
+    "retries": BATCH | {"adaptive_sampling": "seq-pos", "num_generations": 1},
+    "seq-balance": {},
+    "est": {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
+    "uniform": UNIFORM,
+    "dynamic sampling": UNIFORM | {"zero_variance_groups": "resample"},
+}
+
+
+# The sentence at the start
+
+
+DEFAULTS = "; defaults that differ from GRPOConfig's (in parentheses): scale_rewards='none' ('group'), epsilon_high=0.28 (None)"
+POOL = "advantages use the mean reward of all rollouts of the prompt"
+WEIGHTED = f"{POOL} and the weight 1/√p̂, with p̂ its pass rate{DEFAULTS}, num_generations=4 (8)."
+OTHERS = f"advantages use the mean reward of all other rollouts of the batch{DEFAULTS}"
+SENTENCES = {
+    "batch": f"Batch baseline: 32 prompts × 1 rollout per generation batch; {OTHERS}, num_generations=1 (8).",
+    "batch of groups": "Batch baseline: 16 prompts × 2 rollouts per generation batch (num_generations=1 is sufficient and gives more "
+    f"prompts); {OTHERS}.",
+    "retries": f"Seq-pos: 1 rollout per prompt and step, in up to 4 steps, until 1 is correct; {OTHERS}.",
+    "seq-balance": "Seq-balance: up to 4 rounds of 8 rollouts per prompt, until 2 are correct and 2 incorrect; 4 are trained on; "
+    + WEIGHTED,
+    "est": f"Est: 2 to 32 rollouts per prompt, 4 on average, more where the estimated pass rate is low; {WEIGHTED}",
+    "uniform": f"{DEFAULTS[2].upper()}{DEFAULTS[3:]}, num_generations=4 (8).",
+    "dynamic sampling": f"Uniform sampling: 8 prompts × 4 rollouts per generation batch; {POOL}; zero-variance groups are replaced by up "
+    f"to 3 other prompts{DEFAULTS}, num_generations=4 (8).",
+}
+
+
+@pytest.mark.parametrize("mode", SENTENCES)
+def test_a_sentence_describes_the_differences_from_grpo(mode):
+    assert describe_run(config(**MODES[mode])) == SENTENCES[mode]
+
+
+def test_nothing_is_said_where_nothing_differs():
+    assert describe_run(config(**UNIFORM, num_generations=8, scale_rewards="group", epsilon_high=None)) == ""
+    grpo = {field: GRPOConfig.__dataclass_fields__[field].default for field in ("scale_rewards", "epsilon_high")}
+    assert grpo == {"scale_rewards": "group", "epsilon_high": None}
+
+
+def test_the_sentence_names_options_with_an_effect_on_the_rollouts_of_evaluations_and_weights():
+    evaluated = config(**BATCH, eval_strategy="steps", eval_steps=1, num_generations_eval=8)
+    assert "; 8 rollouts per prompt in evaluations;" in describe_run(evaluated)
+    scaled = describe_run(config(scale_rewards="group", prompt_weighting="none"))
+    assert (
+        "no prompt weight, because scale_rewards='group' is a weight as well" in scaled and "('group')" not in scaled
+    )
+    assert "the weight p̂^(0.25 - 1)" in describe_run(config(prompt_weighting=0.25))
+    assert "excluded from the loss" in describe_run(config(zero_variance_groups="mask"))
+
+
+@pytest.mark.parametrize("log_level", ["warning", "error"])
+def test_the_sentence_is_printed_before_the_logs_of_trl(log_level, tmp_path, capsys):
+    trainer = build(tmp_path, log_level=log_level)
+    trainer.train()
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if "'grad_norm':" in line)
+    assert (describe_run(trainer.args) in lines[:first]) == (log_level == "warning")
+    assert sum("'grad_norm':" in line for line in lines) == 2
+
+
+@pytest.mark.slow
+def test_only_one_of_two_processes_prints_the_sentence(tmp_path):
+    result = run_module("tests.trainer.log_worker", tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("Batch baseline: ") == 1
+
+
+# Metrics
+
+
+VARYING = {"reward", "entropy", "ada/samples_per_prompt/mean", "ada/frac_zero_advantage_groups", "ada/pass_rate/mean"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_metrics_that_are_not_logged_are_constant(mode, tmp_path):
+    def reward(completions, **kwargs):
+        return [float(sum(map(ord, completion)) % 3 == 0) for completion in completions]
+
+    trainer = build(tmp_path, reward, **MODES[mode] | {"max_steps": 4})
+    constants, trainer._constant_metrics = trainer._constant_metrics, set()
+    trainer.train()
+    logs = logs_of(trainer)
+    assert VARYING <= logs[0].keys() - constants
+    means = [[step[name] for step in logs] for name in ("reward", "ada/success_reward/mean", "ada/pass_rate/mean")]
+    zero_advantage = [step["ada/frac_zero_advantage_groups"] for step in logs]
+    for name in constants & logs[0].keys():
+        values = [step[name] for step in logs]
+        copies = [*means, *([1 - value for value in copied] for copied in (means[2], zero_advantage))]
+        same = len(set(values)) == 1 or any(values == pytest.approx(copy) for copy in copies)
+        assert same or name.startswith("ada/pass_rate/p"), f"{name} varies: {values}"
+
+
+def test_constant_metrics_are_not_logged(tmp_path):
+    trainer = build(tmp_path, **BATCH | {"max_steps": 1})
+    trainer.train()
+    names = logs_of(trainer)[0].keys()
+    assert not names & constant_metrics(trainer.args) and VARYING <= names
+
+
+# Warnings at the start
+
+
+@pytest.fixture
+def start_warnings(caplog):
+    """Warnings about the epochs or the size of the batch."""
+
+    def collect(num_prompts=1000, rows=64, **options):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
+            report_start(config(per_device_train_batch_size=rows, **options), num_prompts)
+        return [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.reporting"]
+
+    return collect
+
+
+@pytest.mark.parametrize(
+    ("num_generations_of_grpo", "rows", "steps"), [(4, 4, (250, 1000)), (8, 16, (62, 500)), (6, 18, (55, 333))]
+)
+def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of_grpo, rows, steps, start_warnings):
+    """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts per prompt, 62 with one."""
+    n = num_generations_of_grpo
+    warning = start_warnings(**BATCH, num_train_epochs=1, rows=rows)[0]
+    assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
+    assert (
+        f"GRPO with num_generations={n} would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={n} "
+        in warning
+    )
+    grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
+    assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
+    rows = max(rows, 16)
+    for fixed in ({"max_steps": steps[1]}, {"num_train_epochs": 8}, {"num_generations": 2}):
+        assert not start_warnings(**BATCH, rows=rows, **fixed)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2}, {"num_iterations": 2}, {"baseline": "pool"}]
+)
+def test_training_steps_predicts_the_steps_of_a_run(options, tmp_path):
+    options = BATCH | {"max_steps": -1, "num_train_epochs": 2} | options
+    if options["baseline"] == "pool":
+        options |= UNIFORM | {"num_generations": 2}
+    data = build(tmp_path / "data").train_dataset
+    data = data.select([i % len(data) for i in range(50)])
+    trainer = build(tmp_path, dataset=data, per_device_train_batch_size=4, max_completion_length=1, **options)
+    trainer.train()
+    args = trainer.args
+    assert trainer.state.global_step == training_steps(args, len(data), args.num_generations, epochs=2) > 10
+
+
+def test_a_batch_below_16_rollouts_is_reported(start_warnings):
+    for rows, factor in ((2, "2.00"), (4, "1.33"), (15, "1.07")):
+        (warning,) = start_warnings(**BATCH, max_steps=5, rows=rows)
+        assert f"generation_batch_size={rows} is small for baseline='batch'" in warning
+        assert f"N/(N-1) = {factor}. Use at least 16" in warning
+    assert not start_warnings(**BATCH, max_steps=5, rows=16)
+    assert not start_warnings(num_train_epochs=1, rows=8)
+
+
+# Warnings during training
+
+WINDOW = 8  # steps that a problem must last, instead of 20
+ONE_ROUND = {"max_rounds": 1}
 
 
 def constant(value):
     return lambda completions, **kwargs: [value] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("mode", "ratios", "is_warned"),
-    [
-        ("sequence_mask", [0.4] * 6, True),
-        ("sequence_truncate", [0.6, 0.4, 0.4, 0.6, 0.4, 0.4], False),
-        ("token_truncate", [0.4] * 6, False),  # the ratio is one of whole completions
-    ],
-)
-def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_warned, tmp_path, caplog):
-    args = AdaGRPOConfig(str(tmp_path), **QUICK, vllm_importance_sampling_mode=mode)
-    diagnostics = TrainingDiagnostics(args, ["reward"], steps=3)
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-        for step, ratio in enumerate(ratios, start=1):
-            diagnostics.observe(defaultdict(float, ess_ratio=ratio), [0.0, 1.0], step)
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == is_warned
-    assert all("For 3 steps" in message and "='token_truncate'" in message for message in messages)
 
 
 def format_reward(completions, **kwargs):
@@ -76,34 +226,17 @@ def success_in_step(step):
     )
 
 
-# Warnings during training
-
-WINDOW = 8  # steps that a problem must last, instead of 20
-UNIFORM = {"adaptive_sampling": "uniform"}
-ONE_ROUND = {"max_rounds": 1}
-NO_GROUP = {
-    "batch": {"baseline": "batch"},
-    "batch of groups": {"baseline": "batch", "num_generations": 2},
-    "posterior": {"baseline": "posterior"},
-    "posterior of groups": {"baseline": "posterior", "num_generations": 2},
-    "retries": {"baseline": "posterior", "adaptive_sampling": "seq-balance", "num_generations": 2},
-    "est": {"baseline": "posterior", "adaptive_sampling": "est", "num_generations": 2, "min_samples": 1},
-}
-
-
 @pytest.fixture
 def train(tmp_path, caplog):
-    """Train and return the trainer and the warnings of its diagnostics."""
+    """Train and return the trainer and the warnings during training."""
 
-    def run(reward, steps=2, prepare=None, window=WINDOW, **options):
-        with caplog.at_level(logging.WARNING, "ada_trl.trainer.diagnostics"):
-            trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **options)
-            trainer._diagnostics.steps = window
-            if prepare is not None:
-                prepare(trainer)
+    def run(reward, steps=2, **options):
+        trainer = build(tmp_path, reward, max_steps=steps, learning_rate=0.0, **options)
+        trainer._diagnostics.steps = WINDOW
+        with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
             trainer.train()
-        records = [record for record in caplog.records if record.name == "ada_trl.trainer.diagnostics"]
-        return trainer, [record.getMessage() for record in records]
+        records = [record for record in caplog.records if record.name == "ada_trl.trainer.reporting"]
+        return trainer, [m for m in (record.getMessage() for record in records) if "is small for" not in m]
 
     return run
 
@@ -111,208 +244,96 @@ def train(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("reward", "options", "fragments"),
     [
-        (constant(1.0), ONE_ROUND, ("only successful rollouts", "too easy", "100% of the prompts have no gradient")),
-        (constant(0.0), ONE_ROUND, ("only failed rollouts", "too hard", "100% of the prompts have no gradient")),
-        (constant(None), ONE_ROUND, ("no rollout with a reward", "None or NaN", "100% of the prompts have no gradient")),
-        (constant(None), NO_GROUP["batch"], ("no rollout with a reward", "None or NaN")),
-        *(
-            (constant(0.1), options, ("all rollouts of the batch have had the same reward (0.1 now)", "too easy", "too hard"))
-            for options in NO_GROUP.values()
-        ),
-        (constant(1.0), NO_GROUP["batch"], ("the same reward (1 now)",)),
-        (constant(0.0), NO_GROUP["posterior"], ("the same reward (0 now)",)),
-        (reward_of_prompt, ONE_ROUND, ("no prompt has had a gradient", "distinguish completions of the same prompt")),
-        (constant(1.0), ONE_ROUND | {"adaptive_sampling": "seq-pos"}, ("no prompt has had a gradient", "equal rewards")),
-        (one_scored, UNIFORM, ("no prompt has had a gradient", "only one of them had a reward")),
-        (one_scored, NO_GROUP["batch"], ("no rollout with a reward",)),
+        (constant(1.0), ONE_ROUND, ("all rewards are 1 now", "harder prompts", "raise max_rounds or")),
+        (constant(None), ONE_ROUND, ("no rollout with a reward", "None or NaN")),
+        (constant(None), BATCH, ("no rollout with a reward", "None or NaN")),
+        # The mean of others is not exactly 0.1.
+        *((constant(0.1), MODES[mode], ("all rewards are 0.1",)) for mode in ("batch", "batch of groups", "retries")),
+        (reward_of_prompt, ONE_ROUND, ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt")),
+        (one_scored, UNIFORM, ("ada/frac_zero_advantage_groups is 100% now", "or raise max_completion_length")),
+        (one_scored, BATCH, ("no rollout with a reward",)),
     ],
 )  # fmt: skip
 def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train):
-    trainer, (warning,) = train(reward, steps=WINDOW + 3, **options)
-    assert f"For {WINDOW} steps" in warning and all(fragment in warning for fragment in fragments)
-    assert "max_rounds or" not in warning or trainer.strategy.is_sequential, "Other modes have one round."
+    _, (warning,) = train(reward, steps=WINDOW + 3, **options)
+    assert f"For {WINDOW} steps" in warning and all(fragment in warning for fragment in fragments), warning
 
 
 @pytest.mark.parametrize(
     ("reward", "steps", "options"),
     [
         *((success_in_step(step), WINDOW, ONE_ROUND) for step in (2, WINDOW - 2)),
-        *((one_success, WINDOW + 3, options) for options in NO_GROUP.values()),
+        *((one_success, WINDOW + 3, MODES[mode]) for mode in ("batch", "batch of groups", "retries")),
     ],
 )
 def test_no_warning_where_rewards_differ_now_and_then(reward, steps, options, train):
-    _, warnings = train(reward, steps, **options)
-    assert not [warning for warning in warnings if "predict" not in warning and "the baseline has been" not in warning]
+    assert not train(reward, steps, **options)[1]
 
 
-def test_several_reward_functions_without_success_reward_are_reported_at_construction_and_after_two_steps(train):
-    """The format reward alone exceeds the threshold, so every rollout is a success."""
-    trainer, (first, second) = train([format_reward, even_reward], max_rounds=2)
-    assert "2 reward functions and no success_reward" in first
-    assert "the weighted sum of format_reward and even_reward exceeds positive_threshold (0.7)" in first
-    assert "success_reward='format_reward' or success_reward='even_reward'" in first
-    assert "Every rollout of the first two generation batches is a success" in second
-    assert "ranges from 1 to 2 and positive_threshold is 0.7" in second and "success_reward='even_reward'" in second
-    assert all(logs["ada/pass_rate/mean"] == 1 for logs in logs_of(trainer))
+@pytest.mark.parametrize(
+    ("mode", "ratios", "is_warned"),
+    [
+        ("sequence_mask", [0.4] * 6, True),
+        ("sequence_truncate", [0.6, 0.4, 0.4, 0.6, 0.4, 0.4], False),
+        ("token_truncate", [0.4] * 6, False),  # the ratio is one of whole completions
+    ],
+)
+def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_warned, tmp_path, caplog):
+    args = AdaGRPOConfig(str(tmp_path), **QUICK, vllm_importance_sampling_mode=mode)
+    diagnostics = TrainingDiagnostics(args, steps=3)
+    with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
+        for step, ratio in enumerate(ratios, start=1):
+            diagnostics.observe(defaultdict(float, ess_ratio=ratio), [0.0, 1.0], step)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_warned
+    assert all("For 3 steps" in message and "='token_truncate'" in message for message in messages)
 
 
 @pytest.mark.parametrize(
     ("reward", "options", "fragments"),
     [
         *(
-            (
-                half_reward,
-                {"adaptive_sampling": mode},
-                ("No rollout", "The reward ranges from 0", "and positive_threshold is 0.7", "set positive_threshold to a value that separates"),
-            )
-            for mode in ("seq-balance", "seq-pos", "est-ema")
+            (half_reward, MODES.get(mode, {"adaptive_sampling": mode}), ("No rollout", "the reward ranges from 0", "the prompts are hard"))
+            for mode in ("seq-balance", "seq-pos", "est")
         ),
         (
             graded,
             UNIFORM | {"prompt_weighting": "inverse_sqrt"},
-            ("Every rollout", "The reward ranges from 1", "sampling and prompt weights are the same for all prompts"),
+            ("Every rollout", "ranges from 1", "sampling and prompt weights are the same for all prompts"),
         ),
         (
             graded,
             UNIFORM | {"pass_rate_estimator": "ema"},
             ("Every rollout", "the recorded pass rates carry no information; training does not depend on them"),
         ),
+        (
+            [format_reward, half_reward],
+            {"success_reward": "half_reward"},
+            ("No rollout", "the reward of half_reward ranges from 0"),
+        ),
     ],
 )  # fmt: skip
 def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generations(reward, options, fragments, train):
     _, (warning,) = train(reward, **options)
-    assert f"{fragments[0]} of the first two generation batches is a success" in warning
-    assert all(fragment in warning for fragment in fragments)
+    assert "of the first two generation batches is a success" in warning and "positive_threshold is 0.7" in warning
+    assert all(fragment in warning for fragment in fragments), warning
 
 
 @pytest.mark.parametrize(
     ("reward", "options"),
     [
         (half_reward, {"positive_threshold": 0.2, "max_rounds": 2}),
-        *(([format_reward, even_reward], {"success_reward": "even_reward"} | mode) for mode in ({}, UNIFORM)),
-        ([format_reward, even_reward], {"reward_weights": [0.0, 1.0]}),
+        ([format_reward, even_reward], {"success_reward": "even_reward"}),
+        # Nothing depends on the threshold.
+        *(
+            (reward, mode)
+            for reward in (graded, half_reward, [format_reward, half_reward])
+            for mode in (UNIFORM, BATCH)
+        ),
     ],
 )
-def test_no_warning_where_the_threshold_separates_rewards(reward, options, train):
-    assert not train(reward, **options)[1]
-
-
-@pytest.mark.parametrize("baseline", ["pool", "posterior", "batch"])
-@pytest.mark.parametrize("reward", [graded, half_reward, [format_reward, half_reward]])
-def test_no_warning_of_a_threshold_without_effect(baseline, reward, train):
-    """Although all prompts have only successes or only failures for long enough."""
-    trainer, warnings = train(reward, steps=WINDOW + 2, baseline=baseline, **UNIFORM)
-    assert not warnings
-    assert {logs["ada/pass_rate/mean"] for logs in logs_of(trainer)} <= {0.0, 1.0}
-
-
-def test_a_threshold_outside_the_range_of_rewards_is_the_reported_cause_after_20_steps(train):
-    trainer, warnings = train(half_reward, steps=20, window=20, max_rounds=2)
-    assert len(warnings) == 2 and "For 20 steps" in warnings[1] and "only failed rollouts" in warnings[1]
-    assert "positive_threshold is 0.7" in warnings[1] and "too hard" not in warnings[1]
-    share = logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"]
-    assert share < 1 and f"{share:.0%} of the prompts have no gradient" in warnings[1]
-
-
-def test_a_baseline_that_predicts_worse_than_the_mean_is_reported(train):
-    def misestimate(trainer):
-        trainer.pass_rates.reward_estimator.estimate = lambda expectation, rates: [
-            BaselineEstimate(9.0 * i, 50, 0.5) for i in range(len(rates))
-        ]
-
-    options = {"baseline": "posterior", "num_generations": 1, "positive_threshold": 0.2}
-    _, (warning,) = train(half_reward, steps=WINDOW + 5, prepare=misestimate, **UNIFORM, **options)
-    assert f"For {WINDOW} steps, the posterior baseline has predicted the rewards worse than their mean" in warning
-    assert "baseline='batch'" in warning
-
-
-def test_the_leave_one_out_mean_of_a_small_batch_is_not_reported_as_a_bad_baseline(train):
-    """For 8 rollouts it explains 1 - (8/7)², whatever the rewards are."""
-    trainer, warnings = train(half_reward, steps=WINDOW + 5, baseline="batch")
-    assert trainer.args.generation_batch_size == 8
-    assert not any("the baseline has been" in warning for warning in warnings)
-    assert not any(name.startswith("ada/baseline/") for logs in logs_of(trainer) for name in logs)
-
-
-# Warnings at the start of training
-
-
-@pytest.fixture
-def start_warnings(caplog):
-    """Warnings about the group, the epochs or the size of the batch."""
-
-    def collect(num_prompts=1000, rows=64, **options):
-        args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, **options)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "ada_trl.trainer.run_summary"):
-            warn_at_start(args, num_prompts)
-        return [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.run_summary"]
-
-    return collect
-
-
-@pytest.mark.parametrize("baseline", ["batch", "posterior"])
-def test_a_group_that_the_baseline_does_not_need_is_reported(baseline, start_warnings):
-    (warning,) = start_warnings(baseline=baseline, num_generations=8, num_train_epochs=1)
-    assert f"num_generations=8 with baseline={baseline!r} samples 8 prompts × 8 rollouts" in warning
-    assert "Set num_generations=1 for 64 prompts × 1 rollout, and max_steps=125 (or num_train_epochs=8)" in warning
-    (warning,) = start_warnings(baseline=baseline, num_generations=8, max_steps=100)
-    assert warning.endswith("Set num_generations=1 for 64 prompts × 1 rollout.")
-    # A step of 64 prompts needs as many rows.
-    assert not start_warnings(baseline=baseline, num_generations=8, max_steps=100, num_prompts=60)
-
-
-@pytest.mark.parametrize(
-    ("num_generations_of_grpo", "rows", "steps"), [(4, 4, (250, 1000)), (8, 16, (62, 500)), (6, 18, (55, 333))]
-)
-def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of_grpo, rows, steps, start_warnings):
-    """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts per prompt, 62 with one."""
-    n = num_generations_of_grpo
-    warning = start_warnings(baseline="batch", num_train_epochs=1, rows=rows)[0]
-    assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
-    assert (
-        f"GRPO with num_generations={n} would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={n} "
-        in warning
-    )
-    grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
-    assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
-    rows = max(rows, 16)
-    for fixed in ({"max_steps": steps[1]}, {"num_train_epochs": 8}):
-        assert not start_warnings(baseline="batch", rows=rows, **fixed)
-
-
-def test_a_batch_below_16_rollouts_is_reported(start_warnings):
-    for rows, factor in ((2, "2.00"), (4, "1.33"), (15, "1.07")):
-        (warning,) = start_warnings(baseline="batch", max_steps=5, rows=rows)
-        assert f"generation_batch_size={rows} is small for baseline='batch'" in warning
-        assert f"N/(N-1) = {factor}. Use at least 16" in warning
-    assert "up to N/(N-1) = 1.14" in start_warnings(baseline="posterior", max_steps=5, rows=8)[0]
-    assert not start_warnings(baseline="batch", max_steps=5, rows=16)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rows": 8},
-        {"rows": 8} | UNIFORM,
-        {"rows": 8, "adaptive_sampling": "est"},
-        # Modes that retry or allocate need several rollouts per prompt.
-        {"baseline": "posterior", "adaptive_sampling": "seq-pos"},
-        {"baseline": "posterior", "adaptive_sampling": "est"},
-    ],
-)
-def test_no_warning_at_the_start_where_the_group_is_needed(options, start_warnings):
-    assert not start_warnings(num_train_epochs=1, **options)
-
-
-def test_warnings_are_logged_when_training_starts(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.run_summary"):
-        trainer = build(tmp_path, baseline="batch", max_steps=-1, num_train_epochs=1)
-        assert not caplog.records
-        trainer.train()
-    epochs, size = [r.getMessage() for r in caplog.records if r.name == "ada_trl.trainer.run_summary"]
-    assert f"num_train_epochs=1 gives {trainer.state.global_step} step" in epochs
-    assert "generation_batch_size=8 is small" in size
+def test_no_warning_where_the_threshold_separates_rewards_or_has_no_effect(reward, options, train):
+    assert not train(reward, steps=WINDOW + 2, **options)[1]
 
 
 # Model cards
@@ -323,18 +344,9 @@ def test_warnings_are_logged_when_training_starts(tmp_path, caplog):
     [
         ({}, "Reinforce-Ada (ada_trl", "xiong2025reinforceada"),
         (UNIFORM, "GRPO (ada_trl", "shao2024deepseekmath"),
-        ({"baseline": "batch"}, "GRPO (baseline='batch', ada_trl", "shao2024deepseekmath"),
-        ({"baseline": "posterior"}, "GRPO (baseline='posterior', ada_trl", "shao2024deepseekmath"),
-        (
-            UNIFORM | {"prompt_oversampling": 2, "zero_variance_groups": "resample"},
-            "GRPO (prompt_oversampling=2, zero_variance_groups='resample', ada_trl",
-            "shao2024deepseekmath",
-        ),
-        (
-            {"baseline": "posterior", "adaptive_sampling": "est", "num_generations": 2},
-            "Reinforce-Ada (baseline='posterior', ada_trl",
-            "xiong2025reinforceada",
-        ),
+        (BATCH, "GRPO (baseline='batch', ada_trl", "shao2024deepseekmath"),
+        (MODES["dynamic sampling"], "GRPO (zero_variance_groups='resample', ada_trl", "shao2024deepseekmath"),
+        (MODES["retries"], "Reinforce-Ada (baseline='batch', ada_trl", "xiong2025reinforceada"),
     ],
 )
 def test_a_model_card_names_method_package_and_version_and_cites_the_paper(options, name, paper, tmp_path):

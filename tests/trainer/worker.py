@@ -171,13 +171,7 @@ def run(output_dir: str, options: dict) -> dict:
     if failing_transform is not None:
         dataset = dataset.with_transform(transform)
     trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
-    trainer.batches, trainer.pools, trainer.traffic, trainer.own_passes = [], [], [], 0
-    if trainer.pass_rates is not None:
-        read = trainer.pass_rates.reader.read
-        trainer.pass_rates.reader.read = lambda prompts: (
-            vars(trainer).update(own_passes=trainer.own_passes + 1),
-            read(prompts),
-        )[1]
+    trainer.batches, trainer.pools, trainer.traffic = [], [], []
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     if evaluates_first:
         trainer.evaluate(dataset.select(range(4)))
@@ -191,7 +185,6 @@ def run(output_dir: str, options: dict) -> dict:
         "seconds": time.monotonic() - started,
         "batches": trainer.batches,
         "pools": trainer.pools,
-        "own_passes": trainer.own_passes,
         "traffic": [
             {name: sorted(value) if isinstance(value, set) else value for name, value in step.items()}
             for step in trainer.traffic

@@ -46,6 +46,8 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    # Bytecode is keyed by the source's size and its time in seconds: a module rewritten at once would not be compiled again.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path / "model")

@@ -1,0 +1,296 @@
+"""Successive elimination (Algorithm 2 of the paper): when the sampling of a prompt stops, and the loop over rounds."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from .rollouts import Rollouts, Scoring
+
+
+Counts = TypeVar("Counts", int, np.ndarray)
+
+
+def needs_more(positives: Counts, negatives: Counts, min_positives: int, min_negatives: int):
+    """
+    Whether prompts with these numbers of positive and negative rollouts are sampled further
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, exit conditions *pos*: K_pos positives, and
+    *balance*: K_pos positives and K_neg negatives).
+    """
+    return (positives < min_positives) | (negatives < min_negatives)
+
+
+class Candidate(NamedTuple):
+    """
+    A prompt that a slot may sample, with its rounds, positive and negative rollouts in earlier steps.
+
+    Args:
+        position (`int`):
+            Position of its row where the prompts come from.
+    """
+
+    position: int
+    rounds: int = 0
+    positives: int = 0
+    negatives: int = 0
+
+
+@dataclass(frozen=True)
+class SlotRule:
+    """
+    When the sampling of a slot's prompts stops.
+
+    Args:
+        min_positives, min_negatives (`int`):
+            K_pos and K_neg; see [`needs_more`].
+        max_rounds (`int`):
+            N, the maximum number of rounds of a prompt, counted over all steps.
+        one_round_per_step (`bool`, *optional*, defaults to `False`):
+            Whether a step samples one round of one prompt, which may be sampled again in the next step.
+        compares_each_reward (`bool`, *optional*, defaults to `False`):
+            Whether a prompt has zero variance only if the rewards of every function are equal, rather than their sum or the
+            success reward.
+    """
+
+    min_positives: int
+    min_negatives: int
+    max_rounds: int
+    one_round_per_step: bool = False
+    compares_each_reward: bool = False
+
+
+@dataclass(eq=False)
+class Slot:
+    """
+    One prompt's place in the batch: the rounds of its prompt, or of several *candidates* one after another.
+
+    The next round of a slot depends on the earlier ones of the same slot only. A step therefore has the same rollouts whether
+    slots wait for each other (synchronous rounds) or not (a vLLM server), and on any number of processes.
+
+    A candidate is finished after the round that meets its exit condition, or after its last round. If it then has zero
+    variance, the next candidate takes its place, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
+
+    Args:
+        rule ([`SlotRule`]):
+            When sampling stops.
+        scoring ([`~core.Scoring`]):
+            Which rollouts are positive.
+        candidates (`Sequence[Candidate]`):
+            At least one; exactly one with one round per step.
+        round_size (`int`):
+            M, the number of rollouts per round.
+    """
+
+    rule: SlotRule
+    scoring: Scoring
+    candidates: Sequence[Candidate]
+    round_size: int
+    done: bool = False
+    is_truncated: bool = False  # whether a round that was needed has failed
+    rounds: list[np.ndarray] = field(default_factory=list)  # rewards (M, F) of each round
+    candidate_of_round: list[int] = field(
+        default_factory=lambda: [0]
+    )  # of the next round too, unless the slot is done
+
+    def __post_init__(self) -> None:
+        self._histories = list(self.candidates)  # with the rounds of this step
+        self._outcomes: set = set()  # distinct rewards of the current candidate
+
+    @property
+    def max_rounds(self) -> int:
+        """Maximum number of rounds in this step."""
+        return 1 if self.rule.one_round_per_step else self.rule.max_rounds * len(self.candidates)
+
+    @property
+    def num_rollouts(self) -> int:
+        return sum(map(len, self.rounds))
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of candidates that have rollouts in this step; they are the first ones."""
+        return self.candidate_of_round[len(self.rounds) - 1] + 1 if self.rounds else 0
+
+    def candidate_at(self, draw: int) -> int:
+        """Index of the candidate that rollout `draw` belongs to; of several, known once the round before is complete."""
+        return self.candidate_of_round[draw // self.round_size] if len(self.candidates) > 1 else 0
+
+    def history(self, index: int) -> Candidate:
+        """The candidate with its rounds of this step added to those of earlier steps."""
+        return self._histories[index]
+
+    def exit_condition_met(self, index: int) -> bool:
+        history = self._histories[index]
+        return not needs_more(history.positives, history.negatives, self.rule.min_positives, self.rule.min_negatives)
+
+    @property
+    def unsolved(self) -> Candidate | None:
+        """The candidate sampled last, if it has neither met its exit condition nor used all its rounds."""
+        last = self.num_sampled - 1
+        if self.exit_condition_met(last) or self._histories[last].rounds >= self.rule.max_rounds:
+            return None
+        return self._histories[last]
+
+    def rewards_of(self, index: int) -> np.ndarray:
+        """Rewards `(rollouts, F)` of a candidate's rollouts in this step."""
+        rounds = zip(self.candidate_of_round, self.rounds, strict=False)
+        return np.concatenate([rewards for candidate, rewards in rounds if candidate == index])
+
+    def add_round(self, rewards: np.ndarray) -> None:
+        """
+        Add a round, and decide how the slot goes on.
+
+        Args:
+            rewards (`np.ndarray`):
+                Rewards of the round's rollouts, `(M, F)`.
+        """
+        current = self.candidate_of_round[len(self.rounds)]
+        self.rounds.append(rewards)
+        rewards = self.scoring.clean(rewards)
+        reward_n, success_n = self.scoring.totals(rewards)
+        is_scored = ~np.isnan(reward_n) & ~np.isnan(success_n)
+        positives = int((success_n[is_scored] > self.scoring.threshold).sum())
+        before = self._histories[current]
+        self._histories[current] = before._replace(
+            rounds=before.rounds + 1,
+            positives=before.positives + positives,
+            negatives=before.negatives + int(is_scored.sum()) - positives,
+        )
+        outcomes = self.scoring.distinguish(rewards) if self.rule.compares_each_reward else success_n
+        self._outcomes |= set(outcomes[is_scored].tolist())
+        if self.rule.one_round_per_step:
+            self.done = (
+                True  # whether the prompt is sampled again in the next step is the queue's decision, see `unsolved`
+            )
+        elif self.unsolved is not None:
+            self.candidate_of_round.append(current)
+        elif len(self._outcomes) > 1 or current + 1 == len(self.candidates):
+            self.done = (
+                True  # without another candidate the last one stays in the batch, if need be with zero advantages
+            )
+        else:
+            self.candidate_of_round.append(current + 1)
+            self._outcomes = set()
+
+
+Submit = Callable[[int, int], None]
+"""Takes a slot and the index of its next rollout, and requests the rollouts of its next round."""
+
+Collect = Callable[[], Sequence[tuple[int, int, np.ndarray | None]]]
+"""Waits for at least one request; returns `(slot, index of the first rollout, rewards)`, with `None` if the request has failed."""
+
+Progress = Callable[[int, int], None]
+"""Takes the number of slots still active and of rollouts sampled so far."""
+
+
+def sample_slots(
+    slots: Sequence[Slot],
+    submit: Submit,
+    collect: Collect,
+    *,
+    speculate_below: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """
+    Sample all slots until they are done: successive elimination
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
+
+    Each active slot has one request in flight. If `collect` waits for all of them, these are the synchronous rounds of the
+    paper. If it returns as soon as one is complete, no slot waits for another. The rollouts have the same distribution either
+    way: the M rollouts of a round are awaited together, and rounds are processed in order.
+
+    Args:
+        slots (`Sequence[Slot]`):
+            Slots without rounds, filled by this function.
+        submit (`Submit`), collect (`Collect`):
+            Start a request; wait for results. A slot whose next round is `None` is done with the rounds it has. The results of
+            requests still in flight at the end are not needed.
+        speculate_below (`int`, *optional*, defaults to `0`):
+            If fewer requests are in flight, rounds of active slots are requested before their previous round has returned.
+            The rollouts of such a round are used only if the slot needs them. For slots with one candidate.
+        progress (`Progress`, *optional*):
+            Called after each `collect`.
+    """
+    states = [_SlotState(number, slot) for number, slot in enumerate(slots)]
+    waiting = deque(states)
+    in_flight = 0
+
+    def next_slot() -> _SlotState | None:
+        if waiting:
+            return waiting.popleft()
+        if in_flight >= speculate_below:
+            return None
+        # All rounds that are known to be needed are in flight, and there is room: request one that may be needed, of the slot
+        # with the fewest such rounds.
+        ahead = (state for state in states if not state.slot.done and state.submitted < state.slot.max_rounds)
+        return min(ahead, key=lambda state: state.submitted - len(state.slot.rounds), default=None)
+
+    while any(not slot.done for slot in slots):
+        while (state := next_slot()) is not None:
+            submit(state.number, state.submitted * state.slot.round_size)
+            state.submitted += 1
+            in_flight += 1
+        for number, first_draw, rewards in collect():
+            in_flight -= 1
+            state = states[number]
+            state.receive(first_draw, rewards)
+            # A speculative round may be in flight already.
+            if not state.slot.done and state.submitted == len(state.slot.rounds):
+                waiting.append(state)
+        if progress is not None:
+            progress(sum(not slot.done for slot in slots), sum(slot.num_rollouts for slot in slots))
+
+
+@dataclass(eq=False)
+class _SlotState:
+    """A slot and its requests, whose results may return in any order and are processed in order."""
+
+    number: int
+    slot: Slot
+    submitted: int = 0  # rounds
+    pending: dict[int, np.ndarray | None] = field(default_factory=dict)  # by first draw, until their turn
+
+    def receive(self, first_draw: int, rewards: np.ndarray | None) -> None:
+        self.pending[first_draw] = rewards
+        while not self.slot.done and (turn := len(self.slot.rounds) * self.slot.round_size) in self.pending:
+            rewards = self.pending.pop(turn)
+            if rewards is None:
+                self.slot.done = self.slot.is_truncated = True
+            else:
+                self.slot.add_round(rewards)
+
+
+class SampledPrompt(NamedTuple):
+    """A prompt that was sampled in a step."""
+
+    candidate: Candidate  # as it was before the step
+    slot: int
+    candidate_index: int  # among the candidates of the slot
+    first_draw: int  # index of its first rollout among those of the slot
+    is_trained: bool  # whether the prompt is trained on, because no other one was sampled in its place
+    # Whether the prompt is an unbiased sample of the dataset: sampled for the first time, and not in place of another one.
+    is_on_distribution: bool
+
+
+def sampled_prompts(slots: Sequence[Slot]) -> list[SampledPrompt]:
+    """The prompts that were sampled in a step, in the order of the slots: the P prompts of the step's [`~core.Rollouts`]."""
+    return [
+        SampledPrompt(
+            candidate=slot.candidates[index],
+            slot=number,
+            candidate_index=index,
+            first_draw=slot.candidate_of_round.index(index) * slot.round_size,
+            is_trained=index == slot.num_sampled - 1,
+            is_on_distribution=not slot.candidates[index].rounds and not index,
+        )
+        for number, slot in enumerate(slots)
+        for index in range(slot.num_sampled)
+    ]
+
+
+def collect_rollouts(slots: Sequence[Slot], prompts: Sequence[SampledPrompt]) -> Rollouts:
+    """The record of all rollouts of a step, from its slots and their [`sampled_prompts`]."""
+    return Rollouts.score(
+        [slots[prompt.slot].rewards_of(prompt.candidate_index) for prompt in prompts], slots[0].scoring
+    )

@@ -1,0 +1,275 @@
+"""
+Prompts of each step, from TRL's data loader or from the prompt queue.
+
+The queue is used where a step samples other prompts than the data loader's next ones (retries, dynamic sampling), or needs them
+before the data loader yields them (one step ahead).
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from accelerate import Accelerator
+from datasets import Dataset, IterableDataset
+
+from ..core import Candidate, Slot, sampled_prompts
+from ..utils.distributed import synchronized_errors
+from ..utils.logging import get_logger
+from .prompt_stream import PromptStream
+
+
+logger = get_logger(__name__)
+
+# Settings with which prompts come from the data loader instead of the prompt queue.
+WITHOUT_QUEUE = "zero_variance_groups='keep', max_staleness=0 and, in Seq modes, baseline='pool'"
+# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
+MAX_RETRY_FRACTION = 0.75
+
+
+class PlaceholderRow(dict):
+    """
+    Row of the data loader where prompts come from the queue. Until the step's prompts are chosen, it has no values, and reading one
+    raises an error that explains this.
+    """
+
+    def __missing__(self, column: Any) -> Any:
+        raise RuntimeError(
+            f"This row has no column {column!r}: with zero_variance_groups='resample', max_staleness=1 or retries, the rows of the "
+            "data loader are placeholders, and prompts come from the prompt queue. Read the output of "
+            f"_generate_and_score_completions instead, or set {WITHOUT_QUEUE}."
+        )
+
+    def get(self, column: Any, default: Any = None) -> Any:
+        return super().get(column, default) if self else self[column]
+
+
+def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
+    return [PlaceholderRow() for _ in rows]
+
+
+class PromptBatch(NamedTuple):
+    """The prompts of one generation batch, before they are sampled."""
+
+    local_rows: list[dict]  # dataset rows of the candidates whose slots belong to this rank
+    row_ranks: list[int]  # rank of each candidate of all ranks, in slot order
+    slot_ranks: list[int]  # rank of each slot
+    candidates: list[list[Candidate]]  # of each slot: one, or several that may be sampled one after another
+
+
+class PromptSource(ABC):
+    """Interface of the sources of prompts. The same object exists on every rank."""
+
+    @abstractmethod
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
+
+    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
+        """Return unsolved and unused prompts to the source, and metrics to the caller."""
+        return {}
+
+    def rollback(self) -> None:  # noqa: B027 # the data loader cannot go back; TRL's resuming skips its batches
+        """Undo the last [`next_prompts`], whose prompts will not be sampled."""
+
+    def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
+        """The state before the last `steps_back` calls of [`next_prompts`]."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue from `state_dict()`."""
+
+
+class DataLoaderPrompts(PromptSource):
+    """
+    Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
+    holds its first row.
+
+    Args:
+        accelerator (`Accelerator`):
+            This rank and the others.
+        num_generations (`int`):
+            Number of rows of a prompt.
+        check_groups (`bool`, *optional*, defaults to `True`):
+            Whether different prompts in a group are an error, unlike in GRPOTrainer.
+    """
+
+    def __init__(self, accelerator: Accelerator, num_generations: int, *, check_groups: bool = True):
+        self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
+
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        rows, n = len(inputs), self.num_generations
+        start = self.accelerator.process_index * rows
+        local_rows = []
+        for i, row in enumerate(inputs):
+            if (start + i) % n == 0:
+                local_rows.append(row)
+            elif self.check_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
+                raise ValueError(
+                    f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
+                    f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
+                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the dataset give equal "
+                    "prompts for equal rows."
+                )
+        ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
+        return PromptBatch(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
+
+
+def _are_different(a: Any, b: Any) -> bool:
+    try:
+        return bool(a != b)
+    except (ValueError, RuntimeError):  # arrays and tensors in messages
+        return False
+
+
+class PromptQueue(PromptSource):
+    """
+    Prompts of the dataset in its order, after those that an earlier step has left unsolved or unused.
+
+    Every rank holds the same queue and makes the same calls, so that only the rows themselves are communicated.
+
+    Args:
+        dataset (`Dataset` or `IterableDataset`), shuffle (`bool`), seed (`int`):
+            See [`PromptStream`].
+        accelerator (`Accelerator`):
+            This rank and the others.
+        load_rows (`Callable[[Iterable[dict]], list[dict]]`):
+            Reads dataset rows, whose transform is user code, and drops unused columns.
+        num_slots (`int`):
+            Prompts that are trained on in a step.
+        candidates_per_slot (`int`, *optional*, defaults to `1`):
+            Maximum number of prompts that are sampled one after another in a slot (dynamic sampling).
+        retries (`bool`, *optional*, defaults to `False`):
+            Whether unsolved prompts are sampled again in the next step, first in line.
+        kept_states (`int`, *optional*, defaults to `2`):
+            Largest `steps_back` of [`state_dict`].
+
+    Attributes:
+        retry_queue (`list[Candidate]`):
+            Unsolved prompts.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | IterableDataset,
+        accelerator: Accelerator,
+        load_rows: Callable[[Iterable[dict]], list[dict]],
+        *,
+        shuffle: bool,
+        seed: int,
+        num_slots: int,
+        candidates_per_slot: int = 1,
+        retries: bool = False,
+        kept_states: int = 2,
+    ):
+        self._new_stream = lambda: PromptStream(dataset, shuffle=shuffle, seed=seed)
+        self.stream = self._new_stream()
+        self.accelerator, self.load_rows = accelerator, load_rows
+        self.num_slots, self.candidates_per_slot, self.retries = num_slots, candidates_per_slot, retries
+        self.retry_queue: list[Candidate] = []
+        # States before the last calls of `next_prompts`, the latest first. A checkpoint may be written while the rollouts of
+        # these steps are not trained on yet; a resumed run has to sample their prompts again.
+        self._before: deque[dict[str, Any]] = deque(maxlen=kept_states)
+        # Positions that the current step has taken from the stream; `None` between steps.
+        self._taken: list[int] | None = None
+
+    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+        candidates = self.next_candidates()
+        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        slot_ranks = [slot * world_size // self.num_slots for slot in range(self.num_slots)]
+        ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
+        with synchronized_errors():
+            local_rows = self.load_rows(
+                self.stream.row(candidate.position) for owner, candidate in ranked if owner == rank
+            )
+        return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates)
+
+    def next_candidates(self) -> list[list[Candidate]]:
+        """
+        Return the candidates of each slot: one retry per slot, as far as there are retries, then new prompts.
+
+        New prompts are distributed evenly: every slot gets a first candidate before any slot gets a second one.
+        """
+        self._before.appendleft(self._state())
+        retries = self.retry_queue
+        slots: list[list[Candidate]] = [[candidate] for candidate in retries]
+        slots += [[] for _ in range(self.num_slots - len(slots))]
+        number = self.num_slots * self.candidates_per_slot - len(retries)
+        new = self._taken = self.stream.take(number, {candidate.position for candidate in retries})
+        waiting = map(Candidate, new)
+        for size in range(self.candidates_per_slot):
+            for slot in slots:
+                if len(slot) == size and (candidate := next(waiting, None)) is not None:
+                    slot.append(candidate)
+        if any(not slot for slot in slots):
+            raise ValueError(
+                f"Each step needs {self.num_slots} distinct prompts, but the training dataset has only "
+                f"{len(new) + len(retries)}. Use a smaller batch or a larger dataset."
+            )
+        return slots
+
+    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
+        sampled = [prompt.candidate for prompt in sampled_prompts(slots)]
+        used = {candidate.position for candidate in sampled}
+        self.stream.put_back([position for position in self._taken or [] if position not in used])
+        self._taken = None
+        unsolved = [slot.unsolved for slot in slots] if self.retries else []
+        by_rounds = sorted((one for one in unsolved if one is not None), key=lambda candidate: candidate.rounds)
+        self.retry_queue = by_rounds[: self._max_retries]
+        self.stream.forget({candidate.position for candidate in self.retry_queue})
+        new = sum(not candidate.rounds for candidate in sampled)
+        metrics = {
+            "prompts/sampled": float(len(sampled)),
+            "prompts/frac_new": new / len(sampled),
+            "prompts/frac_retried": 1 - new / len(sampled),
+            "prompts/retries_dropped": float(len(by_rounds) - len(self.retry_queue)),
+            "prompts/resampled": float(len(sampled) - len(slots)),
+            "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
+            "prompts/epoch": self.stream.epoch,
+        }
+        if self.retries:
+            # The exit condition counts the rollouts of earlier steps too, which the pools of this step do not contain.
+            metrics["frac_exit_condition_met"] = sum(slot.exit_condition_met(0) for slot in slots) / len(slots)
+        return metrics
+
+    @property
+    def _max_retries(self) -> int:
+        return max(1, int(MAX_RETRY_FRACTION * self.num_slots))
+
+    def rollback(self) -> None:
+        """
+        Undo the last [`next_prompts`] if [`finish_step`] has not followed: its prompts are the next ones again.
+
+        Retries need no undoing: they stay in the queue until `finish_step` replaces it.
+        """
+        if self._taken is None:
+            return
+        self.stream.put_back(self._taken)
+        self._before.popleft()
+        self._taken = None
+
+    def _state(self) -> dict[str, Any]:
+        retries = [candidate._asdict() for candidate in self.retry_queue]
+        return {"stream": self.stream.state_dict(), "retry_queue": retries}
+
+    def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
+        return {"queue": self._before[steps_back - 1] if steps_back else self._state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "queue" not in state:
+            logger.warning(
+                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the dataset. "
+                "This is expected for a checkpoint of a run without a prompt queue; otherwise restore the file."
+            )
+            return
+        stored = state["queue"]
+        retries = [Candidate(*map(candidate.get, Candidate._fields)) for candidate in stored["retry_queue"]]
+        self.stream = self._new_stream()
+        queued = [candidate.position for candidate in retries]
+        self.stream.check_positions([*queued, *stored["stream"]["front"]])
+        self.stream.load_state_dict(stored["stream"])
+        self.retry_queue = retries[: self._max_retries]
+        if len(self.retry_queue) < len(retries):
+            logger.warning(
+                f"The checkpoint has {len(retries)} queued retries, but the batch now has room for {len(self.retry_queue)}; the "
+                "others are dropped. Resume with the batch size of the checkpoint to keep them."
+            )

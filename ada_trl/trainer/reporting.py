@@ -1,0 +1,325 @@
+"""
+Reports of a run: a sentence at its start that describes the differences from GRPO, warnings about problems that would go
+unnoticed, and which metrics are not logged because they are constant.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from trl import GRPOConfig
+
+from ..core.metrics import threshold_outside_reward_range
+from ..utils.logging import get_logger
+from .ada_grpo_config import AdaGRPOConfig
+
+
+logger = get_logger(__name__)
+
+
+# Metrics
+
+
+# Metrics that cannot vary in some modes. `ada/samples_per_prompt/mean` and `ada/frac_zero_advantage_groups` are logged in all
+# modes, so that runs of different modes can be compared.
+_ROLLOUT_NUMBERS = [
+    "ada/samples_per_prompt/min",
+    "ada/samples_per_prompt/max",
+    "ada/rounds/mean",
+    "ada/active_prompts/round_1",
+]
+_POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
+_UNDEFINED_FOR_SINGLE_ROLLOUTS = [
+    "frac_reward_zero_std",
+    "ada/frac_exit_condition_met",
+    "ada/frac_reward_zero_std/first_round",
+    "ada/frac_recovered_groups",
+    "ada/frac_missing_positives/round_1",
+    "ada/frac_missing_negatives/round_1",
+    "ada/frac_all_correct",
+    "ada/frac_all_wrong",
+    "ada/pass_rate/p10",
+    "ada/pass_rate/p90",
+]
+
+
+def constant_metrics(args: AdaGRPOConfig) -> set[str]:
+    """Return the names of the metrics that are constant, or equal to another metric in every step, in the mode of `args`."""
+    names = []
+    if args.adaptive_sampling == "uniform" and not args.resamples_prompts:
+        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
+        if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
+            names.append("ada/tokens/discarded")
+        if args.num_generations == 1:
+            names += _UNDEFINED_FOR_SINGLE_ROLLOUTS
+    if args.adaptive_sampling == "est":  # groups of different sizes are not comparable with GRPO's
+        names += ["frac_reward_zero_std", "ada/frac_reward_zero_std/first_round", "ada/frac_recovered_groups"]
+    if args.prompt_weighting == "none":
+        names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
+    return set(names)
+
+
+# The start of training
+
+
+def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: Callable | None = None) -> None:
+    """
+    Print [`describe_run`] on the main process, unless warnings are hidden, and log warnings about epochs and batch size.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        num_prompts (`int`, *optional*):
+            Length of the training dataset; `None` if it is unknown.
+        advantage_func (`Callable`, *optional*):
+            Function of the user that computes the advantages.
+    """
+    sentence = describe_run(args, advantage_func)
+    if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
+        print(sentence, flush=True)
+    for warning in (_epoch_warning(args, num_prompts), _size_warning(args)):
+        if warning:
+            logger.warning(warning)
+
+
+def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) -> str:
+    """
+    Describe in one sentence how a run differs from [`~trl.GRPOTrainer`] with the defaults of [`~trl.GRPOConfig`]. Empty if it
+    does not.
+    """
+    values = {"scale_rewards": "none", "epsilon_high": 0.28}
+    if not args.group_size_is_explicit:
+        values["num_generations"] = args.num_generations
+    defaults = [
+        f"{name}={value!r} ({GRPOConfig.__dataclass_fields__[name].default!r})"
+        for name, value in values.items()
+        if getattr(args, name) == value
+    ]
+    advantages = _describe_advantages(args)
+    if advantage_func is not None:
+        advantages = f"advantages are those of {getattr(advantage_func, '__name__', 'advantage_func')}"
+    is_vanilla = args.is_vanilla_grpo and advantage_func is None
+    clauses = [
+        "" if is_vanilla else f"{_describe_sampling(args)}; {advantages}",
+        _describe_zero_variance_groups(args),
+        "rollouts come from the weights before the last update" if args.max_staleness else "",
+        f"{args.num_generations_eval} rollouts per prompt in evaluations"
+        if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
+        else "",
+        f"defaults that differ from GRPOConfig's (in parentheses): {', '.join(defaults)}" if defaults else "",
+    ]
+    sentence = "; ".join(clause for clause in clauses if clause)
+    return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
+
+
+def _describe_sampling(args: AdaGRPOConfig) -> str:
+    strategy, n = args.sampling_strategy, args.num_generations
+    name = args.adaptive_sampling.capitalize()
+    if strategy.uses_estimated_budgets:
+        budgets = f"{args.min_samples} to {args.max_samples} rollouts per prompt, {n} on average"
+        return f"{name}: {budgets}, more where the estimated pass rate is low"
+    if not strategy.is_sequential:
+        mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
+        text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
+        hint = " (num_generations=1 is sufficient and gives more prompts)"
+        return text + hint if args.baseline == "batch" and n > 1 else text
+    condition = f"until {strategy.min_positives} {'is' if strategy.min_positives == 1 else 'are'} correct"
+    if strategy.min_negatives:
+        condition += f" and {strategy.min_negatives} incorrect"
+    if strategy.retries_across_steps:
+        return f"{name}: {pluralize(n, 'rollout')} per prompt and step, in up to {args.max_rounds} steps, {condition}"
+    rounds = f"up to {pluralize(args.max_rounds, 'round')} of {pluralize(args.samples_per_round, 'rollout')}"
+    return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
+
+
+def _describe_advantages(args: AdaGRPOConfig) -> str:
+    rollouts = "all other rollouts of the batch" if args.baseline == "batch" else "all rollouts of the prompt"
+    text = f"advantages use the mean reward of {rollouts}"
+    if args.prompt_weighting not in ("none", 1.0):
+        weights = {"inverse_sqrt": "1/√p̂", "inverse": "1/p̂"}
+        weight = weights.get(args.prompt_weighting, f"p̂^({args.prompt_weighting} - 1)")
+        text += f" and the weight {weight}, with p̂ its pass rate"
+    elif args.scale_rewards == "group" and args.adaptive_sampling != "uniform":
+        text += " and no prompt weight, because scale_rewards='group' is a weight as well"
+    return text
+
+
+def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
+    return {
+        "mask": "zero-variance groups are excluded from the loss",
+        "skip": "rows of zero-variance groups are not computed",
+        "resample": f"zero-variance groups are replaced by up to {args.max_rounds - 1} other prompts",
+    }.get(args.zero_variance_groups, "")
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Format a number with its noun, such as "1 rollout" and "4 rollouts"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+# The advantage r_i - mean(r_j, j != i) has the variance σ²(1 + 1/(N - 1)) = σ² N/(N - 1) if the N rollouts of a batch are
+# independent, against σ² with a known mean: 2 times for N = 2, 1.33 for 4, 1.14 for 8 and 1.07 for 16. The variance of the
+# gradient has the same factor, and so has the number of rollouts that is needed for the same precision.
+SMALLEST_BATCH = 16
+
+
+def _size_warning(args: AdaGRPOConfig) -> str:
+    rows = args.generation_batch_size
+    if args.baseline != "batch" or not 1 < rows < SMALLEST_BATCH:
+        return ""
+    return (
+        f"generation_batch_size={rows} is small for baseline='batch': a mean of {pluralize(rows - 1, 'other rollout')} "
+        f"multiplies the variance of the advantages by N/(N-1) = {rows / (rows - 1):.2f}. Use at least {SMALLEST_BATCH} "
+        "(raise per_device_train_batch_size or gradient_accumulation_steps), which keeps this factor below 1.07."
+    )
+
+
+def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
+    epochs, n = args.num_train_epochs, _grpo_group_size(args)
+    if args.num_generations > 1 or n is None or num_prompts is None or args.max_steps > 0:
+        return ""
+    if epochs >= n:  # the run has been adapted to one rollout per prompt
+        return ""
+    steps, grpo_steps = (training_steps(args, num_prompts, k, epochs) for k in (1, n))
+    per_epoch = training_steps(args, num_prompts, 1, 1)
+    if not per_epoch:
+        return ""
+    return (
+        f"num_train_epochs={epochs:g} gives {pluralize(steps, 'step')} with one rollout per prompt; GRPO with num_generations={n} "
+        f"would make {grpo_steps}. Set max_steps={grpo_steps} or num_train_epochs={math.ceil(grpo_steps / per_epoch)} to train on as many rollouts."
+    )
+
+
+def _grpo_group_size(args: AdaGRPOConfig) -> int | None:
+    """Return the default `num_generations` of GRPO, or the largest smaller number that divides the batch; `None` if none does."""
+    sizes = range(GRPOConfig.__dataclass_fields__["num_generations"].default, 1, -1)
+    return next((n for n in sizes if args.generation_batch_size % n == 0), None)
+
+
+def training_steps(args: AdaGRPOConfig, num_prompts: int, num_generations: int, epochs: float) -> int:
+    """Return the optimizer steps of `epochs` over `num_prompts` rows with `num_generations` rollouts each, as in TRL."""
+    generations = num_prompts // (args.generation_batch_size // num_generations)  # an incomplete one is dropped
+    micro_steps = generations * args.steps_per_generation * args.num_iterations
+    return math.ceil(epochs * math.ceil(micro_steps / args.gradient_accumulation_steps))
+
+
+# During training
+
+
+LOWEST_ESS_RATIO = 0.5
+
+
+class TrainingDiagnostics:
+    """
+    Checks the metrics of every generation batch, and logs each of these warnings at most once:
+
+    - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt weights or
+      recorded pass rates depend on it;
+    - for `steps` steps, no reward for more than half of the prompts;
+    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or are masked;
+    - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        steps (`int`, *optional*, defaults to `20`):
+            Training steps.
+    """
+
+    def __init__(self, args: AdaGRPOConfig, steps: int = 20):
+        self.steps = steps
+        self._args = args
+        self._early_generations = 2  # in which the threshold is still to be compared with the rewards
+        self._range = (math.inf, -math.inf)
+        self._last_absent: dict[str, int] = {}  # by problem, the last step without it
+        self._warned: set[str] = set()
+
+    def observe(self, metrics: Mapping[str, float], rewards: Sequence[float], step: int) -> None:
+        """
+        Check one generation batch.
+
+        Args:
+            metrics (`Mapping[str, float]`):
+                Metrics of [`~core.sampling_metrics`].
+            rewards (`Sequence[float]`):
+                Rewards of all rollouts that have one.
+            step (`int`):
+                Training step, from 1.
+        """
+        self._check_threshold(metrics)
+        self._check_scores(metrics["frac_unscored"], step)
+        self._check_gradient(metrics["frac_zero_advantage_groups"], rewards, step)
+        self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)
+
+    def _steps_to_report(self, problem: str, is_present: bool, step: int) -> int:
+        """Record whether `problem` is present. Return for how many steps it has been, if a warning is due, and 0 otherwise."""
+        if not is_present:
+            self._last_absent[problem] = step
+        steps = step - self._last_absent.setdefault(problem, step - 1)
+        if steps < self.steps or problem in self._warned:
+            return 0
+        self._warned.add(problem)
+        return steps
+
+    def _check_scores(self, fraction: float, step: int) -> None:
+        if steps := self._steps_to_report("unscored", fraction > 0.5, step):
+            logger.warning(
+                f"For {steps} steps, more than 50% of the prompts have had no rollout with a reward (ada/frac_unscored is "
+                f"{fraction:.0%} now): the reward functions return None or NaN, or have weight 0. Check that they can read the "
+                "completions and the columns."
+            )
+
+    def _check_gradient(self, fraction: float, rewards: Sequence[float], step: int) -> None:
+        # With the batch baseline, rounding may leave tiny advantages of equal rewards.
+        is_constant = len(rewards) > 1 and min(rewards) == max(rewards)
+        is_present = (fraction == 1 or is_constant) and "unscored" not in self._warned
+        if steps := self._steps_to_report("no gradient", is_present, step):
+            found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
+            longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
+            logger.warning(
+                f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have equal "
+                "rewards, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
+                f"train on easier prompts or raise {longer}; otherwise check with log_completions=True that the reward functions "
+                "distinguish completions of the same prompt."
+            )
+
+    def _check_effective_sample_size(self, ratio: float, step: int) -> None:
+        # The ratio is one of whole completions, so that it says nothing about token-level correction.
+        mode = self._args.vllm_importance_sampling_mode
+        is_low = mode.startswith("sequence") and ratio < LOWEST_ESS_RATIO  # False for NaN
+        if steps := self._steps_to_report("effective sample size", is_low, step):
+            logger.warning(
+                f"For {steps} steps, the effective sample size of the rollouts has been less than {LOWEST_ESS_RATIO:g} of their "
+                f"number (ada/ess_ratio is {ratio:.2f} now): vllm_importance_sampling_mode={mode!r} weights a completion by the "
+                "product of the ratios of all its tokens, so that few completions determine the update. Set "
+                "vllm_importance_sampling_mode='token_truncate', lower the learning rate, or set max_staleness=0."
+            )
+
+    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
+        args, low, high = self._args, metrics["success_reward/min"], metrics["success_reward/max"]
+        is_trained_on = args.needs_successes
+        if not (is_trained_on or args.tracks_pass_rates) or not self._early_generations or math.isnan(low):
+            return
+        self._early_generations -= 1
+        low, high = self._range = min(self._range[0], low), max(self._range[1], high)
+        if self._early_generations:
+            return
+        mean, pass_rate, threshold = metrics["success_reward/mean"], metrics["pass_rate/mean"], args.positive_threshold
+        is_one_sided = low < high and not low <= threshold < high
+        if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
+            return
+        reward = f"the reward of {args.success_reward}" if args.success_reward else "the reward"
+        rollouts = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
+        hard = (
+            f"If a good completion gets more than {threshold:g}, the prompts are hard; otherwise s"
+            if high <= threshold
+            else "S"
+        )
+        effect = "sampling and prompt weights are the same for all prompts"
+        if not is_trained_on:
+            effect = "the recorded pass rates carry no information; training does not depend on them"
+        logger.warning(
+            f"{rollouts.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
+            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {hard}et positive_threshold to a value between "
+            f"{low:.3g} and {high:.3g} that separates good from bad completions; until then, {effect}."
+        )

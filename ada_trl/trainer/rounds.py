@@ -1,0 +1,212 @@
+"""
+Several rounds per step: rows are prepared, generated and scored through TRL's own methods, on this rank alone and as often as a
+step needs it.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from trl import GRPOTrainer
+
+from ..core import Slot
+from ..sampling.prompts import PromptBatch
+from ..sampling.rollout_sampler import Completion, Completions, RolloutSampler
+from ..sampling.synchronous_sampler import SynchronousSampler
+from ..utils.copying import copy_containers
+from ..utils.distributed import no_collectives, synchronized_errors
+from . import trl_private
+from .interception import (
+    LocalSampling,
+    PromptPreparation,
+    PromptsPrepared,
+    ServerCompletions,
+    intercepting,
+    without_infinities,
+)
+
+
+if TYPE_CHECKING:
+    from .ada_grpo_trainer import AdaGRPOTrainer
+
+
+class RoundGenerator:
+    """
+    Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], while TRL's metrics of these calls are kept apart from
+    those of the step.
+
+    Args:
+        trainer ([`AdaGRPOTrainer`]):
+            Trainer of the policy.
+    """
+
+    def __init__(self, trainer: "AdaGRPOTrainer"):
+        self.trainer = trainer
+        # Instances that were used in this step, by environment name.
+        self._used_environments: dict[str | None, list] | None = None
+
+    def build_sampler(self, prompts: PromptBatch, slots: list[Slot]) -> RolloutSampler:
+        """A sampler of the step's slots: without a barrier between rounds if a vLLM server generates. Collective."""
+        trainer, rank = self.trainer, self.trainer.accelerator.process_index
+        if not trainer.vllm.samples_async:
+            return SynchronousSampler(
+                rows=prompts.local_rows,
+                row_ranks=prompts.row_ranks,
+                generate_and_score=self.generate_and_score,
+                slots=slots,
+                accelerator=trainer.accelerator,
+            )
+        from ..sampling.async_vllm_sampler import AsyncVLLMSampler
+
+        prepared, prompt_ids, images = [], [], None
+        with synchronized_errors():
+            if prompts.local_rows:
+                prepared = self.prepare(prompts.local_rows)
+                prompt_ids, images, _ = trainer._tokenize_prompts(prepared)
+        before = sum(owner < rank for owner in prompts.slot_ranks)
+        return AsyncVLLMSampler(
+            local_slots=range(before, before + prompts.slot_ranks.count(rank)),
+            vllm=trainer.vllm_generation,
+            prompt_ids=prompt_ids,
+            images=images,
+            score=self.make_score_fn(prompts.local_rows, prepared, prompt_ids, images),
+            slots=slots,
+            accelerator=trainer.accelerator,
+        )
+
+    def prepare(self, rows: list[dict]) -> list:
+        """Prepare the prompts of dataset rows as TRL does. Not collective."""
+        trainer = self.trainer
+        try:
+            with intercepting(trainer, PromptPreparation(trainer.model)):
+                GRPOTrainer._generate_and_score_completions(trainer, rows)
+        except PromptsPrepared as prepared:
+            prompts = prepared.prompts
+        else:
+            raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
+        if self._used_environments is not None:
+            # TRL takes environments from the front of its pool: hide those that this step's rollouts have used.
+            for name, number in Counter(trl_private.environment_names(trainer)).items():
+                pool = trl_private.environment_pool(trainer)[name]
+                self._used_environments[name] += pool[:number]
+                del pool[:number]
+        return prompts
+
+    @contextmanager
+    def hold_environments(self) -> Iterator[None]:
+        """While the block runs, no two rollouts share an environment. Afterwards all of them are free again."""
+        if self.trainer.environment_factories is None:
+            yield
+            return
+        self._used_environments = defaultdict(list)
+        try:
+            yield
+        finally:
+            for name, environments in self._used_environments.items():
+                trl_private.environment_pool(self.trainer)[name][:0] = environments
+            self._used_environments = None
+
+    def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Completions:
+        """
+        Generate and score one completion for each of `rows`, on this rank. Ranks need not call it together, except where the
+        model's own forward pass is collective (FSDP, ZeRO-3).
+        """
+        rows = [copy_containers(row) for row in rows]  # reward functions may modify their row
+        return self._sample(rows, self.prepare(rows), is_first_round, LocalSampling(self.trainer))
+
+    def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
+        """
+        Return a function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions
+        of prompts, completion ids, their log-probabilities, and whether they belong to the first round.
+        """
+
+        def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
+            copies = [copy_containers((rows[i], prompts[i])) for i in positions]
+            local_ids, local_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
+            local = LocalSampling(self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs))
+            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round, local)
+
+        return score
+
+    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool, local: LocalSampling) -> Completions:
+        trainer = self.trainer
+        tokens_seen = trainer.state.num_input_tokens_seen
+        # TRL's metrics of a part of the step would be mistaken for those of the step. Metrics that reward functions log are kept
+        # for the first round only, which is comparable with GRPO.
+        isolated = trl_private.isolated_metrics(trainer, pending=not is_first_round)
+        try:
+            with intercepting(trainer, local), isolated as metrics, no_collectives():
+                columns = trainer._generate(prompts)
+                _, completion_ids, _, completions, _, extra_fields, *_ = columns
+                _add_fields(rows, extra_fields)
+                started = time.perf_counter()
+                rewards: torch.Tensor = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
+                extras = self._take_extra_columns(len(prompts))
+                seconds = time.perf_counter() - started
+            if is_first_round:
+                trl_private.keep_other_metrics(trainer, metrics)
+            seen = trainer.state.num_input_tokens_seen - tokens_seen
+        finally:
+            trainer.state.num_input_tokens_seen = tokens_seen
+        return Completions(
+            rows=self._split(columns, prompts, extras),
+            rewards=without_infinities(rewards),
+            tool_calls=local.tool_calls,
+            reward_seconds=seconds,
+            tokens_seen=seen,
+        )
+
+    def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
+        trainer = self.trainer
+        _, completion_ids, tool_mask, *_ = columns
+        # Tokens of tool results were not generated by the model.
+        lengths = [len(ids) for ids in completion_ids] if tool_mask is None else [sum(mask) for mask in tool_mask]
+        final_ids = {*trainer.eos_token_ids, trl_private.tokenizer(trainer).pad_token_id}
+        rows: list[dict] = [{"prompt": prompt} for prompt in prompts]
+        if trl_private.has_named_environments(trainer):
+            names = trl_private.environment_names(trainer)
+            rows = [row | {"environment": name} for row, name in zip(rows, names, strict=True)]
+        return [
+            Completion(
+                columns=values,
+                row=rows[i],
+                extras=extras[i],
+                length=lengths[i],
+                truncated=completion_ids[i][-1] not in final_ids,
+                environment=trainer.environments and trainer.environments[i],
+            )
+            for i, values in enumerate(_columns_to_rows(columns, len(prompts)))
+        ]
+
+    def _take_extra_columns(self, rows: int) -> list[dict]:
+        """Values that reward functions logged with `log_extra`, by row; the last one's where several logged the same column."""
+        trainer = self.trainer
+        extras: list[dict] = [{} for _ in range(rows)]
+        columns = trl_private.pending_extra_columns(trainer)
+        for name, values in columns.items():
+            if len(values) < rows and trainer.log_completions:  # the values are only used for the table
+                raise ValueError(
+                    f"log_extra({name!r}, …) was given {len(values)} values for {rows} completions. Log exactly one "
+                    "value per completion, or set log_completions=False."
+                )
+            if len(values) >= rows:
+                for row, value in zip(extras, values[-rows:], strict=True):
+                    row[name] = value
+        columns.clear()
+        return extras
+
+
+def _add_fields(rows: list[dict], fields: dict) -> None:
+    """Add what an override of `_generate` returns besides completions to the rows for reward functions, as TRL does."""
+    for name, values in fields.items():
+        for row, value in zip(rows, values if isinstance(values, list) else [values] * len(rows), strict=False):
+            row[name] = value
+
+
+def _columns_to_rows(columns: tuple, number: int) -> list[tuple]:
+    # Extra fields, a dictionary, have been added to the rows.
+    columns = tuple(None if isinstance(column, dict) else column for column in columns)
+    return list(zip(*(column or [None] * number for column in columns), strict=True))

@@ -1,0 +1,168 @@
+"""One generation batch: what is planned before it is sampled, what is trained on, and the rows that are left out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from ..core import Rollouts, Slot
+from ..core.sequential import SampledPrompt
+from ..sampling.prompts import PromptBatch
+
+
+if TYPE_CHECKING:
+    from ..pass_rates.tracker import PromptEstimates
+
+
+POOL_COLUMNS = ("pool_size", "pool_positives")  # of the table of completions
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
+
+
+@dataclass
+class StepPlan:
+    """
+    Prompts of one generation batch, before they are sampled.
+
+    Args:
+        prompts ([`~sampling.prompts.PromptBatch`]):
+            The prompts.
+        slots (`list[Slot]`):
+            One per prompt of all ranks that is trained on; they collect the rewards.
+        estimates ([`~pass_rates.tracker.PromptEstimates`], *optional*):
+            Estimated pass rates of the prompts.
+        global_step (`int`):
+            Number of optimizer steps of the weights that generate the rollouts.
+        rows (`list[dict]`):
+            With one round per step: dataset rows of this rank, one per rollout.
+        is_prefetched (`bool`):
+            Whether the requests were sent to a server in the step before.
+    """
+
+    prompts: PromptBatch
+    slots: list[Slot]
+    estimates: "PromptEstimates | None"
+    global_step: int
+    rows: list[dict]
+    is_prefetched: bool = False
+
+
+@dataclass
+class StepBatch:
+    """
+    Rollouts of one generation batch of all ranks.
+
+    Args:
+        prompts (`list[SampledPrompt]`):
+            The P sampled prompts.
+        rollouts ([`~core.Rollouts`]):
+            All rollouts.
+        selected (`np.ndarray`):
+            Indices of the rollouts that are trained on, prompt by prompt. Every rank trains on an equal part of them.
+        metrics (`dict[str, float]`):
+            Logged under `ada/`.
+        advantage_N (`np.ndarray`):
+            Advantages of all rollouts, once they are computed.
+    """
+
+    prompts: list[SampledPrompt]
+    rollouts: Rollouts
+    selected: np.ndarray
+    metrics: dict[str, float] = field(default_factory=dict)
+    advantage_N: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def prompt_of_row(self) -> np.ndarray:
+        """Prompt of each row of all ranks."""
+        return self.rollouts.prompt_N[self.selected]
+
+    @property
+    def is_on_distribution_P(self) -> np.ndarray:
+        return np.array([prompt.is_on_distribution for prompt in self.prompts])
+
+    @property
+    def advantage_of_row(self) -> np.ndarray:
+        return self.advantage_N[self.selected]
+
+    @property
+    def pool_columns(self) -> dict[str, list[int]]:
+        """Columns of the table of completions: size of each row's pool, and positives in it."""
+        of_prompts = (self.rollouts.size_P, self.rollouts.positives_P)
+        return {
+            name: values[self.prompt_of_row].tolist() for name, values in zip(POOL_COLUMNS, of_prompts, strict=True)
+        }
+
+    def in_zero_advantage_group(self) -> np.ndarray:
+        """Whether all rows of each row's prompt have the advantage 0, by row."""
+        has_gradient_P = np.zeros(self.rollouts.num_prompts, dtype=bool)
+        has_gradient_P[self.prompt_of_row[self.advantage_of_row != 0]] = True
+        return ~has_gradient_P[self.prompt_of_row]
+
+    def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
+        """Update `frac_zero_advantage_groups` if some rows, of those of all ranks, are left out of the loss."""
+        trained = self.prompt_of_row[(self.advantage_of_row != 0) & ~np.array(is_masked)]
+        self.metrics["frac_zero_advantage_groups"] = 1 - len(np.unique(trained)) / len(np.unique(self.prompt_of_row))
+
+
+def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator: Accelerator) -> None:
+    """
+    Mask rows of zero-variance groups, so that the loss is that of a batch without them. Collective.
+
+    Args:
+        output (`dict`):
+            Batch of this rank, as [`~trl.GRPOTrainer`] trains on it.
+        masked (`Sequence[bool]`):
+            Whether each row of all ranks is masked.
+        loss_type (`str`):
+            As in [`~trl.GRPOConfig`].
+        accelerator (`Accelerator`):
+            The run's accelerator.
+    """
+    rows = len(output["advantages"])
+    local = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
+    is_trained = ~torch.tensor(masked[local], device=output["completion_mask"].device)
+    output["completion_mask"] = output["completion_mask"] * is_trained.unsqueeze(1)  # (B, T)
+    loss_mask = output["completion_mask"] * output.get("tool_mask", 1)
+    output["num_items_in_batch"] = accelerator.gather(loss_mask.sum()).sum()
+    if loss_type in MEAN_OVER_ROWS:  # masked rows still count in these losses' divisor
+        output["advantages"] = output["advantages"] * len(masked) / max(sum(not m for m in masked), 1)
+
+
+def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelerator) -> dict:
+    """
+    Remove rows whose advantage is 0 from a micro-batch, without changing the gradient of its loss. Collective.
+
+    Without a KL term or an entropy bonus such a row adds nothing to the gradient, but its forward and backward pass cost as much
+    as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then; advantages are scaled
+    accordingly. Every rank keeps as many rows as the one with the most others, and at least one: TRL gathers values of the rows
+    for its metrics, and every rank has to take part in the backward pass.
+
+    Args:
+        inputs (`dict`):
+            A micro-batch of [`~trl.GRPOTrainer`], rows first in every tensor.
+        loss_type (`str`):
+            As in [`~trl.GRPOConfig`].
+        accelerator (`Accelerator`):
+            The run's accelerator.
+    """
+    total = len(inputs["advantages"])
+    # An override may return advantages of tokens, (B, T).
+    is_trained = (inputs["advantages"] != 0).view(total, -1).any(dim=1)
+    if "pixel_values" in inputs:  # they are not ordered by row
+        is_trained = torch.ones_like(is_trained)
+    number = max(int(accelerator.gather(is_trained.sum()).max()), 1)
+    if number == total:
+        return inputs
+    is_trained[torch.argsort((~is_trained).int(), stable=True)[:number]] = True  # the first of the other rows fill up
+    trained = {
+        name: value[is_trained] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
+        for name, value in inputs.items()
+    }
+    if loss_type in MEAN_OVER_ROWS:
+        trained["advantages"] = trained["advantages"] * len(trained["advantages"]) / total
+    elif loss_type == "bnpo":
+        tokens, trained_tokens = (batch["completion_mask"] * batch.get("tool_mask", 1) for batch in (inputs, trained))
+        trained["advantages"] = trained["advantages"] * trained_tokens.sum() / tokens.sum().clamp(min=1)
+    return trained

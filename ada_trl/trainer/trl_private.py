@@ -1,0 +1,298 @@
+"""
+Everything private of TRL's trainer that this package relies on, in one module: attributes and patches. (The methods that
+[`AdaGRPOTrainer`] overrides are in its own file, and the subclasses of TRL's vLLM classes in `ada_trl/vllm` override private
+methods of those.)
+
+Two patches of TRL's module act only while one of our trainers is constructed or samples in rounds, and only in its thread
+([`vllm_generation_class`], [`rank_local_collectives`]). docs/upstream.md proposes changes to TRL that would make them unnecessary.
+`tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from ..utils.distributed import gather_unless_disabled
+
+
+TRL_LOGGER = logging.getLogger(grpo_trainer.__name__)
+
+
+@contextmanager
+def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
+    """
+    Temporarily set attributes of an object, which may be those of its class before and after. What code of the user assigns to them
+    in the meantime stays.
+    """
+    before = {name: owner.__dict__[name] for name in attributes.keys() & owner.__dict__.keys()}
+    owner.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in attributes.items():
+            if owner.__dict__.get(name) is value:
+                del owner.__dict__[name]
+                owner.__dict__.update({name: before[name]} if name in before else {})
+
+
+# TRL's logs
+
+
+def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], mode: str = "train") -> None:
+    """Log metrics, averaged by TRL over the logging interval or the evaluation."""
+    for name, value in metrics.items():
+        trainer._metrics[mode][name].append(value)
+
+
+def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]) -> None:
+    """Overwrite the values that TRL has logged for this batch: one, or one for each reward function of the same name."""
+    for name, values in metrics.items():
+        trainer._metrics["train"][name][-len(values) :] = values
+
+
+def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
+    """Log the number of tokens seen in training so far; TRL logs the latest value, not a mean."""
+    trainer._metrics["train"]["num_tokens"] = [tokens]
+
+
+def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float | None:
+    values = trainer._metrics[mode].get(name)
+    return values[-1] if values else None
+
+
+def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
+    """Forget metrics of training that are not to be logged."""
+    metrics = trainer._metrics["train"]
+    for name in names & metrics.keys():
+        del metrics[name]
+
+
+def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float]) -> None:
+    """Overwrite the advantages of this batch in the table of completions."""
+    logged = trainer._logs["advantages"]
+    for _ in range(min(len(advantages), len(logged))):
+        logged.pop()
+    logged.extend(advantages)
+
+
+def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
+    """Add columns of all ranks' rows to the table of completions of this batch."""
+    for name, values in columns.items():
+        trainer._logs["extra"][name].extend(values)
+
+
+def append_missing_extra_columns(trainer: GRPOTrainer, names: Sequence[str], rows: int) -> None:
+    """Add empty cells to columns of the table, if they exist, for rows that have no values: those of an evaluation."""
+    columns = trainer._logs["extra"]
+    for name in names:
+        if name in columns:
+            columns[name].extend([None] * rows)
+
+
+def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
+    """Columns of this rank's rows, which TRL gathers when it assembles the batch."""
+    trainer._pending_extra_logs.update(columns)
+
+
+@contextmanager
+def isolated_metrics(trainer: GRPOTrainer, mode: str = "train", *, pending: bool = False) -> Iterator[dict[str, list]]:
+    """
+    While the block runs, TRL's metrics of `mode` are kept apart from those logged before; yields them.
+
+    Args:
+        pending (`bool`, *optional*, defaults to `False`):
+            Whether metrics that reward functions log are kept apart too, and dropped.
+    """
+    isolated: dict[str, list] = defaultdict(list)
+    attributes: dict[str, Any] = {"_metrics": trainer._metrics | {mode: isolated}}
+    if pending:
+        attributes["_pending_metrics"] = defaultdict(list)
+    with override_attributes(trainer, **attributes):
+        yield isolated
+
+
+def keep_other_metrics(trainer: GRPOTrainer, isolated: dict[str, list]) -> None:
+    """Add isolated metrics that are not TRL's, such as those of a user's subclass, to the step's."""
+    for name, values in isolated.items():
+        if name != "num_tokens" and not name.startswith(("completions/", "tools/")):
+            trainer._metrics["train"][name] += values
+
+
+def pending_extra_columns(trainer: GRPOTrainer) -> dict[str, list]:
+    """Values that reward functions have logged with `log_extra` since TRL gathered them last, by column."""
+    return trainer._pending_extra_logs
+
+
+# TRL's model of prompts: tokenizer, environments, and the columns that are read
+
+
+def tokenizer(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
+    """The tokenizer, which is part of the processor of a vision-language model."""
+    return trainer._tokenizer
+
+
+def is_vision_language_model(trainer: GRPOTrainer) -> bool:
+    return trainer._is_vlm
+
+
+def environment_pool(trainer: GRPOTrainer) -> dict[str | None, list]:
+    """Free environments by name, from the front of which TRL takes those of a batch."""
+    return trainer._environment_pool
+
+
+def environment_names(trainer: GRPOTrainer) -> list[str | None]:
+    """The name of the environment of each row of the last batch; `None` if there is only one kind."""
+    return trainer._batch_environments
+
+
+def has_named_environments(trainer: GRPOTrainer) -> bool:
+    return trainer.environment_factories is not None and trainer._multi_environment
+
+
+def dataset_and_collator(trainer: GRPOTrainer) -> tuple[Dataset | IterableDataset, Callable]:
+    """The training set and its collator without unused columns, as TRL's data loader uses them."""
+    dataset, collate = trainer.train_dataset, trainer.data_collator
+    if isinstance(dataset, Dataset):
+        return trainer._remove_unused_columns(dataset, description="Training"), collate
+    # The columns of a stream are known when its rows are read.
+    return dataset, trainer._get_collator_with_removed_columns(collate, description="Training")
+
+
+def signature_columns(trainer: GRPOTrainer) -> list[str]:
+    """Return the columns of the dataset that are kept with `remove_unused_columns=True`."""
+    trainer._set_signature_columns_if_needed()
+    return list(trainer._signature_columns)
+
+
+# TRL's position in the run
+
+
+def micro_steps_per_generation(trainer: GRPOTrainer) -> int:
+    return trainer.args.steps_per_generation * trainer.num_iterations
+
+
+def prompts_per_generation(trainer: GRPOTrainer) -> int:
+    """Number of prompts of all ranks whose rows the data loader yields for one generation."""
+    rows = trainer._train_batch_size * trainer.args.steps_per_generation * trainer.accelerator.num_processes
+    return rows // trainer.num_generations
+
+
+def micro_step(trainer: GRPOTrainer) -> int:
+    """Number of micro-batches trained on so far in this process."""
+    return trainer._step
+
+
+def forget_buffered_batch(trainer: GRPOTrainer) -> None:
+    """Discard the rest of a batch of an earlier call of `train`, so that the next step generates."""
+    trainer._step, trainer._buffered_inputs = 0, None
+
+
+def forget_evaluation_model(trainer: GRPOTrainer) -> None:
+    """
+    Let the training prepare the model although an evaluation has done so before.
+
+    An evaluation prepares it without `DistributedDataParallel`, and accelerate leaves a model that is prepared as it is. The processes
+    would then exchange no gradients, and train different weights.
+    """
+    model, accelerator = trainer.model, trainer.accelerator
+    # A sharded model is prepared for an evaluation as for the training.
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if accelerator.num_processes == 1 or is_sharded or trainer.model_wrapped is not model:
+        return
+    if model.__dict__.pop("_is_accelerate_prepared", False):
+        accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else mixed precision is applied twice
+
+
+def weights_are_loaded(trainer: GRPOTrainer) -> bool:
+    """Whether vLLM was given the weights of this optimizer step."""
+    return trainer.state.global_step == trainer._last_loaded_step
+
+
+def mark_weights_loaded(trainer: GRPOTrainer, loaded: bool = True) -> None:
+    """Tell TRL whether vLLM has the weights of this optimizer step."""
+    trainer._last_loaded_step = trainer.state.global_step if loaded else -1
+
+
+# Patches of TRL's module
+
+
+class _ModulePatch:
+    """
+    Replaces a global of TRL's module while at least one block uses it.
+
+    Entries are counted, because trainers in several threads may leave the block in any order, and the original is restored by the
+    last one. The replacement itself depends on a context variable, so that other threads are not affected.
+    """
+
+    def __init__(self, name: str, replacement: Callable[[Any], Any]):
+        self.name, self.replacement = name, replacement
+        self._lock, self._entries, self._original = threading.Lock(), 0, None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._entries:
+                self._original = getattr(grpo_trainer, self.name)
+                setattr(grpo_trainer, self.name, self.replacement(self._original))
+            self._entries += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entries -= 1
+                if not self._entries:
+                    setattr(grpo_trainer, self.name, self._original)
+
+
+_vllm_options: threading.local = threading.local()
+
+
+def _choose_vllm_class(original: Any) -> Callable:
+    def build(*args: Any, **kwargs: Any) -> Any:
+        options = getattr(_vllm_options, "value", None)
+        if options is None:
+            return original(*args, **kwargs)
+        from ..vllm.generation import AdaVLLMGeneration
+
+        return AdaVLLMGeneration(*args, **kwargs, **options)
+
+    return build
+
+
+_patched_vllm = _ModulePatch("VLLMGeneration", _choose_vllm_class)
+_patched_gather = _ModulePatch("gather", gather_unless_disabled)
+
+
+@contextmanager
+def vllm_generation_class(**options: Any) -> Iterator[None]:
+    """
+    While the block runs, a [`~trl.GRPOTrainer`] that this thread constructs builds an [`~vllm.generation.AdaVLLMGeneration`] with
+    these options. TRL looks the class up as a global of its module, so a subclass cannot choose another one.
+    """
+    with _patched_vllm():
+        _vllm_options.value = options
+        try:
+            yield
+        finally:
+            _vllm_options.value = None
+
+
+@contextmanager
+def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
+    """
+    While the block runs, TRL's gathers respect [`~utils.distributed.no_collectives`]: ranks sample and score different numbers of rows, at
+    different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
+    """
+    with (
+        _patched_gather(),
+        override_attributes(trainer.accelerator, gather=gather_unless_disabled(trainer.accelerator.gather)),
+    ):
+        yield

@@ -1,0 +1,178 @@
+"""Figures of learning results, and the README's overview."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from ada_trl.core import ExitCondition
+
+from . import names
+from .analyses.outcomes import Outcome, sequential_outcome, single_round_outcome
+from .common import COLORS
+from .comparisons import Comparison
+from .statistics import interval
+
+
+STYLES = {
+    names.GRPO_4: {"color": COLORS[names.GRPO_4], "marker": "v"},
+    names.GRPO_8: {"color": COLORS[names.GRPO_8], "marker": "^"},
+    names.GRPO_16: {"color": COLORS[names.GRPO_16], "marker": "<"},
+    names.DAPO: {"color": COLORS[names.DAPO], "marker": "X", "linestyle": "--"},
+    names.HYBRID: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
+    names.ALGORITHM_2: {"color": "#8c1c13", "marker": "s", "linestyle": "-."},
+    names.BATCH: {"color": COLORS[names.BATCH], "marker": "P"},
+}
+
+
+def style(method: str) -> dict:
+    """Style of a method, also with its learning rate."""
+    return STYLES[method.split(" at ")[0]]
+
+
+def panels(columns: int, rows: int = 1):
+    figure = Figure(figsize=(4.4 * columns, 3.4 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def legend(figure, axis, **options) -> None:
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, **options)
+
+
+def means_by_step(found: Comparison, method: str, columns: Iterable[str]) -> tuple[dict[str, np.ndarray], dict]:
+    """Means of `columns` over seeds at the steps that all seeds have, and half the interval of the last one."""
+    runs = [run.set_index("step") for run in found.runs[method].values()]
+    steps = sorted(set.intersection(*(set(run.index) for run in runs)))
+    values = {
+        c: np.array([[step if c == "step" else run[c][step] for step in steps] for run in runs]) for c in columns
+    }
+    halves = {c: interval(value[:, -1], found.earlier_looks).half for c, value in values.items()}
+    return {c: value.mean(axis=0) for c, value in values.items()}, halves
+
+
+def draw_curves(axis, found: Comparison, methods: Iterable[str], x: str, y: str, scale: float = 1) -> None:
+    """Means of `y`, times `scale`, against `x`; the 95% interval of the last evaluation is drawn to the right of all curves."""
+    ends = []
+    for method in methods:
+        means, halves = means_by_step(found, method, dict.fromkeys((x, y)))
+        own = style(method)
+        axis.plot(means[x], scale * means[y], **own | {"markersize": 5}, label=names.short(method))
+        ends.append((means[x][-1], scale * means[y][-1], scale * halves[y], own))
+    if x != "accuracy":
+        end = max(last for last, *_ in ends)
+        for i, (_, value, half, own) in enumerate(ends):
+            bar = {"color": own["color"], "marker": own["marker"], "markersize": 5, "capsize": 3, "linestyle": "none"}
+            axis.errorbar(end * (1.05 + 0.035 * i), value, yerr=np.nan_to_num(half), **bar)
+        axis.axvline(1.025 * end, color="0.8", linewidth=0.8)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_xticks([tick for tick in MaxNLocator(4).tick_values(0, end) if 0 <= tick <= end])
+
+
+def trade_off(axis, found: Comparison, methods: Iterable[str]) -> None:
+    """pass@16 against accuracy over training."""
+    draw_curves(axis, found, methods, "accuracy", "pass@16")
+    axis.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
+
+
+def language_rates(found: Comparison) -> Figure:
+    """Accuracy and pass@16 against tokens, and against each other over training."""
+    figure, ((left, middle, right),) = panels(3)
+    for axis, column in ((left, "accuracy"), (middle, "pass@16")):
+        draw_curves(axis, found, found.runs, "generated_tokens", column)
+        axis.set(xlabel="Generated tokens", title=f"Held-out {column}")
+    trade_off(right, found, found.runs)
+    legend(figure, left)
+    return figure
+
+
+def language_paper(found: Comparison) -> Figure:
+    """The paper's protocol: accuracy and pass@16 by steps, and against each other over training."""
+    methods = [found.reference, names.GRPO_16, names.ALGORITHM_2, names.HYBRID]
+    figure, ((left, middle, right),) = panels(3)
+    for axis, column in ((left, "accuracy"), (middle, "pass@16")):
+        draw_curves(axis, found, methods, "step", column)
+        axis.set(xlabel="Optimizer steps", title=f"Held-out {column}")
+    trade_off(right, found, methods)
+    legend(figure, left)
+    return figure
+
+
+def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
+    """Equal prompts per step on addition: accuracy against steps and tokens."""
+    figure, axes = panels(2, rows=len(sets))
+    methods = (names.GRPO_4, names.GRPO_16, names.DAPO, names.HYBRID)
+    for row, (name, found) in zip(axes, sets.items(), strict=True):
+        for axis, x, label in zip(
+            row, ("step", "generated_tokens"), ("Optimizer steps", "Generated tokens"), strict=True
+        ):
+            draw_curves(axis, found, methods, x, "accuracy")
+            axis.set(xlabel=label, ylabel="Held-out accuracy", title=f"{name.capitalize()} set")
+    legend(figure, axes[0][0])
+    return figure
+
+
+# The README's first figure
+
+OUTCOMES = {  # the settings of the learning benchmark and the paper
+    names.GRPO_4: lambda p: single_round_outcome(p, 4),
+    names.HYBRID: lambda p: sequential_outcome(p, ExitCondition(2, 2), samples_per_round=8, max_rounds=4),
+    # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
+    names.BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
+}
+PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
+CAPTION_RATE = 0.1
+PIXELS = 830  # width of a picture in a README on GitHub
+
+
+def overview_caption(found: Comparison) -> str:
+    """The figure in words."""
+    grpo, ada = (Outcome(*(float(v[0]) for v in OUTCOMES[m]([CAPTION_RATE]))) for m in (names.GRPO_4, names.HYBRID))
+    share = found.before_training("frac_zero_variance")
+    return (
+        f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
+        f"gradient in {grpo.zero_gradient:.0%} of the steps. Seq-balance reduces this to {ada.zero_gradient:.0%}, with "
+        f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient (a noisier one for prompts "
+        "[far from the mean of the batch](docs/method.md#gradient-variance)), unless all rewards in the batch are equal. Right "
+        "(measured): SmolLM2-135M-Instruct on eight [families](recipes/reasoning/README.md) of reasoning tasks, where "
+        f"{share:.0%} of GRPO's groups have zero reward variance before training. Lines are means over seeds; error bars are 95% "
+        "intervals after the last step.*"
+    )
+
+
+def overview(found: Comparison) -> Figure:
+    """Zero gradients and rollouts by pass rate, and a language model's accuracy."""
+    drawn = Figure(figsize=(PIXELS / 100, 3.4), layout="constrained")
+    zero_gradient, rollouts, accuracy = drawn.subplots(1, 3)
+    for method, compute in OUTCOMES.items():
+        outcome, color = compute(PASS_RATES), {"color": style(method)["color"], "linewidth": 2}
+        label = "Seq-balance" if method == names.HYBRID else names.short(method)
+        zero_gradient.plot(PASS_RATES, 100 * outcome.zero_gradient, label=label, **color)
+        rollouts.plot(PASS_RATES, outcome.rollouts, **color)
+    zero_gradient.set(title="P(zero gradient), %", xlabel="Pass rate of the prompt", ylim=(-3, 100))
+    rollouts.set(title="Rollouts per prompt", xlabel="Pass rate of the prompt", ylim=(0, 34))
+    for axis in (zero_gradient, rollouts):
+        axis.set_xscale("logit")
+        axis.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
+        axis.minorticks_off()
+    draw_curves(accuracy, found, (names.GRPO_4, names.BATCH), "generated_tokens", "accuracy", scale=100)
+    accuracy.set(title="Accuracy of a 135M model, %", xlabel="Generated tokens")
+    for axis in drawn.axes:
+        axis.grid(alpha=0.25)
+        axis.title.set_fontsize(10.5)
+        axis.spines[["top", "right"]].set_visible(False)
+    legend(drawn, zero_gradient)
+    return drawn
+
+
+def draw_all(rates: Comparison, paper: Comparison, equal_steps: dict[str, Comparison]) -> dict[str, Figure]:
+    """Every figure by its file name."""
+    return {
+        "overview": overview(rates),
+        "language_rates": language_rates(rates),
+        "language_paper": language_paper(paper),
+        "learning_accuracy": learning_accuracy(equal_steps),
+    }

@@ -1,0 +1,57 @@
+"""Command line of the benchmarks on a GPU, see README.md."""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+LIMITS = {"modes": 60, "speed": 90, "learn": 400, "vllm": 300}  # seconds
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description="Benchmarks on a GPU: see README.md."
+    )
+    parser.add_argument("--stage", choices=LIMITS, required=True)
+    parser.add_argument("--output_dir", type=Path, required=True, help="Results, which a repeated command completes.")
+    parser.add_argument("--limit", type=float, help="Seconds; the default depends on the stage.")
+    parser.add_argument("--smoke", action="store_true", help="Tiny settings, on the CPU too.")
+    learn = parser.add_argument_group("only for learn")
+    learn.add_argument("--prompt_set", choices=("mixture", "steps"), default="mixture", help="steps: longer answers.")
+    learn.add_argument("--workers", type=int, default=8, help="Runs at a time.")
+    learn.add_argument("--carried", type=Path, default=Path("outputs/gpu"), help="Folder that `pack` has written.")
+    args = parser.parse_args()
+    settings = {"output_dir": args.output_dir, "limit": args.limit or LIMITS[args.stage], "smoke": args.smoke}
+
+    needed = {"learn": "reasoning_gym", "vllm": "vllm"}.get(args.stage)
+    if needed and not importlib.util.find_spec(needed):
+        print(f"{args.stage} skipped: {needed} is not installed.")
+        return True
+    # Before importing torch, for this process and those of the units, of which several share the machine.
+    os.environ |= {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if args.stage == "modes":
+        from . import modes
+
+        return modes.main(**settings)
+    if args.stage == "speed":
+        from . import speed
+
+        return speed.main(**settings)
+    if args.stage == "learn":
+        from . import learn
+
+        return learn.main(**settings, prompt_set=args.prompt_set, workers=args.workers, carried=args.carried)
+    from . import vllm_server
+
+    return vllm_server.main(args.output_dir, settings["limit"])
+
+
+if __name__ == "__main__":
+    sys.exit(not main())

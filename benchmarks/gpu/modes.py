@@ -1,0 +1,86 @@
+"""Three steps in every mode in bfloat16, and whether `adaptive_sampling="uniform"` trains the weights of `GRPOTrainer`."""
+
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from .. import names
+from ..common import markdown
+from .training import SMOKE, Size, measure, train
+from .units import Unit, run, succeeded
+
+
+STEPS = 3
+GRPO = {"adaptive_sampling": "uniform", "num_generations": 4, "scale_rewards": "group"}
+MODES = {
+    names.GRPO_4: GRPO,
+    names.BATCH: {"baseline": "batch"},
+    names.SEQ_BALANCE: {"adaptive_sampling": "seq-balance"},
+    names.SEQ_POS: {"adaptive_sampling": "seq-pos"},
+    f"{names.EST} (EMA)": {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
+    f"{names.EST} (value head)": {"adaptive_sampling": "est", "pass_rate_estimator": "value"},
+    f"{names.BATCH}, retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+    "zero-variance groups: resample": GRPO | {"zero_variance_groups": "resample"},
+    "zero-variance groups: mask": GRPO | {"zero_variance_groups": "mask"},
+    "zero-variance groups: skip": GRPO | {"zero_variance_groups": "skip"},
+}
+
+
+def same_weights(size: Size) -> dict:
+    """
+    Train with `GRPOTrainer` and with `adaptive_sampling="uniform"` in float32 with deterministic algorithms.
+
+    Raises:
+        `ValueError`: if the weights differ in a single bit.
+    """
+    # Operations without a deterministic form only warn: a repeated run of TRL tells whether they matter.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    options = {"bf16": False, "num_generations": 4}
+
+    def weights(is_ada: bool) -> dict[str, torch.Tensor]:
+        ours = {"adaptive_sampling": "uniform", "scale_rewards": "group", "epsilon_high": None} if is_ada else {}
+        model, *_ = train(size, STEPS, options | ours, is_ada=is_ada)
+        return {name: weight.cpu() for name, weight in model.state_dict().items()}
+
+    def differing(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+        return [name for name, weight in some.items() if not torch.equal(weight, other[name])]
+
+    try:
+        trl, ours = weights(False), weights(True)
+        if different := differing(trl, ours):
+            repeated = len(differing(trl, weights(False)))
+            raise ValueError(
+                f"{len(different)} of {len(trl)} tensors differ from those of GRPOTrainer, the first one is "
+                f"{different[0]}; in a repeated run of GRPOTrainer, {repeated} differ."
+            )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return {"tensors": len(trl)}
+
+
+def main(output_dir: Path, limit: float, smoke: bool) -> bool:
+    """Returns whether all units have succeeded."""
+    size = SMOKE if smoke else Size()
+    units = [
+        Unit(
+            "GRPOTrainer", measure, {"size": size, "steps": STEPS, "is_ada": False, "options": {"num_generations": 4}}
+        )
+    ]
+    units += [
+        Unit(name, measure, {"size": size, "steps": STEPS, "options": options}) for name, options in MODES.items()
+    ]
+    units.insert(2, Unit("same weights as GRPOTrainer", same_weights, {"size": size}))
+    results = run(units, output_dir / "modes.json", limit)
+
+    rows = [results[unit.name] | {"mode": unit.name} for unit in units if "logs" in results.get(unit.name, {})]
+    columns = {
+        "Mode": lambda row: row["mode"],
+        "Step, s": lambda row: f"{mean(row['step_seconds'][1:]):.2f}",
+        "Memory, GiB": lambda row: f"{row['memory_gib']:.1f}" if row["memory_gib"] else "–",
+        "Losses": lambda row: ", ".join(f"{step['loss']:.4f}" for step in row["logs"]),
+    }
+    print(markdown(rows, columns))
+    if "tensors" in results.get("same weights as GRPOTrainer", {}):
+        print(f"uniform = GRPOTrainer: all {results['same weights as GRPOTrainer']['tensors']} tensors are bit-equal.")
+    return succeeded(units, results)

@@ -1,0 +1,452 @@
+"""
+Tables, sentences and figures of learning results in the documents: `python -m benchmarks.report`.
+
+Everything is generated from the stored results: the places `<!-- name -->` of docs/benchmarks.md, README.md,
+docs/reproducing_the_paper.md, docs/vllm.md and recipes/README.md that are named below.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from . import figures, names
+from .common import FIGURES, README, ROOT, fill
+from .comparisons import (
+    ACCURACY,
+    PASS_AT_16,
+    SPEED,
+    Comparison,
+    as_table,
+    by_seed,
+    final,
+    load,
+    per_step,
+)
+from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RETRIES, STORED, Part
+from .learning.confirmation import RATE as PLANNED_RATE
+from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
+from .learning.small_models import AHEAD, EXPERIMENTS, SETS
+from .statistics import AS_FAST, FASTER, SLOWER, cell
+
+
+DOCS = ROOT / "docs"
+MAIN_SET, HARD_SET = "mixture", "hard"
+SELECTION_SEED = 9  # used only to choose learning rates; the chosen rates are reported with other seeds
+CHOSEN_RATE = 1e-4
+EARLIER_LOOKS = (3,)  # on the language model, comparisons were looked at with three seeds before more were added
+MODEL = "SmolLM2-135M-Instruct with LoRA"
+SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
+TITLES = {"sorting-graded": "Graded sorting"}
+BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def compare(
+    evaluations: pd.DataFrame, prompt_set: str, methods, looks=(), reference: str = names.GRPO_4
+) -> Comparison:
+    return Comparison({m: by_seed(evaluations, prompt_set, m) for m in methods}, reference, looks)
+
+
+# Confirmation (docs/benchmarks.md, "Plan")
+
+
+def confirmation_block(rows: pd.DataFrame) -> str:
+    """The planned results, part by part; nothing of a part that is not finished."""
+    return "\n\n".join(_part_block(name, part, rows) for name, part in PARTS.items())
+
+
+def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
+    finished = rows[(rows["family"] == "all") & (rows["step"] == part.steps)]
+    done = {(row.method, row.seed, row.rate) for row in finished.itertuples()}
+    stored = sum((run.method, run.seed, run.rate) in done for run in part.runs)
+    if stored < len(part.runs):
+        return f"*{name}*: not finished: {stored} of {len(part.runs)} runs."
+    labels = {
+        (method, rate): method.removesuffix(PAPER_SUFFIX) + (f", {rate_text(rate)}" if rate != PLANNED_RATE else "")
+        for method, rate in part.methods
+    }
+    runs = {label: by_seed(rows, PROMPT_SET, method, rate) for (method, rate), label in labels.items()}
+    runs = {label: {seed: run for seed, run in own.items() if seed in part.seeds} for label, own in runs.items()}
+    if name == "group size":  # planned without a reference of its own: the same base and seeds of the first part
+        for method in (names.GRPO_4, names.BATCH):
+            own = by_seed(rows, PROMPT_SET, method, PLANNED_RATE)
+            runs[method] = {seed: run for seed, run in own.items() if seed in part.seeds}
+    reference = names.GRPO_4
+    if name == "confirmation":
+        other = labels[names.GRPO_4, LOWER_RATE]
+        first = Comparison(runs, reference)
+        if first.mean(other, SPEED).mean > first.mean(reference, SPEED).mean:
+            reference = other
+    found = Comparison(runs, reference)
+    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {reference}.\n\n"
+    text += found.table(
+        {
+            "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+            "Accuracy": lambda m: found.cell(m, ACCURACY),
+            "pass@16": lambda m: found.cell(m, PASS_AT_16),
+            "1k tokens": lambda m: f"{found.mean(m, final('generated_tokens')).mean / 1e3:.0f}",
+            "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
+        },
+        BEFORE,
+    )
+    return text + (f"\n\n{endpoints(found)}" if name == "confirmation" else "")
+
+
+def endpoints(found: Comparison) -> str:
+    """The two endpoints of the plan."""
+    diversity, accuracy = found.difference(RETRIES, PASS_AT_16), found.difference(RETRIES, SPEED)
+    is_higher = diversity.excludes_zero and diversity.mean > 0
+    holds = is_higher and accuracy.mean - accuracy.half > -0.01
+    return (
+        f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
+        f"evaluations.\n"
+        f"- (b) {'holds' if holds else 'does not hold'}: {RETRIES} against {found.reference}: pass@16 after the last step "
+        f"{diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
+        f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
+    )
+
+
+# The language model at equal tokens
+
+
+def language_rates() -> Comparison:
+    """Methods at their chosen learning rate."""
+    rows = load(RATES)
+    rows = rows[(rows["seed"] != SELECTION_SEED) & (rows["rate"] == CHOSEN_RATE)]
+    return compare(rows, MAIN_SET, (names.GRPO_4, names.GRPO_8, names.BATCH), EARLIER_LOOKS)
+
+
+def cpu_seconds(found: Comparison, method: str) -> float:
+    """CPU seconds per step of the fastest seed: other runs on the machine make a step slower, never faster."""
+    return min(found.values(method, per_step("cpu_seconds")).values())
+
+
+def rates_table(found: Comparison, for_readme: bool = False) -> str:
+    columns: dict[str, Callable[[str], str]] = {
+        "Seeds": found.num_seeds,
+        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Tokens": found.share_of_tokens,
+    }
+    if not for_readme:
+        columns["Entropy"] = lambda m: f"{found.mean(m, final('entropy')).mean:.2f}"
+        columns["CPU s per step"] = lambda m: f"{cpu_seconds(found, m):.1f}"
+    return found.table(columns, BEFORE)
+
+
+def rates_caption(found: Comparison) -> str:
+    return (
+        f"*{MODEL} on eight families of tasks, 150 steps of 64 rollouts at learning rate {rate_text(CHOSEN_RATE)}. In "
+        f"parentheses: difference from {found.reference}, paired by seed, with 95% interval (bold: excludes 0). Two of five seeds "
+        "were added after a look at the first three; intervals over five seeds are corrected for both looks. None is corrected "
+        "for the number of comparisons. Tokens: at the final accuracy of the same seed's run of "
+        f"{found.reference}, as a fraction of that run's tokens.*"
+    )
+
+
+def rates_sentences(found: Comparison) -> str:
+    batch = functools.partial(found.words, names.BATCH)
+    shares = found.share_of_tokens(names.BATCH)
+    return (
+        f"With {found.num_seeds(names.BATCH)} seeds, the batch baseline {batch(SPEED, words=SPEED_WORDS, digits=4)} in mean "
+        f"accuracy over the evaluations, a measure that was chosen after the runs. Accuracy after the last step: "
+        f"{batch(ACCURACY)}, {batch(ACCURACY, names.GRPO_8)}. pass@16: {batch(PASS_AT_16)}. The batch baseline reaches the final "
+        f"accuracy of the same seed's {names.GRPO_4} run after {shares} of its tokens."
+    )
+
+
+def selection_table() -> str:
+    """Ends of the runs from which learning rates were chosen."""
+    rows = load(RATES)
+    rows = rows[rows["seed"] == SELECTION_SEED]
+    cells = []
+    for method in (names.GRPO_4, names.BATCH, names.BATCH_2_ITERATIONS):
+        for rate in sorted(rows[rows["method"] == method]["rate"].unique()):
+            (run,) = by_seed(rows, MAIN_SET, method, rate).values()
+            row = {"Method": method, "Rate": rate_text(rate)}
+            cells.append(row | {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()})
+    return as_table(cells)
+
+
+def families_table(found: Comparison, evaluations: pd.DataFrame) -> str:
+    """By family: zero-variance groups of four rollouts before training, and accuracy before and after."""
+    rows = evaluations[(evaluations["family"] != "all") & (evaluations["seed"] != SELECTION_SEED)]
+    rows = rows[(rows["rate"] == CHOSEN_RATE) & rows["method"].isin(found.runs)]
+    lines = []
+    for family, own in rows.groupby("family"):
+        start, end = own[own["step"] == 0], own[own["step"] == own["step"].max()]
+        share = start["frac_zero_variance"].mean()
+        row = {"Family": family, "Zero-variance groups (n=4)": f"{share:.0%}"}
+        row["before training"] = f"{start['accuracy'].mean():.3f}"
+        means = end.groupby("method")["accuracy"].mean()
+        lines.append((-share, row | {method: f"{means[method]:.3f}" for method in found.runs}))
+    return as_table([row for _, row in sorted(lines, key=lambda line: line[0])])
+
+
+OTHER_SETS = {  # at one learning rate for all methods
+    MAIN_SET: f"mixture at {rate_text(RATE)}",
+    HARD_SET: "seven hard families",
+    LONG_SET: "longer answers",
+}
+
+
+def other_sets() -> dict[str, Comparison]:
+    rows = load("language_model")
+    methods = (names.GRPO_4, names.GRPO_8, HYBRID_3_PROMPTS, names.BATCH)
+    return {name: compare(rows, name, methods, EARLIER_LOOKS) for name in OTHER_SETS}
+
+
+def other_sets_table(sets: dict[str, Comparison]) -> str:
+    rows = []
+    for name, found in sets.items():
+        for method in found.runs:
+            row = {"Set": f"{OTHER_SETS[name]}", "Method": method, "Seeds": found.num_seeds(method)}
+            row |= {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
+            rows.append(
+                row
+                | {
+                    "Before training": f"{found.before_training('accuracy'):.3f}, {found.before_training('pass@16'):.3f}"
+                }
+            )
+    return as_table(rows)
+
+
+# The paper's protocol on the language model
+
+PAPER_STEPS = 75
+PAPER_REFERENCE = f"{names.GRPO_4} at {rate_text(CHOSEN_RATE)}"
+EST_VALUE = f"{names.EST} (value head) n=8"
+
+
+def paper_protocol() -> Comparison:
+    """Equal prompts per step, compared with GRPO n=4 at its better learning rate, from the same base model."""
+    rates, rows = load(RATES), load("language_model")
+    reference = by_seed(rates[rates["step"] <= PAPER_STEPS], MAIN_SET, names.GRPO_4, CHOSEN_RATE)
+    runs = {method.removesuffix(PAPER_SUFFIX): by_seed(rows, MAIN_SET, method) for method in PAPER}
+    seeds = set().union(*runs.values())
+    return Comparison(
+        {PAPER_REFERENCE: {s: run for s, run in reference.items() if s in seeds}} | runs, PAPER_REFERENCE
+    )
+
+
+def paper_table(found: Comparison) -> str:
+    def relative(method: str, cost: Callable[[str], float]) -> str:
+        return f"{cost(method) / cost(PAPER_REFERENCE):.1f}×"
+
+    columns: dict[str, Callable[[str], str]] = {
+        "Steps": lambda m: f"{_last_step(found, m)}",
+        "Seeds": found.num_seeds,
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Tokens per step": lambda m: relative(m, lambda own: found.mean(own, per_step("generated_tokens")).mean),
+        "CPU time per step": lambda m: relative(m, lambda own: cpu_seconds(found, own)),
+        "Zero-variance groups": lambda m: f"{found.mean(m, final('frac_zero_advantage_groups')).mean:.2f}",
+        "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
+    }
+    return found.table(columns, BEFORE)
+
+
+def _last_step(found: Comparison, method: str) -> int:
+    return int(max(run["step"].iloc[-1] for run in found.runs[method].values()))
+
+
+PAPER_CAPTION = (
+    f"*Three seeds; differences are from {names.GRPO_4} at {rate_text(CHOSEN_RATE)}, its better rate, and not corrected for the "
+    f"number of comparisons. The other methods were run at {rate_text(RATE)} only.*"
+)
+
+
+def claims_table(found: Comparison) -> str:
+    """The claims of the paper and what the runs show."""
+    entropy = final("entropy")
+
+    def both(method: str, other: str | None = None) -> str:
+        return f"accuracy: {found.words(method, ACCURACY, other)}, pass@16: {found.words(method, PASS_AT_16, other)}"
+
+    per_method = {
+        m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
+    }
+    claims = {
+        "better than GRPO at equal steps": "<br>".join(
+            f"{names.short(m)}, {both(m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
+        ),
+        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(names.ALGORITHM_2, names.GRPO_16)}; "
+        f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
+        "prompts are hard",
+        "Seq-balance is better than Seq-pos": f"Algorithm 2, {both(names.ALGORITHM_2, names.SEQ_POS_2)}; "
+        f"{per_method[names.SEQ_POS_2]:.0f} rollouts per step with Seq-pos",
+        "entropy is kept (mean over all steps)": "; ".join(
+            f"{names.short(m)}: {found.difference(m, entropy).text(sign=True)}"
+            for m in (names.ALGORITHM_2, names.HYBRID)
+        )
+        + f" against {found.reference} (whose smaller steps change entropy less)",
+        "Est": f"value head, n=8, two seeds, not tested: accuracy {found.difference(EST_VALUE, ACCURACY).text(sign=True)}, "
+        f"pass@16 {found.difference(EST_VALUE, PASS_AT_16).text(sign=True)}",
+    }
+    return as_table([{"Claim": claim, "Result": result} for claim, result in claims.items()])
+
+
+# Small models
+
+
+def title(prompt_set: str) -> str:
+    return TITLES.get(prompt_set, prompt_set.capitalize())
+
+
+def small_experiment(name: str) -> dict[str, Comparison]:
+    rows = load(name)
+    sets = [one for one in SETS if one in set(rows["prompt_set"])]
+    return {one: compare(rows, one, EXPERIMENTS[name]) for one in sets}
+
+
+def small_table(name: str) -> str:
+    """Accuracy on every set, and pass@64 on the hard set."""
+    sets = small_experiment(name)
+    rows = []
+    for method in EXPERIMENTS[name]:
+        row = {"Method": method} | {title(one): found.cell(method, ACCURACY) for one, found in sets.items()}
+        if "sorting-graded" in sets:
+            row["Graded sorting, mean reward"] = sets["sorting-graded"].cell(method, final("mean_reward"))
+        rows.append(row | {"Hard, pass@64": sets["hard"].cell(method, final("pass@64"))})
+    return as_table(rows)
+
+
+def equal_steps_table() -> str:
+    """Equal prompts per step on addition, as in the paper: results and costs, on the easy and the hard set."""
+    sets = small_experiment("equal_steps")
+    rows = []
+    for method in EXPERIMENTS["equal_steps"]:
+        row = {"Method": method}
+        for name, found in sets.items():
+            row[f"Accuracy, {name}"] = found.cell(method, ACCURACY)
+            row[f"pass@8, {name}"] = found.cell(method, final("pass@8"))
+        costs = [found.mean(method, per_step("rollouts")).mean / 32 for found in sets.values()]
+        row["Rollouts per prompt"] = " / ".join(f"{cost:.1f}" for cost in costs)
+        shares = [found.mean(method, final("frac_zero_advantage_groups")).mean for found in sets.values()]
+        row["Zero-gradient prompts"] = " / ".join(f"{share:.0%}" for share in shares)
+        row["CPU s"] = " / ".join(f"{found.mean(method, final('cpu_seconds')).mean:.0f}" for found in sets.values())
+        rows.append(row)
+    return as_table(rows)
+
+
+def equal_steps_sentences() -> str:
+    """Algorithm 2 and the default against GRPO n=8."""
+    lines = []
+    for name, found in small_experiment("equal_steps").items():
+        texts = [
+            f"{names.short(m)}: {found.words(m, ACCURACY, names.GRPO_8)}" for m in (names.ALGORITHM_2, names.HYBRID)
+        ]
+        lines.append(f"- {title(name)} set: {'; '.join(texts)}.")
+    return "\n".join(lines)
+
+
+def ahead_table() -> str:
+    """GRPO with and without generation one step ahead."""
+    rows = []
+    for name, found in small_experiment("one_step_ahead").items():
+        row = {"Sums": name, "Seeds": found.num_seeds(AHEAD)}
+        row["`max_staleness=0`"] = f"{found.mean(names.GRPO_4, ACCURACY).mean:.3f}"
+        rows.append(row | {"1": found.cell(AHEAD, ACCURACY)})
+    return as_table(rows)
+
+
+# Expected results of the recipes
+
+ARITHMETIC_RECIPES = {  # file in recipes/arithmetic: its experiment and method
+    "grpo-n8": ("equal_steps", names.GRPO_8),
+    "grpo-n16": ("equal_steps", names.GRPO_16),
+    "seq-pos": ("equal_steps", names.SEQ_POS_HYBRID),
+    "seq-balance": ("equal_steps", names.HYBRID),
+    "est-ema": ("equal_steps", f"{names.EST} (EMA) n=4"),
+    "est-value": ("equal_steps", f"{names.EST} (value head) n=4"),
+    "batch": ("one_rollout", names.BATCH),
+}
+SORTING_RECIPES = {  # file in recipes/sorting: set and method
+    "grpo-n4": ("sorting", names.GRPO_4),
+    "batch": ("sorting", names.BATCH),
+    "batch-graded": ("sorting-graded", names.BATCH_SCALED),
+}
+
+
+def expect_arithmetic() -> str:
+    """Final accuracy minus that of GRPO n=4 in the same experiment, because base models differ."""
+    rows = []
+    for recipe, (experiment, method) in ARITHMETIC_RECIPES.items():
+        sets = {name: found for name, found in small_experiment(experiment).items() if name in ("easy", "hard")}
+        row, tokens = {"Recipe": f"`arithmetic/{recipe}.yaml`"}, []
+        for name, found in sets.items():
+            row[f"Accuracy minus `grpo-n4`'s, {name}"] = cell(found.difference(method, ACCURACY))
+            own, other = (found.mean(m, final("generated_tokens")).mean for m in (method, names.GRPO_4))
+            tokens.append(f"{own / other:.1f}×")
+        rows.append(row | {"Generated tokens": " / ".join(tokens)})
+    return as_table(rows)
+
+
+def expect_sorting() -> str:
+    rows, sets = [], small_experiment("one_rollout")
+    for recipe, (name, method) in SORTING_RECIPES.items():
+        if (ROOT / "recipes" / "sorting" / f"{recipe}.yaml").exists():
+            accuracy, tokens = (sets[name].mean(method, final(c)).mean for c in ("accuracy", "generated_tokens"))
+            row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": f"{accuracy:.3f}"}
+            rows.append(row | {"1k tokens": f"{tokens / 1e3:.0f}"})
+    return as_table(rows)
+
+
+def expect_reasoning(found: Comparison) -> str:
+    rows = []
+    for recipe, method in {"grpo-n4": names.GRPO_4, "batch": names.BATCH}.items():
+        row = {"Recipe": f"`reasoning/{recipe}.yaml`", "Accuracy": f"{found.mean(method, ACCURACY).mean:.3f}"}
+        rows.append(row | {"pass@16": f"{found.mean(method, PASS_AT_16).mean:.3f}"})
+    return as_table(rows)
+
+
+# Documents
+
+
+def blocks() -> dict[Path, dict[str, str]]:
+    """Every generated text by document and name of its place."""
+    rates, paper, sets = language_rates(), paper_protocol(), other_sets()
+    return {
+        DOCS / "benchmarks.md": {
+            "confirmation": confirmation_block(load(STORED)),
+            "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
+            "language-selection": selection_table(),
+            "language-families": families_table(rates, load(RATES)),
+            "language-sets": other_sets_table(sets),
+            "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
+            "language-claims": claims_table(paper),
+            "small-equal-tokens": small_table("equal_tokens"),
+            "small-one-rollout": small_table("one_rollout"),
+        },
+        README: {
+            "overview": figures.overview_caption(rates),
+            "language-rates": f"{rates_table(rates, for_readme=True)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
+        },
+        DOCS / "reproducing_the_paper.md": {
+            "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
+        },
+        DOCS / "vllm.md": {"staleness": ahead_table()},
+        ROOT / "recipes" / "README.md": {
+            "expect-arithmetic": expect_arithmetic(),
+            "expect-sorting": expect_sorting(),
+            "expect-reasoning": expect_reasoning(rates),
+        },
+    }
+
+
+def main() -> None:
+    for document, texts in blocks().items():
+        for name, text in texts.items():
+            fill(name, text, document)
+    for name, figure in figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps")).items():
+        figure.savefig(FIGURES / f"{name}.png", dpi=200 if name == "overview" else 110)
+
+
+if __name__ == "__main__":
+    main()

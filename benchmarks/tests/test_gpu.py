@@ -1,0 +1,67 @@
+"""Benchmarks on a GPU: all stages run on a CPU, within their limit, and continue."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.gpu.units import Unit, run
+
+
+def square(value: int) -> dict:
+    if value == 0:
+        raise ValueError("The value is 0.")
+    return {"square": value**2}
+
+
+def hang(file: str) -> dict:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    with open(file, "w") as pids:
+        pids.write(str(child.pid))
+    time.sleep(600)
+    return {}
+
+
+def test_finished_units_are_not_run_again(tmp_path, capsys):
+    units = [Unit(str(value), square, {"value": value}) for value in (0, 1, 2)]
+    results = run(units, tmp_path / "units.json", 60, workers=2)
+    assert results["2"]["square"] == 4 and "The value is 0." in results["0"]["error"]
+    assert json.loads((tmp_path / "units.json").read_text())["environment"]["versions"]["torch"]
+
+    capsys.readouterr()
+    repeated = run(
+        [Unit(str(value), square, {"value": value + 1}) for value in (0, 1, 2)], tmp_path / "units.json", 60
+    )
+    assert [repeated[str(value)]["square"] for value in (0, 1, 2)] == [1, 1, 4]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_at_the_limit_processes_end_with_what_they_have_started(tmp_path, capsys):
+    units = [Unit("slow", hang, {"file": str(tmp_path / "pid")}), Unit("waiting", square, {"value": 1})]
+    started = time.monotonic()
+    assert run(units, tmp_path / "units.json", 6) == {}
+    assert time.monotonic() - started < 20
+    assert "slow; waiting" in capsys.readouterr().out
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["modes", "speed", "learn", "vllm"])
+def test_every_stage_runs_on_a_cpu(stage, tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "280"]
+    needed = {"learn": "reasoning_gym", "vllm": "vllm"}.get(stage)
+    command += ["--output_dir", str(tmp_path)]
+    output = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert output.returncode == 0, output.stdout + output.stderr
+    if needed and not importlib.util.find_spec(needed):
+        assert output.stdout.strip() == f"{stage} skipped: {needed} is not installed."
+        return
+    assert "| --- |" in output.stdout
+    (results,) = tmp_path.glob("*.json")
+    units = json.loads(results.read_text())["units"]
+    assert len(units) >= 4 and all("seconds" in unit for unit in units.values())

@@ -1,0 +1,246 @@
+"""Comparisons, tables and the planned confirmation on runs small enough to compute by hand, and the generated documents."""
+
+import math
+import re
+
+import pandas as pd
+import pytest
+
+from benchmarks import common, figures, names, report
+from benchmarks.comparisons import (
+    ACCURACY,
+    PASS_AT_16,
+    SPEED,
+    Comparison,
+    by_seed,
+    cost_to_reach,
+    final,
+    per_step,
+)
+from benchmarks.learning import confirmation, language_model, small_models
+from benchmarks.learning.confirmation import PARTS
+from benchmarks.learning.training import Run
+from benchmarks.statistics import AS_FAST, FASTER, SAME, SLOWER
+
+
+def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)) -> list[dict]:
+    """Evaluations of a run from accuracy 0.2 to `accuracy`, half of the way after half of the steps."""
+    rows = []
+    for step in steps:
+        row = run._asdict() | {"step": step, "accuracy": 0.2 + (accuracy - 0.2) * step / steps[-1], "entropy": 0.5}
+        row |= {"pass@16": 0.5 + (pass_at_16 - 0.5) * step / steps[-1], "generated_tokens": 1000 * step}
+        row |= {"rollouts": 64 * step, "cpu_seconds": (2.0 + run.seed) * step, "frac_zero_advantage_groups": 0.75}
+        rows += [row | {"family": "all"}, row | {"family": "clock"}]
+    return rows
+
+
+def evaluations(*runs: tuple[str, int, float]) -> pd.DataFrame:
+    """Runs `(method, seed, final accuracy)`."""
+    return pd.DataFrame(
+        [row for method, seed, value in runs for row in run_rows(Run(method, "easy", seed, 2e-4), value)]
+    )
+
+
+GRPO = [(names.GRPO_4, seed, 0.30) for seed in (1, 2, 3)]
+
+
+def compared(*accuracies: float) -> Comparison:
+    """GRPO n=4 with a final accuracy of 0.30, and the batch baseline with the given ones."""
+    rows = evaluations(*GRPO, *[(names.BATCH, seed, value) for seed, value in enumerate(accuracies, start=1)])
+    return report.compare(rows, "easy", (names.GRPO_4, names.GRPO_8, names.BATCH))
+
+
+# Comparisons
+
+
+def test_cost_along_a_run():
+    run = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 400], "accuracy": [0.2, 0.4, 0.3]})
+    assert cost_to_reach(run, "step", 0.3) == pytest.approx(5)  # the first time
+    assert cost_to_reach(run, "tokens", 0.4) == pytest.approx(100)
+    assert cost_to_reach(run, "tokens", 0.1) == 0
+    assert cost_to_reach(run, "tokens", 0.41) == math.inf
+
+
+def test_runs_are_selected_by_set_method_and_rate():
+    rows = evaluations(*GRPO, (names.BATCH, 1, 0.4))
+    assert set(by_seed(rows, "easy", names.GRPO_4)) == {1, 2, 3}
+    assert by_seed(rows, "easy", names.GRPO_4, 1e-4) == by_seed(rows, "hard", names.GRPO_4) == {}
+    assert by_seed(rows, "easy", names.BATCH, 2e-4)[1]["accuracy"].tolist() == pytest.approx([0.2, 0.3, 0.4])
+
+
+def test_measures_of_a_run():
+    (run,) = by_seed(evaluations((names.BATCH, 1, 0.4)), "easy", names.BATCH).values()
+    assert (ACCURACY(run), PASS_AT_16(run)) == (0.4, 0.5)
+    assert SPEED(run) == pytest.approx(0.35), "without the evaluation before training"
+    assert per_step("cpu_seconds")(run) == 3.0
+
+
+def test_differences_are_bold_and_put_in_words_by_the_same_test():
+    better = compared(0.43, 0.44, 0.45)  # half an interval is 4.303 · 0.01 / √3 = 0.025
+    assert better.cell(names.BATCH, ACCURACY) == "0.440 (**+0.140 ± 0.025**)"
+    assert better.words(names.BATCH, ACCURACY) == "significantly better than GRPO n=4 (+0.140 ± 0.025)"
+    assert compared(0.30, 0.31, 0.32).words(names.BATCH, ACCURACY) == f"{SAME} GRPO n=4 (+0.010 ± 0.025)"
+    assert compared(0.20, 0.20, 0.20).words(names.BATCH, ACCURACY) == (
+        "significantly worse than GRPO n=4 (-0.100 ± 0.000)"
+    )
+    assert compared(0.43, 0.44).words(names.BATCH, ACCURACY) == "not tested against GRPO n=4 (+0.135)"
+    assert better.cell(names.GRPO_4, ACCURACY) == "0.300" and better.cell(names.GRPO_8, ACCURACY) == "–"
+
+
+def test_five_seeds_are_corrected_for_an_earlier_look_at_three():
+    runs = {1: 0.02, 2: 0.01, 3: 0.012, 4: 0.016, 5: 0.002}
+    rows = evaluations(
+        *[(names.GRPO_4, seed, 0.3) for seed in runs],
+        *[(names.BATCH, seed, 0.3 + gain) for seed, gain in runs.items()],
+    )
+    methods = (names.GRPO_4, names.BATCH)
+    once = report.compare(rows, "easy", methods).difference(names.BATCH, ACCURACY)
+    twice = report.compare(rows, "easy", methods, (3,)).difference(names.BATCH, ACCURACY)
+    assert twice.mean == once.mean and twice.half == pytest.approx(1.21 * once.half, rel=0.02)
+
+
+def test_share_of_tokens_is_relative_to_the_same_seed():
+    # 0.30 is half of the way to 0.40, after 1,000 of 2,000 tokens.
+    assert compared(0.40, 0.40, 0.40).share_of_tokens(names.BATCH) == "0.50 ± 0.00"
+    assert compared(0.40, 0.25, 0.40).share_of_tokens(names.BATCH) == "not reached by 1 of 3"
+
+
+def test_table_of_a_comparison():
+    found = compared(0.43, 0.44, 0.45)
+    text = found.table({"Accuracy": lambda m: found.cell(m, ACCURACY)}, {"Accuracy": "accuracy"})
+    assert text.splitlines()[2:] == [
+        "| before training | 0.200 |",
+        "| GRPO n=4 | 0.300 |",
+        "| batch baseline, n=1 | 0.440 (**+0.140 ± 0.025**) |",
+    ]
+
+
+# The planned confirmation
+
+
+def planned(part: str, gains: dict[tuple[str, float], tuple[float, float]], noise: float = 0.001) -> list[dict]:
+    """Rows of all runs of a part; `gains` in final accuracy and pass@16 over 0.3 and 0.5, which vary a little between seeds."""
+    rows = []
+    for run in PARTS[part].runs:
+        accuracy, diversity = gains.get((run.method, run.rate), (0.0, 0.0))
+        shift = noise * (run.seed % 2) * (run.method != names.GRPO_4)
+        steps = (0, PARTS[part].steps // 2, PARTS[part].steps)
+        rows += run_rows(run, 0.3 + accuracy + shift, 0.5 + diversity + shift, steps)
+    return rows
+
+
+RATE, RETRIES = confirmation.RATE, confirmation.RETRIES
+
+
+def test_nothing_is_shown_before_the_last_run_of_a_part():
+    assert "confirmation*: not finished: 0 of 30 runs." in report.confirmation_block(report.load("no such result"))
+    rows = planned("confirmation", {(names.BATCH, RATE): (0.1, 0.0)})
+    last = PARTS["confirmation"].runs[-1]
+    is_last = [(row["method"], row["seed"], row["rate"]) == (last.method, last.seed, last.rate) for row in rows]
+    without_end = [row for row, own in zip(rows, is_last, strict=True) if not (own and row["step"] == 150)]
+    for unfinished in (without_end, [row for row, own in zip(rows, is_last, strict=True) if not own]):
+        text = report.confirmation_block(pd.DataFrame(unfinished))
+        assert text == (
+            "*confirmation*: not finished: 29 of 30 runs.\n\n*group size*: not finished: 0 of 6 runs.\n\n"
+            "*paper*: not finished: 0 of 12 runs."
+        )
+
+
+def test_runs_that_were_not_planned_do_not_count():
+    rows = planned("paper", {})
+    moved = [row | {"seed": row["seed"] + 10} for row in rows]
+    assert "*paper*: not finished: 0 of 12 runs." in report.confirmation_block(pd.DataFrame(moved))
+
+
+@pytest.mark.parametrize(
+    ("gains", "speed", "holds"),
+    [
+        ({(names.BATCH, RATE): (0.04, 0.0), (RETRIES, RATE): (0.0, 0.1)}, FASTER, "holds"),
+        ({(names.BATCH, RATE): (-0.04, 0.0), (RETRIES, RATE): (0.0, 0.0)}, SLOWER, "does not hold"),  # not higher
+        ({(RETRIES, RATE): (-0.04, 0.1)}, AS_FAST, "does not hold"),  # the mean accuracy is lower by 0.03
+        ({(RETRIES, RATE): (-0.008, 0.1)}, AS_FAST, "holds"),  # by 0.006, which is above -0.01
+    ],
+)
+def test_endpoints_of_the_plan(gains, speed, holds):
+    text = report.confirmation_block(pd.DataFrame(planned("confirmation", gains)))
+    a, b = (line for line in text.splitlines() if line.startswith("- ("))
+    assert a.startswith(f"- (a) {names.BATCH} {speed} {names.GRPO_4} (")
+    assert b.startswith(f"- (b) {holds}: {RETRIES} against {names.GRPO_4}: ")
+    assert "| GRPO n=4, 5e-5 | " in text and "*group size*: not finished: 0 of 6 runs." in text
+
+
+def test_the_better_rate_of_grpo_is_the_reference():
+    gains = {(names.GRPO_4, confirmation.LOWER_RATE): (0.05, 0.0), (names.BATCH, RATE): (0.05, 0.0)}
+    text = report.confirmation_block(pd.DataFrame(planned("confirmation", gains)))
+    assert "Differences are from GRPO n=4, 5e-5." in text
+    assert "does not learn significantly faster than GRPO n=4, 5e-5" in text
+
+
+def test_the_group_size_is_compared_with_the_first_part_on_its_seeds():
+    rows = planned("confirmation", {(names.BATCH, RATE): (0.05, 0.0)}) + planned("group size", {})
+    text = report.confirmation_block(pd.DataFrame(rows)).split("**group size**")[1]
+    assert f"| {names.BATCH_4} | " in text and f"| {names.BATCH} | " in text and f"| {names.GRPO_4} | 0.275 " in text
+
+
+def test_methods_of_the_plan_exist_and_the_order_is_kept():
+    assert list(PARTS) == ["confirmation", "group size", "paper"]
+    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12]
+    runs = [run for part in PARTS.values() for run in part.runs]
+    assert {run.method for run in runs} <= set(language_model.METHODS) and len(set(runs)) == len(runs)
+    small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
+    assert (small_rounds["samples_per_round"], small_rounds["min_positives"], small_rounds["min_negatives"]) == (
+        4,
+        1,
+        1,
+    )
+
+
+# Documents
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        *((name, methods) for name, methods in small_models.EXPERIMENTS.items()),
+        ("language_model", language_model.METHODS),
+        ("language_rates", language_model.EQUAL_TOKENS),
+    ],
+)
+def test_stored_methods_exist(name, methods):
+    assert {row["method"] for row in common.load_rows(name)} <= set(methods)
+
+
+def test_documents_are_filled_from_stored_results():
+    for document, texts in report.blocks().items():
+        page = document.read_text()
+        for name, text in texts.items():
+            (found,) = re.findall(rf"<!-- {name} -->\n(.*?)\n?<!-- end -->", page, flags=re.S)
+            assert found == text, f"{document.name}, {name}: run make report"
+
+
+def test_figures_are_drawn_from_stored_results_with_few_lines():
+    drawn = figures.draw_all(report.language_rates(), report.paper_protocol(), report.small_experiment("equal_steps"))
+    for name, figure in drawn.items():
+        assert (common.FIGURES / f"{name}.png").stat().st_size > 5000
+        for axis in figure.axes:
+            labels = [label for label in axis.get_legend_handles_labels()[1] if not label.startswith("_")]
+            assert len(labels) <= 4, name
+
+
+def test_means_and_interval_of_a_curve():
+    found = compared(0.43, 0.44, 0.45)
+    means, halves = figures.means_by_step(found, names.BATCH, ("step", "accuracy"))
+    assert means["step"].tolist() == [0, 1, 2]
+    assert means["accuracy"].tolist() == pytest.approx([0.2, 0.32, 0.44])
+    assert halves["accuracy"] == pytest.approx(0.0248, rel=0.01)
+
+
+def test_families_have_the_fraction_of_zero_variance_groups():
+    rows = evaluations(*GRPO).assign(rate=report.CHOSEN_RATE, frac_zero_variance=0.6)
+    found = report.compare(rows, "easy", (names.GRPO_4,))
+    assert report.families_table(found, rows).splitlines()[2:] == ["| clock | 60% | 0.200 | 0.300 |"]
+
+
+def test_costs_are_those_of_the_fastest_seed():
+    assert report.cpu_seconds(compared(0.4, 0.4, 0.4), names.BATCH) == 3.0
+    assert compared(0.4, 0.4, 0.4).mean(names.BATCH, final("cpu_seconds")).mean == 8.0

@@ -1,0 +1,98 @@
+"""Threads, event loops, open files and directories: a trainer with a server releases all of them (see `nothing_left`, too)."""
+
+import gc
+import os
+import threading
+
+import pytest
+from transformers import PreTrainedModel, TrainerCallback
+
+from ada_trl.vllm.client import TimeoutVLLMClient
+
+from ..helpers import tiny_model
+from .fake import TOKENIZER, FakeServer
+from .helpers import LORA, UNIFORM, build, fails, reject
+
+
+AHEAD = UNIFORM | {"max_staleness": 1, "num_generations": 4, "max_steps": 2}
+
+
+def open_resources() -> dict[str, int]:
+    gc.collect()
+    models = sum(issubclass(type(one), PreTrainedModel) for one in gc.get_objects())
+    return {"files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count(), "models": models}
+
+
+class Interrupt(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            raise KeyboardInterrupt
+
+
+def train_interrupt_and_train_again(tmp_path, server):
+    trainer = build(tmp_path, server, **AHEAD)
+    trainer.add_callback(Interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Interrupt)
+    trainer.train()
+
+
+def fail_in_the_construction(tmp_path, server):
+    with pytest.raises(ValueError, match="0 trainable parameters"):
+        build(tmp_path, server, model=tiny_model().requires_grad_(False))
+
+
+def fail_in_a_request(tmp_path, server):
+    server.behave, behave = reject, server.behave
+    with fails("400"):
+        build(tmp_path, server, **LORA).train()
+    server.behave = behave
+
+
+def generate_outside_of_a_training(tmp_path, server):
+    """The thread ends with the trainer."""
+    build(tmp_path, server).vllm_generation.generate([TOKENIZER("1+2=")["input_ids"]] * 2, None, 2)
+
+
+USES = {
+    "train": lambda *where: build(*where).train(),
+    "train with an adapter": lambda *where: build(*where, **LORA).train(),
+    "interrupt and train again": train_interrupt_and_train_again,
+    "never used": lambda *where: build(*where) and None,
+    "failed construction": fail_in_the_construction,
+    "failed request": fail_in_a_request,
+    "generation outside of a training": generate_outside_of_a_training,
+}
+
+
+def check_nothing_accumulates(use, times, *where):
+    use(*where)  # modules are imported, caches are filled
+    before = open_resources()
+    for _ in range(times):
+        use(*where)
+    after = open_resources()
+    assert all(after[name] < before[name] + times for name in before), f"{before} became {after} after {times} times."
+
+
+@pytest.mark.parametrize("use", USES)
+def test_nothing_accumulates(use, tmp_path):
+    with FakeServer() as server:
+        check_nothing_accumulates(USES[use], 3, tmp_path, server)
+
+
+def test_a_closed_client_leaves_nothing():
+    def use(server):
+        client = TimeoutVLLMClient(server.url)
+        sampling = {"n": 2, "max_tokens": 5, "logprobs": 0}
+        client.transport.run(client.sample_completions([TOKENIZER("1+2=")["input_ids"]], **sampling))
+        client.transport.close()
+
+    with FakeServer() as server:
+        check_nothing_accumulates(use, 8, server)
+
+
+@pytest.mark.slow
+def test_nothing_accumulates_over_twenty_trainers(tmp_path):
+    with FakeServer() as server:
+        check_nothing_accumulates(train_interrupt_and_train_again, 20, tmp_path, server)

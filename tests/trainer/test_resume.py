@@ -1,0 +1,173 @@
+"""Resumed runs equal uninterrupted ones, bit for bit, and checkpoints that lack something or are damaged."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+
+from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
+from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
+from ada_trl.trainer.checkpointing import STATE_FILE
+
+from ..helpers import MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
+from ..pass_rates.estimated import by_prompt, identified
+
+
+def numbered(number):
+    return Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(number)]})
+
+
+def seeding(completions, **kwargs):
+    torch.manual_seed(7)
+    return even_reward(completions)
+
+
+def by_token(completions, **kwargs):
+    return [sum(map(ord, completion)) % 97 / 97 for completion in completions]
+
+
+RETRIES, DYNAMIC = MODES["retries"], MODES["dynamic sampling"]
+LARGE = {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 2, "reward_funcs": by_prompt}
+CASES = {
+    "default": {"gradient_accumulation_steps": 2},
+    "data loader workers": {"dataloader_num_workers": 1},
+    "a last step with fewer micro-batches": {
+        **{"num_generations": 2, "samples_per_round": 8, "max_rounds": 1, "per_device_train_batch_size": 4},
+        **{"steps_per_generation": 1, "gradient_accumulation_steps": 2, "dataset": numbered(6)},
+    },
+    "batch": MODES["batch"] | {"reward_funcs": by_token, "scale_rewards": "batch"},
+    "batch, a reward function that seeds": MODES["batch"] | {"reward_funcs": seeding},
+    "seq-balance, a reward function that seeds": MODES["seq-balance"] | {"reward_funcs": seeding},
+    # With 32 prompts per step: in the first epoch, in the middle of the second and at the end of the third.
+    "est-value": LARGE | {"adaptive_sampling": "est-value", "num_generations": 4, "dataset": identified(48)},
+    "est-ema": LARGE | {"adaptive_sampling": "est-ema", "num_generations": 4, "dataset": identified(16)},
+    "est-ema, third epoch": LARGE | {"adaptive_sampling": "est-ema", "num_generations": 4, "dataset": identified(8)},
+    "dynamic sampling": DYNAMIC,
+    "dynamic sampling in rounds of a stream": {
+        **{"zero_variance_groups": "resample", "num_generations": 4, "samples_per_round": 4, "max_rounds": 2},
+        "dataset": numbered(32).to_iterable_dataset(),
+    },
+    "retries of a stream": RETRIES | {"dataset": numbered(32).to_iterable_dataset()},
+    "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
+    "retries, a reward function that seeds": RETRIES | {"reward_funcs": seeding},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
+    options = {"dataset": numbered(32), "save_strategy": "steps", "save_steps": 3, "max_steps": 6} | CASES[name]
+    whole, resumed = train_with_and_without_resume(build, tmp_path, at=3, **options)
+    checkpoints = [tmp_path / run / "checkpoint-6" for run in ("whole", "resumed")]
+    own_files = [sorted(path.name for path in checkpoint.glob("ada_*")) for checkpoint in checkpoints]
+    assert own_files[0] == own_files[1]
+    if STATE_FILE in own_files[0]:
+        states = [json.loads((checkpoint / STATE_FILE).read_text()) for checkpoint in checkpoints]
+        assert states[0] == states[1]
+    if PASS_RATES_FILE in own_files[0]:
+        files = [load_pass_rates(checkpoint / PASS_RATES_FILE) for checkpoint in checkpoints]
+        assert files[0] == files[1]
+        assert whole.pass_rates.ema.state_dict() == resumed.pass_rates.ema.state_dict()
+    if VALUE_HEAD_FILE in own_files[0]:
+        heads = [trainer.pass_rates.network.state_dict() for trainer in (whole, resumed)]
+        assert all(torch.equal(heads[0][tensor], heads[1][tensor]) for tensor in heads[0])
+    expected = {"est-value": {PASS_RATES_FILE, VALUE_HEAD_FILE}, "est-ema": {PASS_RATES_FILE}}
+    assert expected.get(name, set()) <= set(own_files[0])
+    assert (STATE_FILE in own_files[0]) == (name.startswith(("dynamic", "retries")) or name == "batch"), "Has a state."
+
+
+def test_a_run_continues_with_the_state_of_other_features(tmp_path):
+    options = {"use_adaptive_entropy": True, "entropy_target": 9.0, "save_strategy": "steps", "save_steps": 1}
+    first = build(tmp_path, **options)
+    first.train()
+    trainer = build(tmp_path, **options | {"max_steps": 3})
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 3
+    assert trainer.entropy_coef > first.entropy_coef > 0, "Two steps, then a third."
+
+
+def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    build(tmp_path / "grpo", adaptive_sampling="uniform", num_generations=2, **saving).train()
+    trainer = build(tmp_path / "batch", num_generations=1, baseline="batch", **saving)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
+    assert trainer.state.global_step == 2 and "from the start of the dataset" not in caplog.text
+    assert not list(tmp_path.rglob(STATE_FILE)), "There is no state."
+
+
+# The prompt queue
+
+
+def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
+    """As on fewer GPUs: a checkpoint with 6 queued retries, resumed with 4 slots and with 2."""
+
+    def never(prompts, **kwargs):
+        return [0.0] * len(prompts)
+
+    options = RETRIES | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
+    build(tmp_path, never, numbered(32), **options).train()
+    for slots, room in ((4, 3), (2, 1)):
+        resumed = build(
+            tmp_path, never, numbered(32), **options | {"per_device_train_batch_size": slots, "max_steps": 4}
+        )
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert resumed.state.global_step == 4 and len(resumed.batches[0]["advantages"]) == slots
+        assert f"The checkpoint has 6 queued retries, but the batch now has room for {room}" in caplog.text
+
+
+def test_a_checkpoint_inside_a_generation_batch_samples_its_prompts_again(tmp_path):
+    options = RETRIES | {"num_iterations": 2, "max_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    trainer = build(tmp_path, even_reward, numbered(32), **options)
+    trainer.train()
+    resumed = build(tmp_path / "again", even_reward, numbered(32), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert prompts_of(resumed.batches[0]) == prompts_of(trainer.batches[1])
+
+
+def test_a_checkpoint_without_a_queue_warns_and_a_broken_one_is_rejected(tmp_path, caplog):
+    options = RETRIES | {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    build(tmp_path, even_reward, numbered(32), **options).train()
+    path = tmp_path / "checkpoint-1" / STATE_FILE
+    path.write_text("{")
+    with pytest.raises(ValueError, match="ada_state.json is not valid JSON .*Restore it, or delete it"):
+        build(tmp_path, even_reward, numbered(32), **options).train(resume_from_checkpoint=str(path.parent))
+    for content in ("{}", None):  # of a run without a queue, and no file
+        path.write_text(content) if content else path.unlink()
+        caplog.clear()
+        build(tmp_path, even_reward, numbered(32), **options).train(resume_from_checkpoint=str(path.parent))
+        assert sum("prompts are taken from the start of the dataset" in text for text in caplog.messages) == 1
+
+
+# Pass rates
+
+
+def estimated_run(tmp_path, adaptive_sampling, **options):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "num_generations": 4} | options
+    return build(tmp_path, by_prompt, adaptive_sampling=adaptive_sampling, **options)
+
+
+def checkpoint(tmp_path, adaptive_sampling):
+    estimated_run(tmp_path, adaptive_sampling, max_steps=2).train()
+    return tmp_path / "checkpoint-2"
+
+
+def test_a_checkpoint_without_pass_rates_starts_from_the_prior_with_a_warning(tmp_path, caplog):
+    path = checkpoint(tmp_path / "first", "uniform")
+    trainer = estimated_run(tmp_path / "second", "est-value")
+    trainer.train(resume_from_checkpoint=str(path))
+    warnings = [record.message for record in caplog.records if "start from the prior" in record.message]
+    assert [n in text for n, text in zip((PASS_RATES_FILE, VALUE_HEAD_FILE), warnings, strict=True)] == [True] * 2
+    assert trainer.state.global_step == 4
+    third = logs_of(trainer)[2]
+    assert third["ada/estimator/brier"] == pytest.approx(third["ada/estimator/brier_ema"])
+
+
+def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
+    path = checkpoint(tmp_path / "first", "est-value")
+    for name in (VALUE_HEAD_FILE, PASS_RATES_FILE):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[: len(content) // 2])
+        trainer = estimated_run(tmp_path / "second", "est-value")
+        with pytest.raises(ValueError, match=f"checkpoint-2/{name} is not a usable .*Restore it from another check"):
+            trainer.train(resume_from_checkpoint=str(path))
+        (path / name).write_bytes(content)
