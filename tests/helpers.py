@@ -290,15 +290,15 @@ class Watch:
         self.passes += 1
 
 
-def remember_pools(trainer):
-    """A list that each step of `trainer` adds its pools to."""
-    seen, compute = [], trainer._compute_advantages
+def remember_rollouts(trainer):
+    """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
+    seen, compute = [], trainer.compute_advantages
 
-    def remember(batch, states):
-        seen.append(batch.pools)
-        compute(batch, states)
+    def remember(rollouts):
+        seen.append(rollouts)
+        return compute(rollouts)
 
-    trainer._compute_advantages = remember
+    trainer.compute_advantages = remember
     return seen
 
 

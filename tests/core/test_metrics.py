@@ -1,23 +1,18 @@
-"""Metrics of given pools, and the import of core without torch."""
+"""Metrics of given rollouts, and the import of core without torch."""
 
 import itertools
 import math
-import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import ExitCondition, group_advantages, sampling_metrics, select_group
-from ada_trl.core.metrics import (
-    grpo_zero_variance_probability,
-    mean_and_std,
-    rollouts_by_estimate,
-    zero_gradient_probability,
-)
+from ada_trl.core import pool_advantages, sampling_metrics, select_groups
+from ada_trl.core.metrics import mean_and_std, rollouts_by_estimate, zero_variance_probability
 
-from .simulation import pool_of
+from .simulation import rollouts_of
 
 
 NAN = math.nan
@@ -29,18 +24,18 @@ NEVER = [0] * 12
 
 def metrics_of(*rewards):
     """Of pools after at most three rounds of four rollouts."""
-    pools = [pool_of(*values) for values in rewards]
-    groups = [select_group(pool, 4, (i,)) for i, pool in enumerate(pools)]
+    rollouts = rollouts_of(*rewards)
     return sampling_metrics(
-        pools,
-        groups,
-        [group_advantages(pool, group) for pool, group in zip(pools, groups, strict=True)],
-        ExitCondition(2, 2),
+        rollouts,
+        select_groups(rollouts, 4, [(i,) for i in range(len(rewards))]),
+        pool_advantages(rollouts),
+        min_positives=2,
+        min_negatives=2,
         samples_per_round=4,
         max_rounds=3,
         num_generations=4,
         weighting="inverse_sqrt",
-        is_on_distribution=[True] * len(pools),
+        is_on_distribution_P=np.full(len(rewards), True),
     )
 
 
@@ -88,23 +83,13 @@ def test_metrics_of_unscored_pools_are_nan():
 
 
 @pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])
-def test_zero_gradient_probability_is_the_share_of_subsets(positives, m, n):
+def test_zero_variance_probability_is_the_share_of_subsets(positives, m, n):
     """So that it is unbiased for p^n + (1 − p)^n."""
     rewards = [1.0] * positives + [0.0] * (m - positives)
     subsets = list(itertools.combinations(rewards, n))
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
-    assert zero_gradient_probability(rewards, n) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("shape", [(0.4, 0.6), (2.0, 5.0), (5.0, 1.0)])
-def test_zero_variance_probability_of_small_pools_is_that_of_grpo_on_average(shape):
-    """Budgets of 2 to 6 from noisy estimates: easy prompts have small pools, which must not make them look better."""
-    rng = random.Random(0)
-    rates = [rng.betavariate(*shape) for _ in range(4000)]
-    sizes = [2 + int(4.99 * (1 - min(max(p + rng.gauss(0, 0.2), 0), 1))) for p in rates]
-    pools = [pool_of(*[float(rng.random() < p) for _ in range(size)]) for p, size in zip(rates, sizes, strict=True)]
-    expected = sum(p**4 + (1 - p) ** 4 for p in rates) / len(rates)
-    assert grpo_zero_variance_probability(pools, 4).mean() == pytest.approx(expected, abs=0.015)
+    found = zero_variance_probability(rollouts_of([1, 0, 0.5, NAN, 1], rewards, [NAN] * 4), n)
+    assert found.tolist() == pytest.approx([0.0, expected, 1.0])
 
 
 def test_rollouts_by_estimate_are_means_over_bins():
@@ -113,17 +98,20 @@ def test_rollouts_by_estimate_are_means_over_bins():
 
 
 def test_mean_and_std_with_each_prompt_once():
-    values = [[1.0, 0.0], [0.0, NAN], [1.0, 1.0, 1.0, 1.0], [NAN]]
-    mean, std = mean_and_std(values, each_prompt_once=True)
+    def statistics(*values, each_prompt_once):
+        rollouts = rollouts_of(*values)
+        return mean_and_std(rollouts.reward_N, rollouts.prompt_N, each_prompt_once=each_prompt_once)
+
+    mean, std = statistics([1.0, 0.0], [0.0, NAN], [1.0, 1.0, 1.0, 1.0], [NAN], each_prompt_once=True)
     assert mean == pytest.approx((0.5 + 0 + 1) / 3)
     assert std**2 == pytest.approx((1 / 4) / (1 - (2 / 36 + 1 / 9 + 4 / 144)))
     equal = torch.tensor([[1.0, 0.0], [0.5, 0.25]])
     for once in (False, True):  # equal to TRL's if the groups have equal sizes
-        found = mean_and_std(equal.tolist(), each_prompt_once=once)
+        found = statistics(*equal.tolist(), each_prompt_once=once)
         assert found == pytest.approx((equal.mean().item(), equal.std().item()))
-    assert all(map(math.isnan, mean_and_std([[NAN], []], each_prompt_once=True)))
+    assert all(map(math.isnan, statistics([NAN], [NAN], each_prompt_once=True)))
 
 
 def test_core_is_imported_without_torch():
-    code = "import sys, ada_trl.core, benchmarks.analyses.outcomes; print({'torch', 'trl', 'transformers'} & {*sys.modules})"
+    code = "import sys, ada_trl.core; print({'torch', 'trl', 'transformers'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

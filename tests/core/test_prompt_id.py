@@ -35,18 +35,19 @@ def test_an_id_is_part_of_the_key_and_not_the_whole_key():
 
 
 @pytest.mark.parametrize("keep_prompt", [False, True])
-def test_other_ranks_receive_key_text_and_prompt(keep_prompt):
+def test_other_ranks_receive_key_and_prompt(keep_prompt):
     row, image = {"prompt": CONVERSATION, "id": 0}, np.zeros((2, 2), np.uint8)
-    text = '[{"content":"1+2=","role":"user"}]'
     prompt = CONVERSATION if keep_prompt else None
-    assert prompt_reference(row, keep_prompt=keep_prompt) == (prompt_key(CONVERSATION, row), text, prompt)
+    assert prompt_reference(row, keep_prompt=keep_prompt) == (prompt_key(CONVERSATION, row), prompt)
     with_image, other = (
         prompt_reference({**row, "image": value}, keep_prompt=keep_prompt) for value in (image, image + 1)
     )
-    assert with_image[0] != other[0] and (with_image[2] is None) == (not keep_prompt)
+    assert with_image[0] != other[0] and (with_image[1] is None) == (not keep_prompt)
     whole = prompt_reference({**row, "level": 1}, hash_entire_row=True)
     assert whole[0] != prompt_reference({**row, "level": 2}, hash_entire_row=True)[0]
-    assert prompt_reference({"prompt": [object()], "id": "x"}) == ("x", None, None)
+    assert prompt_reference({"prompt": [object()], "id": "x"}) == ("x", None)
+    for empty in (None, []):  # as in mixed data
+        assert prompt_reference({**row, "images": empty}) == prompt_reference(row)
 
 
 def test_the_text_of_a_prompt():

@@ -3,7 +3,7 @@
 import torch
 
 from ..helpers import build as build_trainer
-from ..helpers import prompt_dataset, remember_pools
+from ..helpers import prompt_dataset, remember_rollouts
 
 
 RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
@@ -11,7 +11,7 @@ RESUME = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "gradient_a
 
 def build(tmp_path, *args, adaptive_sampling="est-ema", **options):
     trainer = build_trainer(tmp_path, *args, adaptive_sampling=adaptive_sampling, **options)
-    trainer.pools = remember_pools(trainer)
+    trainer.steps = remember_rollouts(trainer)
     return trainer
 
 
@@ -23,7 +23,7 @@ def by_prompt(prompts, completions, **kwargs):
 
 
 def identified(repeats):
-    """Prompts whose copies have different ids: enough prompts to fit a prior to."""
+    """Prompts whose copies have different ids: many prompts."""
     dataset = prompt_dataset(repeats)
     return dataset.add_column("id", [str(i) for i in range(len(dataset))])
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from ada_trl.core import brier_metrics
 from ada_trl.pass_rates.hidden_states import last_hidden_states
-from ada_trl.pass_rates.value_head import PassRateHead
+from ada_trl.pass_rates.value_head import ValueHead
 
 from .estimated import assert_same_state
 
@@ -174,13 +174,12 @@ def batches(number, size=16, hidden_size=8, seed=0):
 
 def head_with(**attributes):
     """A head with other settings of training."""
-    return type("Head", (PassRateHead,), attributes)(8)
+    return type("Head", (ValueHead,), attributes)(8)
 
 
 def test_the_first_prediction_is_the_prior_mean():
     features = torch.randn(5, 8) * 100
-    assert PassRateHead(8).predict(features) == pytest.approx([1 / 17] * 5)
-    assert PassRateHead(8, prior_mean=0.3).predict(features) == pytest.approx([0.3] * 5)
+    assert ValueHead(8).predict(features) == pytest.approx([1 / 17] * 5)
 
 
 def test_one_step_is_a_step_of_adamw_on_the_cross_entropy_of_the_counts():
@@ -209,7 +208,7 @@ def test_one_step_is_a_step_of_adamw_on_the_cross_entropy_of_the_counts():
 
 
 def test_inference_mode_makes_no_difference():
-    inside, outside = PassRateHead(8), PassRateHead(8)
+    inside, outside = ValueHead(8), ValueHead(8)
     for i, batch in enumerate(batches(4)):
         with torch.inference_mode(i % 2 == 0):
             inside.observe(*batch)
@@ -219,10 +218,10 @@ def test_inference_mode_makes_no_difference():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_default_dtype_and_autocasting_make_no_difference(dtype):
-    data, expected = list(batches(4)), PassRateHead(8)
+    data, expected = list(batches(4)), ValueHead(8)
     try:
         torch.set_default_dtype(dtype)
-        head = PassRateHead(8)
+        head = ValueHead(8)
         for features, *counts in data:
             expected.observe(features, *counts)
             with torch.autocast("cpu", torch.bfloat16):
@@ -235,7 +234,7 @@ def test_default_dtype_and_autocasting_make_no_difference(dtype):
 
 
 def test_unscored_prompts_are_left_out():
-    with_unscored, without = PassRateHead(8), PassRateHead(8)
+    with_unscored, without = ValueHead(8), ValueHead(8)
     features, positives, num_rollouts = next(batches(1))
     without.observe(features, positives, num_rollouts)
     with_unscored.observe(torch.cat([features, features + 9]), positives + [0] * 16, num_rollouts + [0] * 16)
@@ -274,7 +273,7 @@ def test_it_learns_a_difficulty_and_has_30_percent_less_error_than_the_batch_mea
         positives = torch.binomial(torch.full((number,), 4.0), difficulty(ids), generator=generator).int().tolist()
         return last_hidden_states(model, ids, torch.ones_like(ids), batch_size=number), positives, [4] * number
 
-    head = PassRateHead(64)
+    head = ValueHead(64)
     for _ in range(1600 // num_prompts):
         head.observe(*step(num_prompts))
     features, positives, num_rollouts = step(2000)
@@ -284,7 +283,7 @@ def test_it_learns_a_difficulty_and_has_30_percent_less_error_than_the_batch_mea
 
 def test_common_part_and_scale_of_the_features_do_not_matter():
     """After a layer norm, the second dimension, 50 ± 0.01, would hide the first."""
-    head = PassRateHead(8)
+    head = ValueHead(8)
     for batch in batches(60):
         head.observe(*batch)
     features, positives, num_rollouts = next(batches(1, size=2000, seed=5))
@@ -297,7 +296,7 @@ def test_common_part_and_scale_of_the_features_do_not_matter():
 @pytest.mark.parametrize("shape", [(8,), (3, 7), (2, 3, 8)])
 def test_features_of_another_model_are_rejected(shape):
     with pytest.raises(ValueError, match=r"do not fit a head of hidden_size \(8\)"):
-        PassRateHead(8).predict(torch.zeros(shape))
+        ValueHead(8).predict(torch.zeros(shape))
 
 
 # State
@@ -306,7 +305,7 @@ def test_features_of_another_model_are_rejected(shape):
 @pytest.mark.parametrize("steps", [0, 3])
 def test_resumed_equals_uninterrupted(steps, tmp_path):
     seen = list(batches(6))
-    whole, resumed = head_with(replay_size=40), PassRateHead(8, prior_mean=0.5)
+    whole, resumed = head_with(replay_size=40), ValueHead(8)
     resumed.replay_size = 40
     for batch in seen[:steps]:
         whole.observe(*batch)
@@ -327,7 +326,7 @@ def test_resumed_equals_uninterrupted(steps, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    head = PassRateHead(8)
+    head = ValueHead(8)
     for batch in batches(2):
         head.observe(*batch)
     head.save(tmp_path / "head.safetensors")
@@ -343,7 +342,7 @@ def saved(tmp_path):
 def test_a_truncated_or_other_file_is_rejected(saved, damage):
     saved.write_bytes(damage(saved.read_bytes()))
     with pytest.raises(ValueError, match=f"{saved} is not a usable value head: .* delete it to start from the prior"):
-        PassRateHead(8).load(saved)
+        ValueHead(8).load(saved)
 
 
 def test_a_flipped_bit_in_the_header_is_rejected(saved):
@@ -352,13 +351,13 @@ def test_a_flipped_bit_in_the_header_is_rejected(saved):
     for i in range(0, header, 7):
         saved.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
         with pytest.raises(ValueError, match=f"{saved} is not a usable value head: .* delete it to start"):
-            PassRateHead(8).load(saved)
+            ValueHead(8).load(saved)
 
 
 def test_tensors_of_another_model_are_rejected(saved):
     message = f"{saved} .*not that of this value head: the tensors features.mean.* Resume with the model that"
     with pytest.raises(ValueError, match=message):
-        PassRateHead(16).load(saved)
+        ValueHead(16).load(saved)
     save_file({"weight": torch.zeros(9)}, saved)
     with pytest.raises(ValueError, match=message):
-        PassRateHead(8).load(saved)
+        ValueHead(8).load(saved)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from ada_trl.sampling.prompt_sources import QueuedPrompts
+from ada_trl.core import sampled_prompts
 
-from ..helpers import build, even_reward, logs_of, prompts_of, remember_pools
+from ..helpers import build, even_reward, logs_of, prompts_of, remember_rollouts
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -107,7 +107,7 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
         return [0.0] * len(prompts)
 
     trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"max_rounds": 3})
-    pools = remember_pools(trainer)
+    rollouts = remember_rollouts(trainer)
     trainer.train()
     # 8 rows: at most 6 retries, at most 3 rounds per prompt, and prompts with the fewest rounds first.
     assert [len(set(step)) for step in sampled] == [8] * 5
@@ -116,7 +116,7 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
     visits = [prompt for step in sampled for prompt in step]
     assert max(visits.count(prompt) for prompt in visits) == 3
     assert [logs["ada/prompts/frac_new"] for logs in logs_of(trainer)] == [1.0, 0.25, 0.25, 0.5, 0.25]
-    assert all(len(pool) == 1 for step in pools for pool in step)
+    assert all((step.size_P == 1).all() for step in rollouts)
 
 
 def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
@@ -142,14 +142,11 @@ def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
 
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
     trainer = build(tmp_path, even_reward, prompts(), **RETRIES)
-    sampled, original = [], QueuedPrompts.sampled_prompts
 
-    def no_unbiased_samples(prompts, slots):
-        sampled.append(original(prompts, slots))
-        sampled[-1].is_on_distribution[:] = [False] * len(sampled[-1].is_on_distribution)
-        return sampled[-1]
+    def no_unbiased_samples(slots):
+        return [prompt._replace(is_on_distribution=False) for prompt in sampled_prompts(slots)]
 
-    monkeypatch.setattr(QueuedPrompts, "sampled_prompts", no_unbiased_samples)
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.sampled_prompts", no_unbiased_samples)
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "frac_reward_zero_std", "ada/pass_rate/mean"):

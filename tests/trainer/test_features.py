@@ -8,19 +8,17 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForSequenceClassification
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import Pool, Rollout
-from ada_trl.trainer.rollout_batch import pool_advantages
 
+from ..core.simulation import rollouts_of
 from ..helpers import (
     QUICK,
     build,
-    config,
     even_reward,
     length_reward,
     logs_of,
     moved,
     prompt_dataset,
-    remember_pools,
+    remember_rollouts,
     saved_tiny_model,
     tiny_config,
     tiny_model,
@@ -73,6 +71,7 @@ def weights_after(tmp_path_factory):
         if key not in known:
             directory = tmp_path_factory.mktemp("run")
             rewards = [even_reward, length_reward]
+            options = options | {"success_reward": "even_reward"}
             trainer = build(directory, rewards, model=saved_tiny_model(directory / "model"), **options)
             trainer.train()
             assert trainer.state.global_step == options.get("max_steps", QUICK["max_steps"])
@@ -137,43 +136,24 @@ def test_reward_models(tmp_path):
         processing_class=tokenizer,
         reward_processing_classes=[tokenizer, None],
     )
-    pools, model = remember_pools(trainer), tiny_reward_model()
+    steps, model = remember_rollouts(trainer), tiny_reward_model()
     trainer.train()
     name, _ = trainer.reward_func_names
     assert all(f"rewards/{name}/mean" in logs for logs in logs_of(trainer))
-    rows = [rollout for pool in pools[0] for rollout in pool.rollouts]
-    assert len({rollout.rewards[0] for rollout in rows}) > len(rows) / 4
+    scores = steps[0].rewards_NF[:, 0]
+    assert len(set(scores.tolist())) > len(scores) / 4
     text = trainer._logs["prompt"][0] + trainer._logs["completion"][0]
     expected = model(**tokenizer([text], return_tensors="pt")).logits.item()
     assert trainer._logs["rewards"][name][0] == pytest.approx(expected, rel=1e-4)
 
 
-def _random_pool(rng, size):
-    rewards = torch.randn(size, 2, generator=rng).tolist()
-    return Pool(0.0, [Rollout(i, 2 * a + b, a, (a, b)) for i, (a, b) in enumerate(rewards)])
-
-
 def test_normalize_then_sum_is_grpo_for_pools_that_are_groups(tmp_path):
-    rng = torch.Generator().manual_seed(0)
-    pools = [_random_pool(rng, 4) for _ in range(3)]
     options = {"multi_objective_aggregation": "normalize_then_sum", "prompt_weighting": "none"}
-    args = config(tmp_path, **QUICK | options)
-    found = pool_advantages(pools, [pool.rollouts for pool in pools], args, [2.0, 1.0])
-    rewards = torch.tensor([[rollout.rewards for rollout in pool.rollouts] for pool in pools])  # (3, 4, 2)
+    options |= {"success_reward": "even_reward", "reward_weights": [2.0, 1.0]}
+    trainer = build(tmp_path, [even_reward, length_reward], **options)
+    rewards = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    totals = (rewards @ torch.tensor([2.0, 1.0], dtype=torch.float64)).tolist()
+    found = trainer.compute_advantages(rollouts_of(*totals, rewards=rewards.view(12, 2)))
     normalized = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    total = (normalized * torch.tensor([2.0, 1.0])).sum(-1).flatten()
-    torch.testing.assert_close(torch.tensor(found).flatten(), (total - total.mean()) / (total.std() + 1e-4))
-
-
-def test_normalize_then_sum_uses_the_whole_pool_and_survives_missing_rewards(tmp_path):
-    nan = float("nan")
-    rows = [(0.0, 1.0), (1.0, nan), (1.0, 3.0), (0.0, 2.0), (nan, nan)]
-    totals = [1.0, 1.0, 4.0, 2.0, nan]
-    pool = Pool(0.5, [Rollout(i, t, a, (a, b)) for i, (t, (a, b)) in enumerate(zip(totals, rows, strict=True))])
-    args = AdaGRPOConfig(str(tmp_path), **QUICK | {"multi_objective_aggregation": "normalize_then_sum"})
-    group = [pool.rollouts[i] for i in (2, 1, 4)]
-    a_std, b_std = (1 / 3) ** 0.5 + 1e-4, 1.0 + 1e-4  # of 0, 1, 1, 0 and of 1, 3, 2
-    sums = [-0.5 / a_std - 1 / b_std, 0.5 / a_std, 0.5 / a_std + 1 / b_std, -0.5 / a_std]
-    scale = 0.5**-0.5 / (torch.tensor(sums).std().item() + 1e-4)
-    (found,) = pool_advantages([pool], [group], args, [1.0, 1.0])
-    assert found == pytest.approx([scale * sums[2], scale * sums[1], 0.0])
+    total = (normalized @ torch.tensor([2.0, 1.0], dtype=torch.float64)).flatten()
+    torch.testing.assert_close(torch.tensor(found), (total - total.mean()) / (total.std() + 1e-4))

@@ -121,7 +121,7 @@ def test_rollouts_of_a_prompt_do_not_share_mutable_columns(tmp_path):
 def test_a_value_head_that_cannot_see_the_whole_prompt_is_rejected(tmp_path):
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
     trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est")
-    assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.network is None
+    assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.head is None
     with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='ema'"):
         build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est-value")
 
@@ -154,9 +154,7 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
     assert len(seen) == 4 and set(seen.values()) != {4}
     unmoved = [name for name, parameter in model.named_parameters() if (parameter == before[name]).all()]
     assert not [name for name in unmoved if "vision_tower.embeddings" in name or "projector" in name], unmoved
-    assert len(trainer.pass_rates.ema.state_dict()) and len(trainer.pass_rates.texts) == 4, (
-        "Pictures tell prompts apart."
-    )
+    assert len(trainer.pass_rates.counts.counts) == 4, "Pictures tell prompts apart."
 
 
 @pytest.mark.parametrize("zero_variance_groups", ["keep", "resample"])

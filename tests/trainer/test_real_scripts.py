@@ -31,7 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, identity
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.trainer.trainer_validation import DATA_LOADING
+from ada_trl.trainer.validation import DATA_LOADING
 
 from ..conversations import Counting
 from ..helpers import (
@@ -1129,11 +1129,11 @@ def test_prompts_of_an_interrupted_step_are_sampled_when_training_goes_on(place,
     dataset = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(64)]}).with_transform(transform)
     trainer = build(tmp_path, reward, dataset, trainer_class=Failing, shuffle_dataset=False, **MODES[mode])
     trainer.train()
-    queue, before = trainer.prompt_source.queue, trainer.prompt_source.queue.state_dict()
+    before = trainer.prompt_source.state_dict()["queue"]
     failing.append(place)
     with pytest.raises(OSError):
         trainer.train()
-    after = queue.state_dict()
+    after = trainer.prompt_source.state_dict()["queue"]
     assert after["stream"]["taken"] == before["stream"]["taken"]
     assert after["retry_queue"] == before["retry_queue"]
     expected = {dataset[p]["prompt"] for p in after["stream"]["front"]}

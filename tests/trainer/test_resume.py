@@ -67,9 +67,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     if PASS_RATES_FILE in own_files[0]:
         files = [load_pass_rates(checkpoint / PASS_RATES_FILE) for checkpoint in checkpoints]
         assert files[0] == files[1]
-        assert whole.pass_rates.ema.state_dict() == resumed.pass_rates.ema.state_dict()
+        assert whole.pass_rates.counts.state_dict() == resumed.pass_rates.counts.state_dict()
     if VALUE_HEAD_FILE in own_files[0]:
-        heads = [trainer.pass_rates.network.state_dict() for trainer in (whole, resumed)]
+        heads = [trainer.pass_rates.head.state_dict() for trainer in (whole, resumed)]
         assert all(torch.equal(heads[0][tensor], heads[1][tensor]) for tensor in heads[0])
     expected = {"est-value": {PASS_RATES_FILE, VALUE_HEAD_FILE}, "est-ema": {PASS_RATES_FILE}}
     assert expected.get(name, set()) <= set(own_files[0])

@@ -21,7 +21,7 @@ from ..helpers import (
     moved,
     prompt_dataset,
     prompts_of,
-    remember_pools,
+    remember_rollouts,
     tiny_tokenizer,
 )
 
@@ -181,11 +181,11 @@ def test_a_total_reward_that_overflows_is_unscored(dtype, tmp_path, request):
         max_steps=1,
         reward_weights=[10.0],
     )
-    pools = remember_pools(trainer)
+    steps = remember_rollouts(trainer)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(dtype)
     trainer.train()
-    assert [[pool.scored for pool in step] for step in pools] == [[7, 30]]
+    assert [rollouts.scored_P.tolist() for rollouts in steps] == [[7, 30]]
     (batch,) = trainer.batches
     assert batch["advantages"].isfinite().all() and batch["advantages"].any()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
@@ -218,14 +218,12 @@ def test_success_reward_defines_success_and_the_total_is_trained_on(tmp_path):
         reward_weights=[1.0, 10.0],
         max_steps=1,
     )
-    pools = remember_pools(trainer)
+    steps = remember_rollouts(trainer)
     trainer.train()
-    for pool in pools[0]:
-        for rollout in pool.rollouts:
-            even, length = rollout.rewards
-            assert rollout.success_reward == even
-            assert rollout.reward == pytest.approx(even + 10 * length)
-            assert pool.is_positive(rollout) == (even == 1.0)
+    (rollouts,) = steps
+    even_N, length_N = rollouts.rewards_NF.T
+    assert (rollouts.success_reward_N == even_N).all() and (rollouts.is_positive_N == (even_N == 1)).all()
+    assert rollouts.reward_N == pytest.approx(even_N + 10 * length_N)
 
 
 def test_columns_reach_the_reward_function_in_every_round(tmp_path):
@@ -429,9 +427,9 @@ def test_a_reward_that_is_equal_to_the_threshold_is_not_positive(tmp_path):
 
     options = {"positive_threshold": 0.1, "eval_dataset": prompt_dataset(1), "per_device_eval_batch_size": 4}
     trainer = build(tmp_path, reward, num_generations_eval=2, max_steps=1, **options)
-    pools = remember_pools(trainer)
+    steps = remember_rollouts(trainer)
     trainer.train()
-    assert [pool.positives for pool in pools[0]] == [0, 0]
+    assert steps[0].positives_P.tolist() == [0, 0]
     assert trainer.evaluate()["eval_pass@2"] == 0
 
 

@@ -6,18 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import EMAPassRate, ExitCondition, brier_metrics
+from ada_trl.core import EMAPassRate, brier_metrics
 
-from .simulation import assert_mean, sample_pools
-
-
-POS = ExitCondition(1)
+from .simulation import assert_mean, sample_binary
 
 
-def early_stopped_counts(pass_rates, seed, exit_condition=POS):
+POS, BALANCE = {"min_positives": 1}, {"min_positives": 2, "min_negatives": 2}
+
+
+def early_stopped_counts(pass_rates, seed, rule=POS):
     """Positives and rollouts of each prompt after at most four rounds of eight, as arrays."""
-    pools = sample_pools(pass_rates, exit_condition, samples_per_round=8, max_rounds=4, seed=seed)
-    return np.array([(pool.positives, pool.scored) for pool in pools]).T
+    rollouts = sample_binary(pass_rates, **rule, samples_per_round=8, max_rounds=4, seed=seed)
+    return rollouts.positives_P, rollouts.scored_P
 
 
 def observe(estimator, keys, counts, step):
@@ -42,7 +42,7 @@ def test_the_constants_of_the_authors():
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 1.0])
 def test_counts_are_discounted_each_time_the_prompt_is_sampled(decay):
-    estimator = EMAPassRate(decay=decay, alpha=2, beta=3)
+    estimator = EMAPassRate(decay=decay)
     rng = np.random.default_rng(0)
     num_rollouts = rng.integers(1, 33, size=20)
     positives = rng.binomial(num_rollouts, 0.3)
@@ -51,7 +51,7 @@ def test_counts_are_discounted_each_time_the_prompt_is_sampled(decay):
         estimator.observe(["x", f"other {step}"], [int(positives[step]), 1], [int(num_rollouts[step]), 2], step=step)
         estimator.observe(["other"], [1], [2], step=step)
     weights = decay ** np.arange(19, -1, -1)
-    expected = (weights @ positives + 2) / (weights @ num_rollouts + 5)
+    expected = (weights @ positives + 1) / (weights @ num_rollouts + 17)
     assert estimator.predict(["x"]) == [pytest.approx(expected)]
 
 
@@ -82,8 +82,10 @@ def test_impossible_counts_are_rejected(positives, num_rollouts):
 # Early stopping
 
 
-@pytest.mark.parametrize(("decay", "exit_condition"), [(0.9, POS), (1.0, ExitCondition(2, 2))], ids=["pos", "balance"])
-def test_counts_are_unbiased_under_early_stopping(decay, exit_condition):
+@pytest.mark.parametrize(
+    ("decay", "rule", "known"), [(0.9, POS, 0.077), (1.0, BALANCE, 0.067)], ids=["pos", "balance"]
+)
+def test_counts_are_unbiased_under_early_stopping(decay, rule, known):
     """
     Wald's identity: E[positives] = p · E[rollouts] for any stopping rule, so also for discounted sums of them. The mean
     of the pool means is off by a third or more at p = 0.05 (0.077 for pos, 0.067 for balance).
@@ -91,13 +93,12 @@ def test_counts_are_unbiased_under_early_stopping(decay, exit_condition):
     p, prompts = 0.05, 4000
     estimator, keys, pool_means = EMAPassRate(decay=decay), [str(i) for i in range(prompts)], []
     for step in range(5):
-        counts = early_stopped_counts(np.full(prompts, p), (step, 1), exit_condition)
+        counts = early_stopped_counts(np.full(prompts, p), (step, 1), rule)
         observe(estimator, keys, counts, step)
         pool_means.append(counts[0] / counts[1])
     discounted = [estimator.counts[key] for key in keys]
     excess = [c.discounted_positives - p * c.discounted_rollouts for c in discounted]
     assert_mean(excess, 0, scale=p * np.mean([c.discounted_rollouts for c in discounted]))
-    known = {1: 0.077, 2: 0.067}[exit_condition.min_positives]
     assert np.mean(pool_means) == pytest.approx(known, abs=2e-3)
 
 

@@ -1,0 +1,249 @@
+"""Prompt stream and prompt queue, without a model."""
+
+import copy
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from trl.trainer.utils import RepeatSampler
+
+from ada_trl.core import Candidate, Slot, SlotRule, sampled_prompts
+from ada_trl.sampling.prompt_stream import PromptStream
+from ada_trl.sampling.prompts import DataLoaderPrompts, PromptQueue
+
+from ..core.simulation import BINARY
+
+
+def rows(number):
+    return Dataset.from_dict({"prompt": [str(i) for i in range(number)]})
+
+
+def stream(number=10, streaming=False, shuffle=True):
+    dataset = rows(number).to_iterable_dataset() if streaming else rows(number)
+    return PromptStream(dataset, shuffle=shuffle, seed=3)
+
+
+def make_queue(number=1000, slots=4, shuffle=True, **options):
+    """A queue of prompts 0 to `number` - 1."""
+    return PromptQueue(rows(number), Accelerator(cpu=True), list, shuffle=shuffle, seed=3, num_slots=slots, **options)
+
+
+@pytest.mark.parametrize("image", [np.zeros((2, 2)), torch.zeros(2, 2)])
+def test_prompts_of_a_group_may_contain_arrays(image):
+    rows = [{"prompt": [{"content": text, "image": copy.copy(image)}]} for text in "aabb"]
+    assert DataLoaderPrompts(Accelerator(cpu=True), 2).next_prompts(rows).local_rows == [rows[0], rows[2]]
+
+
+# The stream
+
+
+def test_the_stream_has_the_order_of_grpos_sampler_without_its_repetitions():
+    sampler = RepeatSampler(rows(10), mini_repeat_count=2, batch_size=5, repeat_count=3, shuffle=True, seed=3)
+    expected = [index for _ in range(3) for index in list(dict.fromkeys(sampler))]
+    prompts = stream()
+    assert [prompts.take(5) for _ in range(6)] == [expected[i : i + 5] for i in range(0, 30, 5)]
+    assert prompts.epoch == 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_epoch_has_every_row_once_and_the_next_one_another_order(streaming):
+    prompts = stream(streaming=streaming)
+    epochs = [[prompts.row(position)["prompt"] for position in prompts.take(10)] for _ in range(3)]
+    assert all(sorted(epoch) == sorted(map(str, range(10))) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    unshuffled = stream(streaming=streaming, shuffle=False)
+    assert [unshuffled.row(position)["prompt"] for position in unshuffled.take(10)] == [str(i) for i in range(10)]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "numpy", "torch"])
+def test_rows_are_those_of_a_data_loader(kind):
+    dataset = rows(10).add_column("x", [[i, i] for i in range(10)]).with_format(kind)
+    (expected,) = dataset.__getitems__([3])
+    assert str(PromptStream(dataset, shuffle=False, seed=3).row(3)) == str(expected)
+
+
+def test_put_back_rows_come_first_and_excluded_ones_later():
+    prompts = stream(shuffle=False)
+    prompts.put_back(prompts.take(4)[1:])
+    assert prompts.take(4, exclude={2}) == [1, 3, 4, 5]
+    assert prompts.take(2) == [2, 6]
+    assert sorted(prompts.take(20)) == list(range(10))  # more than there are
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 8, 21])
+def test_a_stream_resumes_exactly_in_any_epoch(streaming, steps):
+    def step(prompts):
+        taken = prompts.take(4)
+        texts = [prompts.row(position)["prompt"] for position in taken]
+        prompts.put_back(taken[1:3])
+        prompts.forget({taken[0]})
+        return texts
+
+    prompts = stream(streaming=streaming)
+    for _ in range(steps):
+        step(prompts)
+    state = json.loads(json.dumps(prompts.state_dict()))
+    resumed = stream(streaming=streaming)
+    resumed.load_state_dict(state)
+    assert [step(resumed) for _ in range(10)] == [step(prompts) for _ in range(10)]
+    assert resumed.state_dict() == prompts.state_dict()
+
+
+def test_resuming_with_another_data_set_is_rejected():
+    prompts = stream(20)
+    prompts.take(15)
+    with pytest.raises(ValueError, match="fewer rows than the checkpoint has read. Resume with the same dataset"):
+        stream(10).load_state_dict(prompts.state_dict())
+    with pytest.raises(ValueError, match="has no rows"):
+        stream(0).take(1)
+
+
+# The queue
+
+# Options of a queue, the rule of its slots, and rollouts per round.
+RETRIES = {"retries": True}, SlotRule(1, 0, max_rounds=4, one_round_per_step=True), 1
+RESAMPLE = {"candidates_per_slot": 3}, SlotRule(1, 1, max_rounds=1), 2
+modes = pytest.mark.parametrize(("options", "rule", "round_size"), [RETRIES, RESAMPLE], ids=["retries", "resample"])
+
+
+def simulate(queue, rule, round_size, passes, steps, seed=0):
+    """Slots and metrics of each step; `passes` is the pass rate of a position."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        slots = [Slot(rule, BINARY, candidates, round_size) for candidates in queue.next_candidates()]
+        for slot in slots:
+            while not slot.done:
+                position = slot.candidates[slot.candidate_of_round[-1]].position
+                slot.add_round((rng.random((round_size, 1)) < passes(position)).astype(float))
+        yield slots, queue.finish_step(slots)
+
+
+def sampled_positions(slots):
+    return [prompt.candidate.position for prompt in sampled_prompts(slots)]
+
+
+def test_the_number_of_retries_follows_the_truncated_log_objective():
+    """E[rounds] = (1 − (1 − p)^N) / p, if no retry is dropped."""
+    p, (options, rule, _), slots = 0.5, RETRIES, 64
+    queue = make_queue(100_000, slots, **options)
+    visits = Counter()
+    for step, metrics in simulate(queue, rule, 1, lambda position: p, 150):
+        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the maximum share of retries
+        visits.update(sampled_positions(step))
+    active = {candidate.position for candidate in queue.retry_queue}
+    finished = np.array([count for position, count in visits.items() if position not in active])
+    assert len(finished) > 2000
+    # Prompts that are active at the end have many rounds: at most one per slot, each at most N, out of thousands.
+    edge = rule.max_rounds * slots / len(finished)
+    expected = (1 - (1 - p) ** rule.max_rounds) / p
+    assert finished.mean() == pytest.approx(expected, abs=4 * finished.std() / math.sqrt(len(finished)) + edge)
+    assert finished.max() == rule.max_rounds
+
+
+@pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
+def test_retries_of_a_hard_dataset_do_not_fill_the_batch(slots, retries):
+    """Three quarters of the slots, but at least one; prompts with the fewest rounds first."""
+    queue = make_queue(slots=slots, retries=True)
+    rule = SlotRule(1, 0, max_rounds=50, one_round_per_step=True)
+    (first, _), *steps = simulate(queue, rule, 1, lambda position: 0.0, 20)
+    assert not any(slot.candidates[0].rounds for slot in first)
+    for played, metrics in steps:
+        retried = sum(slot.candidates[0].rounds > 0 for slot in played)
+        assert retried == slots * metrics["prompts/frac_retried"] == retries
+        assert metrics["prompts/retries_dropped"] == slots - retries
+    assert max(candidate.rounds for candidate in queue.retry_queue) < 50
+
+
+def test_unused_candidates_are_sampled_in_the_next_steps():
+    options, rule, _ = RESAMPLE
+    queue, sampled = make_queue(shuffle=False, **options), []
+    for _ in range(10):
+        slots = [Slot(rule, BINARY, candidates, 2) for candidates in queue.next_candidates()]
+        for slot in slots:
+            slot.add_round(np.array([[1.0], [0.0]]))
+            assert slot.done
+        queue.finish_step(slots)
+        sampled += sampled_positions(slots)
+    assert sampled == list(range(40))
+
+
+@modes
+def test_no_prompt_is_sampled_twice_in_a_step_or_left_out(options, rule, round_size):
+    """Over random pass rates, through several epochs."""
+    rates = np.random.default_rng(5).random(40)
+    last_step, longest = Counter(), Counter()
+    steps = simulate(make_queue(40, **options), rule, round_size, lambda position: rates[position], 300)
+    for step, (slots, _) in enumerate(steps):
+        sampled = sampled_positions(slots)
+        assert len(set(sampled)) == len(sampled)
+        for position in sampled:
+            longest[position] = max(longest[position], step - last_step[position])
+            last_step[position] = step
+    assert set(last_step) == set(range(40))
+    assert max(longest.values()) <= 2 * 40  # a prompt is new once in an epoch, of at most 40 steps
+
+
+@modes
+def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options, rule, round_size):
+    """64 prompts, 32 slots: the candidates of a step are up to 96."""
+    sampled, epochs = Counter(), []
+    for slots, metrics in simulate(make_queue(64, 32, **options), rule, round_size, lambda position: 0.3, 200):
+        sampled.update(sampled_positions(slots))
+        assert metrics["prompts/queue"] <= 3 * 64
+        epochs.append(metrics["prompts/epoch"])
+    assert min(sampled[position] for position in range(64)) > 0.5 * sampled.total() / 64
+    # A step goes through the dataset at most once, and not without sampling a prompt.
+    assert max(after - before for before, after in pairwise(epochs)) <= 2
+    assert epochs[-1] <= 1.1 * sampled.total() / 64
+
+
+@modes
+def test_a_queue_resumes_exactly(options, rule, round_size):
+    rates = np.random.default_rng(1).random(30)
+
+    def steps(queue, number, seed):
+        played = simulate(queue, rule, round_size, lambda p: rates[p], number, seed)
+        return [[slot.candidates for slot in slots] for slots, _ in played]
+
+    queue = make_queue(30, **options)
+    steps(queue, 11, 0)
+    state = json.loads(json.dumps(queue.state_dict()))
+    resumed = make_queue(30, **options)
+    resumed.load_state_dict(state)
+    assert steps(resumed, 15, 7) == steps(queue, 15, 7)
+    # A checkpoint inside of a step repeats that step.
+    expected, again = queue.next_candidates(), make_queue(30, **options)
+    again.load_state_dict(json.loads(json.dumps(queue.state_dict(1))))
+    assert [[c.position for c in slot] for slot in again.next_candidates()] == [
+        [c.position for c in slot] for slot in expected
+    ]
+
+
+@pytest.mark.parametrize("where", ["retry_queue", "front"])
+def test_queued_prompts_that_the_dataset_does_not_have_are_rejected(where):
+    state = make_queue(30).state_dict()
+    if where == "front":
+        state["queue"]["stream"]["front"] = [12]
+    else:
+        state["queue"]["retry_queue"] = [Candidate(12)._asdict()]
+    with pytest.raises(ValueError, match="Resume with the same dataset"):
+        make_queue(12).load_state_dict(state)
+    make_queue(13).load_state_dict(state)
+
+
+@modes
+def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, rule, round_size):
+    queue = make_queue(30, **options)
+    for _ in simulate(queue, rule, round_size, lambda p: p % 2, 3):
+        pass
+    expected = queue.next_candidates()
+    queue.rollback()
+    queue.rollback()  # nothing to undo
+    assert queue.next_candidates() == expected
