@@ -72,8 +72,8 @@ from .interception import (
 from .reporting import TrainingDiagnostics, constant_metrics, report_start
 from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
+from .training_state import TrainingState
 from .trl_version import check_trl
-from .user_code import TrainingState
 from .validation import (
     check_advantages,
     check_arguments,
