@@ -126,11 +126,20 @@ def test_a_value_head_that_cannot_see_the_whole_prompt_is_rejected(tmp_path):
         build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est-value")
 
 
-@pytest.mark.parametrize("options", [{"zero_variance_groups": "resample"}])
-def test_options_that_choose_between_prompts_are_rejected_without_a_dataset(options, tmp_path):
-    """With an environment alone a step has exactly the prompts that it needs, so they would have no effect."""
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_variance_groups": "resample"}, r"zero_variance_groups \('resample'\) requires .*'keep'"),
+        (
+            {"adaptive_sampling": "seq-pos", "baseline": "batch"},
+            r"adaptive_sampling \('seq-pos'\) requires .*'uniform'",
+        ),
+    ],
+)
+def test_options_that_choose_between_prompts_are_rejected_without_a_dataset(options, message, tmp_path):
+    """With an environment alone every reset is another problem, which cannot be sampled again."""
     args = config(tmp_path, **TINY | {"adaptive_sampling": "uniform"} | options)
-    with pytest.raises(ValueError, match=r"zero_variance_groups \('resample'\) requires .*'keep'"):
+    with pytest.raises(ValueError, match=message):
         AdaGRPOTrainer(tiny_chat_model(chat_tokenizer()), args=args, environment_factory=Counting)
 
 

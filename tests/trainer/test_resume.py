@@ -10,7 +10,7 @@ from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 from ada_trl.trainer.checkpointing import STATE_FILE
 
-from ..helpers import MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
+from ..helpers import MODES, QUEUE_MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
 from ..pass_rates.estimated import by_prompt, identified
 
 
@@ -98,6 +98,51 @@ def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
 # The prompt queue
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "steps_per_generation": 1}], ids=str)
+@pytest.mark.parametrize("mode", ["batch", *QUEUE_MODES])
+def test_a_checkpoint_on_a_signal_resumes_with_the_batch_that_it_interrupts(mode, options, tmp_path):
+    """`enable_jit_checkpoint` saves after a batch was sampled and before its optimizer step."""
+    calls = []
+
+    def reward(prompts, completions, trainer_state, **kwargs):
+        calls.append((trainer_state.global_step, sorted(prompts)))
+        if signals and trainer_state.global_step == 2:
+            signals.pop().is_checkpoint_requested = True
+        return even_reward(completions)
+
+    options = MODES[mode] | options | {"max_steps": 4, "enable_jit_checkpoint": True}
+    trainer = build(tmp_path, reward, numbered(64), **options)
+    signals = [c.jit_manager for c in trainer.callback_handler.callbacks if hasattr(c, "jit_manager")]
+    trainer.train()
+    assert not signals and trainer.state.global_step < 4, "The signal has stopped the training."
+    interrupted = [prompts for step, prompts in calls if step == 2]
+    calls.clear()
+    resumed = build(tmp_path / "resumed", reward, numbered(64), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again = [prompts for step, prompts in calls if step == 2]
+    # Later rounds depend on the rewards of other random completions.
+    number = 1 if mode == "dynamic sampling" else len(interrupted)
+    assert again[:number] == interrupted[:number] and resumed.state.global_step == 4
+
+
+@pytest.mark.parametrize("number", [8, 64])
+@pytest.mark.parametrize("mode", ["batch", *QUEUE_MODES])
+def test_ignore_data_skip_starts_from_the_first_row(mode, number, tmp_path):
+    """Of a dataset that may be smaller or larger than the checkpoint's."""
+    sampled = []
+
+    def reward(prompts, completions, **kwargs):
+        sampled.append(list(dict.fromkeys(prompts)))
+        return [float(i % 2) for i in range(len(prompts))]
+
+    options = MODES[mode] | {"shuffle_dataset": False, "save_strategy": "steps", "save_steps": 2}
+    build(tmp_path, reward, numbered(32), **options).train()
+    sampled.clear()
+    options |= {"max_steps": 3, "ignore_data_skip": True}
+    build(tmp_path / "resumed", reward, numbered(number), **options).train(str(tmp_path / "checkpoint-2"))
+    assert sampled[0] == numbered(number)["prompt"][: len(sampled[0])]
+
+
 def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
     """As on fewer GPUs: a checkpoint with 6 queued retries, resumed with 4 slots and with 2."""
 
@@ -171,3 +216,11 @@ def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
         with pytest.raises(ValueError, match=f"checkpoint-2/{name} is not a usable .*Restore it from another check"):
             trainer.train(resume_from_checkpoint=str(path))
         (path / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["ada_reward_head.safetensors", "ada_value_model.safetensors"])
+def test_a_checkpoint_of_a_removed_mode_is_rejected(name, tmp_path):
+    path = checkpoint(tmp_path, "uniform")
+    (path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="checkpoint-2 is the checkpoint of a run with .*removed in ada_trl 0.2"):
+        estimated_run(tmp_path, "uniform").train(resume_from_checkpoint=str(path))
