@@ -138,22 +138,6 @@ def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
         config(**overrides)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "fix"),
-    [
-        ("prompt_oversampling", 2, "leave it out"),
-        ("value_model", "org/model", "use pass_rate_estimator='value'"),
-        ("pass_rate_prior", [1.0, 16.0], "the prior is the paper's"),
-        ("selection_correction", True, "leave it out"),
-        ("baseline", "posterior", "use baseline='batch'"),
-        ("pass_rate_estimator", "ema+value", "use 'ema' or 'value'"),
-    ],
-)
-def test_options_that_were_removed_name_a_replacement(option, value, fix):
-    with pytest.raises(ValueError, match=rf"{option} .* was removed in ada_trl 0.2.*{fix}"):
-        config(**{option: value})
-
-
 def test_max_staleness_is_supported_with_any_baseline():
     assert config(**AHEAD).max_staleness == config(**AHEAD | {"baseline": "batch"}).max_staleness == 1
 

@@ -216,11 +216,3 @@ def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
         with pytest.raises(ValueError, match=f"checkpoint-2/{name} is not a usable .*Restore it from another check"):
             trainer.train(resume_from_checkpoint=str(path))
         (path / name).write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["ada_reward_head.safetensors", "ada_value_model.safetensors"])
-def test_a_checkpoint_of_a_removed_mode_is_rejected(name, tmp_path):
-    path = checkpoint(tmp_path, "uniform")
-    (path / name).write_bytes(b"")
-    with pytest.raises(ValueError, match="checkpoint-2 is the checkpoint of a run with .*removed in ada_trl 0.2"):
-        estimated_run(tmp_path, "uniform").train(resume_from_checkpoint=str(path))

@@ -28,50 +28,20 @@ from trl.trainer.utils import nanstd
 
 import ada_trl
 from ada_trl import AdaGRPOTrainer
-from ada_trl.trainer import trl_version
 from ada_trl.trainer.interception import _EMPTY_COLUMNS
 from ada_trl.trainer.trl_private import rank_local_collectives, vllm_generation_class
-from ada_trl.trainer.trl_version import SIGNATURES, check_trl
+from ada_trl.trainer.trl_version import SIGNATURES
 from ada_trl.vllm.client import completion_request
 
 from ..helpers import (
     QUICK,
     chat_tokenizer,
-    config,
     even_reward,
     prompt_dataset,
     tiny_chat_model,
     tiny_model,
     tiny_tokenizer,
 )
-
-
-@pytest.fixture
-def unchecked():
-    """Each process checks TRL once."""
-    check_trl.cache_clear()
-    yield
-    check_trl.cache_clear()
-
-
-def test_a_newer_version_with_the_expected_signatures_is_a_warning(unchecked, monkeypatch, caplog):
-    monkeypatch.setattr(trl_version.trl, "__version__", "1.99.0")
-    check_trl()
-    assert "TRL 1.99.0 is newer than the newest version that ada_trl was tested with" in caplog.text
-
-
-@pytest.mark.parametrize("change", ["parameter", "removed"])
-def test_a_changed_signature_is_an_error_when_a_trainer_is_built(change, unchecked, monkeypatch):
-    if change == "parameter":
-        monkeypatch.setattr(GRPOTrainer, "_tokenize_prompts", lambda self, prompts, images: None)
-    else:
-        monkeypatch.setitem(SIGNATURES, "_of_an_older_release", ())
-    found = {
-        "parameter": r"_tokenize_prompts has the parameters \(prompts, images\)",
-        "removed": "_of_an_older_release does not",
-    }
-    with pytest.raises(RuntimeError, match=rf"GRPOTrainer\.{found[change]}.*ada_trl expects.*Install `trl=="):
-        AdaGRPOTrainer(tiny_model(), even_reward, config("unused", **QUICK), prompt_dataset())
 
 
 def test_signatures_of_all_overrides_are_checked_when_a_trainer_is_built():
@@ -81,7 +51,6 @@ def test_signatures_of_all_overrides_are_checked_when_a_trainer_is_built():
         if hasattr(GRPOTrainer, name) and inspect.isfunction(getattr(GRPOTrainer, name))
     }
     assert own - SIGNATURES.keys() <= {"train", "predict", "__init__"}, "These two pass all arguments on."
-    check_trl()
 
 
 # Names of TRL and Transformers that the package uses although most are private, by owner.
