@@ -202,7 +202,9 @@ WRONG_KIND = everywhere("returned .*must return one number or None per")
 EVALUATED = {"eval_dataset": Dataset.from_dict({"prompt": ["9+9="] * 2}), "per_device_eval_batch_size": 4}
 REWARDS = {
     "None": Script(returning(lambda rewards: None), rejected=WRONG_KIND),
-    "None from the second, asynchronous one": Script([even_reward, asynchronous_none], rejected=WRONG_KIND),
+    "None from the second, asynchronous one": Script(
+        [even_reward, asynchronous_none], options={"success_reward": "even_reward"}, rejected=WRONG_KIND
+    ),
     "a number": Script(returning(lambda rewards: 1.0), rejected=WRONG_KIND),
     "strings": Script(returning(lambda rewards: [str(reward) for reward in rewards]), rejected=WRONG_KIND),
     "a dictionary": Script(returning(lambda rewards: {"reward": rewards}), rejected=WRONG_KIND),
@@ -221,6 +223,7 @@ REWARDS = {
     "any callable and iterable": Script(
         [generator, asynchronous, Instance(), functools.partial(scaled, scale=1), returning(np.array)]
         + [returning(tuple), lambda completions, **_: torch.tensor(even_reward(completions))],
+        options={"success_reward": "generator"},
         check=one_mean_of_seven_functions,
     ),
     "unscored where the weight is not 0": Script(
@@ -642,10 +645,9 @@ def build_script(script, mode, directory, batches):
     options = dict(script.options)
     given = {name: options.pop(name) for name in ("callbacks", "eval_dataset") if name in options}
     if mode is None:
-        n = options.pop("of_mode", "uniform")
-        args = GRPOConfig(
-            str(directory), **QUICK | options | {"num_generations": n, "epsilon_high": 0.28, "scale_rewards": "none"}
-        )
+        options = {name: value for name, value in options.items() if name in GRPOConfig.__dataclass_fields__}
+        defaults = {"epsilon_high": 0.28, "scale_rewards": "none"}
+        args = GRPOConfig(str(directory), **QUICK | defaults | options)
     else:
         args = config(directory, **QUICK | options | MODES[mode])
     return trainer_class(
@@ -694,7 +696,7 @@ def check_script(script, mode, directory):
         assert_same_run(train(script._replace(reward=script.equals), mode, directory), run)
     elif mode == "uniform" or (script.same_prompts and mode in LOADER_MODES):
         n = run.trainer.args.num_generations
-        grpo = train(script._replace(options={**script.options, "of_mode": n}), None, directory)
+        grpo = train(script._replace(options={**script.options, "num_generations": n}), None, directory)
         restore()
         assert [list(dict.fromkeys(batch)) for batch in run.prompts] == [
             list(dict.fromkeys(batch)) for batch in grpo.prompts
@@ -917,6 +919,7 @@ def test_state_that_an_environment_changes_is_restored(mode, tmp_path):
         tokenizer=tokenizer,
         environment_factory=Disturbing,
         trainer_class=Observing,
+        success_reward="Disturbing",
         **MODES[mode],
     )
     RUNNING[:] = [trainer]
@@ -945,7 +948,7 @@ def test_a_stream_shorter_than_a_step_is_a_warning_in_the_mode_that_equals_grpo(
     assert trainer.state.global_step == 0 and "No training step can be run" in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["batch", "seq-balance"])
+@pytest.mark.parametrize("mode", ["batch", "uniform"])
 def test_reward_functions_of_the_same_name_share_a_metric_as_in_grpo(mode, tmp_path):
     rewards = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: [0.0] * len(completions)]
     logs = []
