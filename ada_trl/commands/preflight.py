@@ -141,12 +141,12 @@ class Preflight(TrainerCallback):
             trainer.model.train()
         times = torch.tensor([[seconds, reward_seconds]], device=trainer.accelerator.device)
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
-        scores = torch.cat(received).double()
-        scores = scores.masked_fill(scores.isinf(), torch.nan)
-        _, success_rewards = trainer.split_rewards(scores)
+        scoring = trainer._scoring()
+        rewards_NF = scoring.clean(torch.cat(received).numpy())
+        _, success_reward_N = scoring.totals(rewards_NF)
         return Sample(
-            scores.view(-1, ROLLOUTS, scores.shape[-1]).numpy(),
-            np.array(success_rewards).reshape(-1, ROLLOUTS),
+            rewards_NF.reshape(-1, ROLLOUTS, rewards_NF.shape[1]),
+            success_reward_N.reshape(-1, ROLLOUTS),
             float(np.mean(lengths["mean_length"])),
             max(lengths["max_length"]),
             float(np.mean(lengths["clipped_ratio"])),
