@@ -1,8 +1,7 @@
 """
 Readers of the documentation pages for the tests, and the generator of the table that comes from the code.
 
-`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`, and the help
-page of `ada-trl train`.
+`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`.
 """
 
 import inspect
@@ -11,7 +10,6 @@ from itertools import product
 from pathlib import Path
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.commands.options import HELP_PAGE, help_page
 from benchmarks.common import fill
 
 
@@ -116,4 +114,3 @@ def field_tables() -> str:
 
 if __name__ == "__main__":
     fill("fields", field_tables(), DOCS / "settings.md")
-    HELP_PAGE.write_text(help_page(), encoding="utf-8")
