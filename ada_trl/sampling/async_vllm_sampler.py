@@ -197,7 +197,7 @@ class AsyncVLLMSampler(RolloutSampler):
     def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
         requests = [(slot, first_draw + i) for slot, first_draw, ids, _ in succeeded for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in succeeded for ids in group]
-        logprobs = [[top[0] for top in sequence] for *_, group in succeeded for sequence in group]
+        logprobs = [values for *_, group in succeeded for values in group]
         is_overlapped = bool(self._in_flight)
         completions = self.score(
             [self._local_row(*request) for request in requests], completion_ids, logprobs, is_first_round
