@@ -120,7 +120,7 @@ def test_a_temporary_failure_is_retried(behaviour, server, generation):
     assert generation.vllm_client.transport.retries == 1
 
 
-@pytest.mark.parametrize("failing_round", [0])
+@pytest.mark.parametrize("failing_round", [0, 1])
 def test_a_failed_round_of_one_prompt_stops_the_run(failing_round, tmp_path):
     async def behave(call):
         if call.prompt == "7+8=":
