@@ -148,8 +148,8 @@ def rewards_of(prompt, first_draw):
     return np.array([reward(prompt, first_draw + i) for i in range(4)])
 
 
-def run(number=40, duration=lambda prompt, k: 1.0, unavailable=(), **options):
-    requests, slots = Requests(reward, duration, unavailable), make_slots(number)
+def run(number=40, duration=lambda prompt, k: 1.0, **options):
+    requests, slots = Requests(reward, duration), make_slots(number)
     sample_slots(slots, requests.submit, requests.collect, **options)
     return slots, requests
 
