@@ -68,8 +68,6 @@ METHODS = {  # with their parameters, besides those in trl_version.py
         "sync_weights": [],
     },
     VLLMClient: {
-        "_get": ["url", "kwargs"],
-        "_post": ["url", "kwargs"],
         "check_server": ["total_timeout", "retry_interval"],
         "get_server_info": [],
         "reset_prefix_cache": [],
@@ -82,7 +80,7 @@ CARD = ["_name", "_paper", "_tag_names"]
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
 # Where prompts come from the queue, overrides of `_get_dataloader` are rejected by name, and the others are called.
 DATA_LOADING = ["_get_collator_with_removed_columns", "_get_dataloader", "_remove_unused_columns"]
-ENGINE_STATE = ["_dist", "_last_loaded_step", "_llm_weights_sleeping"]
+ENGINE_STATE = ["_dist", "_last_loaded_step"]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +308,7 @@ def test_state_of_the_engine(monkeypatch):
     monkeypatch.setattr(vllm_generation, "ensure_master_addr_port", lambda: None)
     with mock.patch.dict(os.environ):  # TRL sets RANK and the like
         engine = VLLMGeneration(tiny_model(), Accelerator(cpu=True), tiny_tokenizer(), enable_sleep_mode=True)
-    assert engine._llm_weights_sleeping and engine.enable_sleep_mode and isinstance(engine.llm, Engine)
+    assert engine.enable_sleep_mode and isinstance(engine.llm, Engine)
     with engine._dist.gather_params([torch.nn.Parameter(torch.zeros(1))]):
         pass
     names = [name for name, _ in engine._iter_named_params()]
@@ -319,27 +317,15 @@ def test_state_of_the_engine(monkeypatch):
         assert hasattr(engine, name), f"VLLMGeneration.{name} is gone."
 
 
-def test_all_requests_of_the_client_go_through_replaced_methods():
-    """These are `_get`, `_post`, `check_server`, and a session of which only `get`, `post` and `mount` are used."""
-    answers = SimpleNamespace(
-        status_code=200, text="", json=lambda: {"features": {"mm_hashes": []}, "vllm_config": {}}
-    )
-    requested = []
-
-    def ask(url, **kwargs):
-        requested.append(url)
-        return answers
-
-    client = object.__new__(VLLMClient)
-    client.base_url, client.model, client.session = "http://server", "model", SimpleNamespace(get=ask, post=ask)
-    image = SimpleNamespace(save=lambda buffer, format: buffer.write(b"pixels"))
-    assert client.image_features([[image]]) == [{"mm_hashes": []}] and client.get_server_info() == {}
-    assert requested == ["http://server/v1/chat/completions/render", "http://server/server_info"]
+def test_all_requests_of_the_client_go_through_its_session():
+    """`check_server` is overridden and replaces the session, before the first request, by an object with `get` and `post`."""
     source = inspect.getsource(vllm_client)
     assert len(re.findall(r"\brequests\.(get|post|request)\(", source)) == 1, (
         "More than `check_server` sends requests without the session."
     )
     assert set(re.findall(r"self\.session\.(\w+)", source)) == {"get", "post", "mount"}
+    start = inspect.getsource(VLLMClient.__init__)
+    assert re.search(r"self\.session = .*self\.session\.mount.*self\.check_server.*self\._get", start, re.DOTALL)
 
 
 @pytest.mark.parametrize("features", [None, {"mm_hashes": {}}], ids=["text", "images"])
