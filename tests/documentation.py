@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands.options import HELP_PAGE, help_page
-from benchmarks.common import fill
 
 
 ROOT = Path(__file__).parent.parent
@@ -115,5 +114,7 @@ def field_tables() -> str:
 
 
 if __name__ == "__main__":
-    fill("fields", field_tables(), DOCS / "settings.md")
+    page = DOCS / "settings.md"
+    before, rest = page.read_text().split("<!-- fields -->\n")
+    page.write_text(f"{before}<!-- fields -->\n{field_tables()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
     HELP_PAGE.write_text(help_page(), encoding="utf-8")
