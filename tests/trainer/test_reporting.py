@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sqlite3
 from collections import defaultdict
@@ -157,10 +158,9 @@ def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of
     n = num_generations_of_grpo
     warning = start_warnings(**BATCH, num_train_epochs=1, rows=rows)[0]
     assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
-    assert (
-        f"GRPO with num_generations={n} would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={n} "
-        in warning
-    )
+    epochs = math.ceil(steps[1] / steps[0])
+    fix = f"would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={epochs} "
+    assert f"GRPO with num_generations={n} {fix}" in warning
     grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
     assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
     rows = max(rows, 16)
