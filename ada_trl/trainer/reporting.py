@@ -29,11 +29,9 @@ _ROLLOUT_NUMBERS = [
     "ada/active_prompts/round_1",
 ]
 _POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
-_UNDEFINED_FOR_SINGLE_ROLLOUTS = [
-    "frac_reward_zero_std",
+_COMPARED_WITH_GRPO = ["frac_reward_zero_std", "ada/frac_reward_zero_std/first_round", "ada/frac_recovered_groups"]
+_CONSTANT_FOR_SINGLE_ROLLOUTS = [
     "ada/frac_exit_condition_met",
-    "ada/frac_reward_zero_std/first_round",
-    "ada/frac_recovered_groups",
     "ada/frac_missing_positives/round_1",
     "ada/frac_missing_negatives/round_1",
     "ada/frac_all_correct",
@@ -44,16 +42,16 @@ _UNDEFINED_FOR_SINGLE_ROLLOUTS = [
 
 
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
-    """Return the names of the metrics that are constant, or equal to another metric in every step, in the mode of `args`."""
+    """Return the metrics that are constant, undefined, or equal to another metric in every step, in the mode of `args`."""
     names = []
     if args.adaptive_sampling == "uniform" and not args.resamples_prompts:
         names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
         if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
             names.append("ada/tokens/discarded")
         if args.num_generations == 1:
-            names += _UNDEFINED_FOR_SINGLE_ROLLOUTS
-    if args.adaptive_sampling == "est":  # groups of different sizes are not comparable with GRPO's
-        names += ["frac_reward_zero_std", "ada/frac_reward_zero_std/first_round", "ada/frac_recovered_groups"]
+            names += _CONSTANT_FOR_SINGLE_ROLLOUTS
+    if args.num_generations == 1 or args.adaptive_sampling == "est":  # GRPO has groups of one size
+        names += _COMPARED_WITH_GRPO
     if args.prompt_weighting == "none":
         names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
     return set(names)

@@ -1,6 +1,8 @@
 """`ada-trl check`: findings, failures, and the removal of its files."""
 
+import itertools
 import json
+import math
 import re
 
 import numpy as np
@@ -10,7 +12,6 @@ import torch
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
 from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling
-from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
 
@@ -145,23 +146,36 @@ SAMPLING = {
 }
 
 
+def enumerated(rate, size, max_rounds, is_met):
+    """Mean and mean square of a prompt's rollouts, and the probability of equal outcomes, from every sequence of rounds."""
+    moments = np.zeros(3)
+    for successes in itertools.product(range(size + 1), repeat=max_rounds):
+        probability = math.prod(math.comb(size, k) * rate**k * (1 - rate) ** (size - k) for k in successes)
+        totals = [(size * k, sum(successes[:k])) for k in range(1, max_rounds + 1)]
+        rollouts, positives = next((total for total in totals if is_met(total[1], total[0] - total[1])), totals[-1])
+        moments += probability * np.array([rollouts, rollouts**2, positives in (0, rollouts)])
+    return moments
+
+
 @pytest.mark.parametrize("mode", SAMPLING)
-def test_simulated_sampling_agrees_with_the_closed_forms(mode):
+def test_simulated_sampling_agrees_with_an_enumeration(mode):
     """With so many rollouts of each prompt that its pass rate is known."""
     rates, draws = np.array([0.05, 0.5, 0.9]), np.full(3, 10**7)
     options = SAMPLING[mode] | {"adaptive_sampling": mode.split(",")[0]}
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, per_device_train_batch_size=16, **options)
     with_gradient, rollouts = expected_sampling(args, np.rint(rates * draws), draws)
-    if "resampled" in mode:
-        exact = refill_outcome(rates, np.full(3, 1 / 3), 4, max_rounds=3)
-    elif mode == "uniform":
-        exact = single_round_outcome(rates, 4)
-    else:
-        rounds = {name: options[name] for name in ("samples_per_round", "max_rounds")}
-        exact = sequential_outcome(rates, args.exit_condition, **rounds)
-    errors = 5 * np.array([0.5, args.max_rounds * 8]) / np.sqrt(SIMULATED_GROUPS)
-    assert with_gradient == pytest.approx(1 - exact.zero_gradient.mean(), abs=errors[0])
-    assert rollouts == pytest.approx(exact.rollouts.mean(), abs=errors[1])
+    positives, negatives = options.get("min_positives", 0), options.get("min_negatives", 0)
+    size, rounds = options.get("samples_per_round", 4), 1 if "uniform" in mode else options["max_rounds"]
+    mean, square, lost = np.mean(
+        [enumerated(rate, size, rounds, lambda k, m: k >= positives and m >= negatives) for rate in rates], axis=0
+    )
+    prompts = 1.0
+    if "resampled" in mode:  # of three prompts
+        prompts, lost = 1 + lost + lost**2, lost**3
+    assert with_gradient == pytest.approx(1 - lost, abs=5 * 0.5 / math.sqrt(SIMULATED_GROUPS))
+    assert rollouts == pytest.approx(
+        mean * prompts, abs=5 * math.sqrt(square - mean**2 + 1) / math.sqrt(SIMULATED_GROUPS)
+    )
 
 
 MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1

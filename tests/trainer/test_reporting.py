@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sqlite3
 from collections import defaultdict
@@ -111,18 +112,26 @@ def test_metrics_that_are_not_logged_are_constant(mode, tmp_path):
     assert VARYING <= logs[0].keys() - constants
     means = [[step[name] for step in logs] for name in ("reward", "ada/success_reward/mean", "ada/pass_rate/mean")]
     zero_advantage = [step["ada/frac_zero_advantage_groups"] for step in logs]
-    for name in constants & logs[0].keys():
+    undefined = {
+        "frac_reward_zero_std",
+        "ada/frac_reward_zero_std/first_round",
+        "ada/frac_recovered_groups",
+    }  # as in GRPO
+    assert (undefined <= constants) == (trainer.args.num_generations == 1 or mode == "est")
+    for name in constants & logs[0].keys() - undefined:
         values = [step[name] for step in logs]
         copies = [*means, *([1 - value for value in copied] for copied in (means[2], zero_advantage))]
         same = len(set(values)) == 1 or any(values == pytest.approx(copy) for copy in copies)
         assert same or name.startswith("ada/pass_rate/p"), f"{name} varies: {values}"
 
 
-def test_constant_metrics_are_not_logged(tmp_path):
-    trainer = build(tmp_path, **BATCH | {"max_steps": 1})
+@pytest.mark.parametrize("mode", ["batch", "retries"])
+def test_constant_metrics_are_not_logged(mode, tmp_path):
+    trainer = build(tmp_path, **MODES[mode] | {"max_steps": 1})
     trainer.train()
     names = logs_of(trainer)[0].keys()
     assert not names & constant_metrics(trainer.args) and VARYING <= names
+    assert "frac_reward_zero_std" not in names, "It would be 1: a single rollout is equal to itself."
 
 
 # Warnings at the start
@@ -149,10 +158,9 @@ def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of
     n = num_generations_of_grpo
     warning = start_warnings(**BATCH, num_train_epochs=1, rows=rows)[0]
     assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
-    assert (
-        f"GRPO with num_generations={n} would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={n} "
-        in warning
-    )
+    epochs = math.ceil(steps[1] / steps[0])
+    fix = f"would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={epochs} "
+    assert f"GRPO with num_generations={n} {fix}" in warning
     grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
     assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
     rows = max(rows, 16)
