@@ -15,9 +15,10 @@ from recipes.arithmetic.task import build_tokenizer, save
 from recipes.reasoning import task, written_steps
 
 from .. import names
-from ..common import interval, markdown
-from ..learning.equal_tokens import Run
+from ..common import markdown
 from ..learning.language_model import LONG_SET, evaluate_base, train_and_save
+from ..learning.training import Run
+from ..statistics import interval
 from .pack import MODEL_WHEEL, PARTS
 from .units import Unit, run
 
