@@ -33,5 +33,5 @@ setup(
     long_description_content_type="text/markdown",
     packages=[*find_packages(include=["ada_trl*"]), *(f"ada_trl.recipes.{name}" for name in RECIPES)],
     package_dir={f"ada_trl.recipes.{name}": f"recipes/{name}" for name in RECIPES},
-    package_data={"ada_trl.commands": ["*.txt"]} | {f"ada_trl.recipes.{name}": ["*.yaml", "*.md"] for name in RECIPES},
+    package_data={f"ada_trl.recipes.{name}": ["*.yaml", "*.md"] for name in RECIPES},
 )

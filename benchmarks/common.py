@@ -1,4 +1,4 @@
-"""Shared helpers: pools of prompts with known pass rates, stored results, tables, intervals, documents and figures."""
+"""Shared helpers: rollouts of prompts with known pass rates, stored results, tables, intervals, documents and figures."""
 
 import argparse
 import re
@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
 
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate
+from ada_trl.core import Rollouts, Scoring, needs_more, pool_advantages, select_groups
 from ada_trl.utils.tables import markdown_table
 
 from . import names
@@ -20,7 +21,10 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
 README = ROOT / "README.md"
-ONE_ROUND = ExitCondition(0)  # met by any pool: GRPO and Est, which sample a single round
+# Sampling in the benchmarks and in the paper: options of `bernoulli_rollouts` and of the closed forms.
+POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
+BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
+BINARY = Scoring(weights=(1.0,), threshold=0.5)  # one reward function, of 0 and 1
 COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blues are larger groups of GRPO
     names.GRPO_4: "#56b4e9",
     names.GRPO_8: "#0072b2",
@@ -33,29 +37,43 @@ COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blue
 }
 
 
-def bernoulli_pools(
-    pass_rates: Sequence[float],
+def binary_rollouts(positives: ArrayLike, sizes: ArrayLike) -> Rollouts:
+    """Pools with given numbers of positive rollouts, which come first, among all rollouts."""
+    pools = zip(*np.broadcast_arrays(positives, sizes), strict=True)
+    return Rollouts.score([np.arange(size)[:, None] < k for k, size in pools], BINARY)
+
+
+def bernoulli_rollouts(
+    pass_rates: ArrayLike,
     rng: np.random.Generator,
-    exit_condition: ExitCondition,
     *,
-    samples_per_round: int | Sequence[int],
-    max_rounds: int,
-) -> list[Pool]:
-    """Sample the pools of prompts whose rollouts have reward 1 with the given probabilities, else 0."""
+    min_positives: int = 0,
+    min_negatives: int = 0,
+    samples_per_round: int,
+    max_rounds: int = 1,
+) -> Rollouts:
+    """
+    Sample prompts whose rollouts have reward 1 with the given probabilities, else 0, in the rounds of [`~core.sample_slots`].
+
+    The defaults are those of GRPO: one round, which meets any exit condition.
+    """
     p = np.asarray(pass_rates)
+    rewards_PD = np.full(
+        (len(p), samples_per_round * max_rounds), np.nan
+    )  # by draw; NaN for draws that are not needed
+    active = np.arange(len(p))
+    for first in range(0, samples_per_round * max_rounds, samples_per_round):
+        is_positive = rng.random((len(active), samples_per_round)) < p[active, None]
+        rewards_PD[active, first : first + samples_per_round] = is_positive
+        positives, negatives = ((rewards_PD[active] == reward).sum(axis=1) for reward in (1, 0))
+        active = active[needs_more(positives, negatives, min_positives, min_negatives)]
+    return Rollouts.score([rewards[~np.isnan(rewards), None] for rewards in rewards_PD], BINARY)
 
-    def sample_round(requests):
-        rewards = (rng.random(len(requests)) < p[[prompt for prompt, _ in requests]]).astype(float).tolist()
-        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, rewards, strict=True)]
 
-    return eliminate(
-        len(p),
-        sample_round,
-        exit_condition,
-        samples_per_round=samples_per_round,
-        max_rounds=max_rounds,
-        positive_threshold=0.5,
-    )
+def zero_gradient(rollouts: Rollouts, num_generations: int) -> np.ndarray:
+    """Whether all advantages of the group that is trained on are 0, for each prompt."""
+    selected = select_groups(rollouts, num_generations, [(i,) for i in range(rollouts.num_prompts)])
+    return ~pool_advantages(rollouts)[selected].reshape(-1, num_generations).any(axis=1)
 
 
 def save_rows(rows: list[dict], name: str) -> list[dict]:

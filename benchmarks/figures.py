@@ -6,11 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from ada_trl.core import ExitCondition
-
 from . import names
 from .analyses.outcomes import Outcome, sequential_outcome, single_round_outcome
-from .common import COLORS
+from .common import BALANCE, COLORS
 from .comparisons import Comparison
 from .statistics import interval
 
@@ -119,7 +117,7 @@ def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
 
 OUTCOMES = {  # the settings of the learning benchmark and the paper
     names.GRPO_4: lambda p: single_round_outcome(p, 4),
-    names.HYBRID: lambda p: sequential_outcome(p, ExitCondition(2, 2), samples_per_round=8, max_rounds=4),
+    names.HYBRID: lambda p: sequential_outcome(p, **BALANCE),
     # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
     names.BATCH: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }

@@ -1,8 +1,7 @@
 """
 Readers of the documentation pages for the tests, and the generator of the table that comes from the code.
 
-`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`, and the help
-page of `ada-trl train`.
+`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`.
 """
 
 import inspect
@@ -11,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from ada_trl import AdaGRPOConfig
-from ada_trl.commands.options import HELP_PAGE, help_page
+from benchmarks.common import fill
 
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +113,4 @@ def field_tables() -> str:
 
 
 if __name__ == "__main__":
-    page = DOCS / "settings.md"
-    before, rest = page.read_text().split("<!-- fields -->\n")
-    page.write_text(f"{before}<!-- fields -->\n{field_tables()}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
-    HELP_PAGE.write_text(help_page(), encoding="utf-8")
+    fill("fields", field_tables(), DOCS / "settings.md")

@@ -8,7 +8,7 @@ from .errors import run, suggestion
 
 
 COMMANDS = {
-    "train": "train a causal language model with Reinforce-Ada, from a configuration file",
+    "train": "train a causal language model from a configuration file",
     "check": "validate a configuration in about a minute, and report the cost of a step",
 }
 
@@ -27,7 +27,7 @@ options:
   --debug    with any command: show the traceback of an error
 
 example:
-  ada-trl train --config arithmetic/seq-balance.yaml
+  ada-trl train --config arithmetic/batch.yaml
 """
 
 
@@ -50,7 +50,7 @@ def main(args: list[str] | None = None) -> None:
 
 def start(command: str, args: list[str] | None = None) -> None:
     """Run a command with the error handling of [`~errors.run`]."""
-    from .parser import program
+    from .options import program
 
     # The command is imported when it runs: importing torch takes seconds, which would make --help slow.
     run(

@@ -1,14 +1,13 @@
 """User errors end a command with one sentence and exit code 2; any other exception keeps its traceback."""
 
 import difflib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
-SETUP_ERRORS = (ValueError, OSError, ImportError)  # raised for bad input while a run is set up
-INTERRUPTED, CLOSED_PIPE = 130, 141  # exit codes with which a shell reports SIGINT and SIGPIPE
+SETUP_ERRORS = (ValueError, TypeError, OSError, ImportError)  # raised for bad input while a run is set up
+INTERRUPTED = 130  # exit code with which a shell reports SIGINT
 
 
 class UserError(ValueError):
@@ -17,50 +16,28 @@ class UserError(ValueError):
 
 def run(main: Callable[[list[str]], None], args: list[str], program: str) -> None:
     """
-    Run a command and report user errors without a traceback.
-
-    A [`UserError`] is printed in one sentence and exits with code 2, Ctrl-C with 130, a closed pipe (`| head`) with 141.
-    `--debug` without a value keeps the traceback; with a value it is the field of [`~transformers.TrainingArguments`].
+    Run a command. A [`UserError`] is printed in one sentence and exits with code 2, Ctrl-C with 130.
 
     Args:
         main (`Callable[[list[str]], None]`):
             Function that runs the command.
         args (`list[str]`):
-            Its command line.
+            Its command line. `--debug` without a value keeps tracebacks; with a value it is the field of
+            [`~transformers.TrainingArguments`].
         program (`str`):
             Its name in messages.
     """
-    args, debug = _split_debug(args)
+    followed_by = [*args[1:], "-"]
+    flags = [word == "--debug" and after.startswith("-") for word, after in zip(args, followed_by, strict=False)]
     try:
-        try:
-            main(args)
-        finally:
-            sys.stdout.flush()  # here and not at exit, where a closed pipe could not be caught
-    except BrokenPipeError:
-        # Python flushes stdout again at exit; what is still buffered must not fail a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(CLOSED_PIPE) from None
-    except KeyboardInterrupt as error:
-        if debug:
+        main([word for word, is_flag in zip(args, flags, strict=True) if not is_flag])
+    except (KeyboardInterrupt, UserError) as error:
+        if any(flags):
             raise
-        print(f"\n{program}: {one_line(error) if error.args else 'interrupted'}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
-    except UserError as error:
-        if debug:
-            raise
-        print(f"{program}: error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def _split_debug(args: list[str]) -> tuple[list[str], bool]:
-    """Return the command line without a `--debug` that has no value, and whether there was one."""
-    rest, debug = [], False
-    for word, following in zip(args, [*args[1:], "-"], strict=False):
-        if word == "--debug" and following.startswith("-"):
-            debug = True
-        else:
-            rest.append(word)
-    return rest, debug
+        is_error = isinstance(error, UserError)
+        message = f"error: {one_line(error)}" if is_error else one_line(error) if error.args else "interrupted"
+        print(f"{program}: {message}", file=sys.stderr)
+        raise SystemExit(2 if is_error else INTERRUPTED) from None
 
 
 @contextmanager

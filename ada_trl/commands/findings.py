@@ -53,13 +53,13 @@ class Sample(NamedTuple):
 
 
 def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
+    """Describe speed and lengths."""
     slow_rewards = sample.seconds > 1 and sample.reward_seconds > sample.seconds / 2
     speed = sample.mean_length * sample.success_rewards.size / max(sample.seconds, 1e-9)
     yield CheckResult(
         "generation",
         f"{sample.success_rewards.size} completions of {sample.mean_length:.0f} tokens (longest {sample.max_length:.0f}) in "
-        f"{sample.seconds:.1f} s, {speed:.0f} tokens/s; reward functions "
-        f"{sample.reward_seconds:.1f} s",
+        f"{sample.seconds:.1f} s, {speed:.0f} tokens/s; reward functions {sample.reward_seconds:.1f} s",
         "Reward functions take most of the time." if slow_rewards else "",
     )
     advice = (
@@ -69,23 +69,19 @@ def generation(args: "AdaGRPOConfig", sample: Sample) -> Iterator[CheckResult]:
     yield CheckResult("truncated", found, advice if sample.truncated > MANY_TRUNCATED else "")
 
 
-def rewards(args: "AdaGRPOConfig", sample: Sample, names: list[str]) -> Iterator[CheckResult]:
+def rewards(sample: Sample, names: list[str]) -> Iterator[CheckResult]:
+    """Describe the range of each reward function."""
     for name, values in zip(names, np.moveaxis(sample.rewards, -1, 0), strict=True):
         scored = values[~np.isnan(values)]
         if not scored.size:
             yield CheckResult(f"reward {name}", "no completion scored", "It returns None or NaN; check its columns.")
             continue
-        constant = np.ptp(scored) == 0
-        advice = "All completions received the same reward, so there is no learning signal." if constant else ""
+        advice = (
+            "All completions received the same reward, so there is no learning signal." if np.ptp(scored) == 0 else ""
+        )
         missing = f"; {1 - scored.size / values.size:.0%} not scored" if scored.size < values.size else ""
         found = f"{scored.min():.3g} to {scored.max():.3g}, mean {scored.mean():.3g}{missing}"
         yield CheckResult(f"reward {name}", found, advice)
-    if len(names) > 1 and args.success_reward is None and not args.is_vanilla_grpo:
-        yield CheckResult(
-            "success reward",
-            f"the weighted sum of {' and '.join(names)}",
-            "Set success_reward to the function that defines a success.",
-        )
 
 
 def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarray]:
@@ -96,25 +92,23 @@ def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarra
 
 
 def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
+    """Describe the pass rates, and whether the threshold separates the rewards."""
     positives, scored = counts(args, sample)
     if not scored.any():
         return CheckResult("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
     values = sample.success_rewards[~np.isnan(sample.success_rewards)]
     low, high, mean = values.min(), values.max(), values.mean()
     pass_rate = positives.sum() / scored.sum()
-    threshold = f"positive_threshold ({args.positive_threshold:g})"
-    span = f"Rewards range from {low:.3g} to {high:.3g}"
     advice = ""
     if low == high:
         advice = (
             f"All rollouts {'pass: use harder' if positives.any() else 'fail: use easier'} prompts, or other rewards."
         )
-    elif not low <= args.float32_threshold < high:
-        advice = f"{span} and never cross {threshold}: set it between them, or check the difficulty of the prompts."
-    elif threshold_outside_reward_range(low, high, mean, pass_rate):
+    elif not low <= args.float32_threshold < high or threshold_outside_reward_range(low, high, mean, pass_rate):
         advice = (
-            f"{span} with a mean of {mean:.3g}, and {threshold} separates almost none of them: set it to the reward of a "
-            "success."
+            f"Rewards range from {low:.3g} to {high:.3g} with a mean of {mean:.3g}, and positive_threshold "
+            f"({args.positive_threshold:g}) separates almost none of them: set it to the reward of a success, or check the "
+            "difficulty of the prompts."
         )
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))
     return CheckResult("pass rate", f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}", advice)

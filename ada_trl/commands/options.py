@@ -1,22 +1,15 @@
-"""
-Options of `ada-trl train` and `ada-trl check`, and their help.
-
-The configuration classes import torch, which takes seconds. Therefore `--help` prints a stored page, which
-`python -m tests.documentation` writes from the parser and a test compares with it; `--help-all` uses the parser.
-"""
+"""Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files, recipes by name and suggestions."""
 
 import argparse
+import os
 import sys
-import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
+from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments, TrlParser
 
-from .errors import UserError
-from .parser import CommandParser, HelpFormatter, program
+from .errors import UserError, suggestion, user_errors
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -24,29 +17,50 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
-REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))
-HELP_PAGE = Path(__file__).with_name("train_help.txt")
-EXAMPLE = "--config arithmetic/seq-balance.yaml --max_steps 20"
+REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))  # one field of each group
+
+HELP = """\
+usage: {program} --config FILE [FILE …] [--option value …]
+
+{description}
+
+Options are set in YAML files or on the command line, which takes precedence; of several files the last one does.
+
+  --config FILE …         YAML files, or names of recipes: arithmetic/batch.yaml (recommended), arithmetic/seq-balance.yaml
+                          (the paper), math/batch.yaml, …
+  --help-all              list all options, with those of TRL and transformers, and their defaults
+  --debug                 show the traceback of an error
+
+Required, unless a file sets them:
+  --model_name_or_path    directory, or name on the hub
+  --dataset_name          file (JSON, JSON Lines, Parquet, CSV), directory, or name on the hub, with a column `prompt`
+  --reward_funcs          dotted paths of functions, such as trl.rewards.accuracy_reward, or names of reward models
+  --output_dir
+
+Adaptive sampling:
+  --baseline              batch (recommended): mean reward of all other rollouts of the batch; pool: that of the prompt's rollouts
+  --adaptive_sampling     uniform, seq-balance, seq-pos or est; by default uniform with --baseline batch, else seq-balance
+  --num_generations       rollouts per prompt that are trained on; by default 1 with --baseline batch, else 4
+  --success_reward, --positive_threshold
+                          the reward function that defines a success, and the value that it must exceed
+  --max_rounds, --samples_per_round, --min_positives, --min_negatives
+                          rounds of seq-balance and seq-pos
+  --prompt_weighting, --zero_variance_groups
+                          weight of a prompt; treatment of groups in which all rewards are equal
+
+Often set:
+  --max_steps, --num_train_epochs, --learning_rate, --per_device_train_batch_size, --gradient_accumulation_steps,
+  --max_completion_length, --use_vllm, --vllm_mode, --use_peft, --eval_strategy, --save_steps, --logging_steps, --report_to,
+  --resume_from_checkpoint (a directory, or true for the last checkpoint of output_dir)
+
+example:
+  {program} --config arithmetic/batch.yaml --max_steps 20
+"""
 DESCRIPTIONS = {
-    "train": "Train a causal language model with Reinforce-Ada.",
-    "check": "Validate a configuration in about a minute, and report the cost of a step: samples and scores some prompts, sends "
-    "the weights to the server, makes one optimizer step on rows of maximum length, and leaves no files behind. Takes the "
-    "arguments of train.",
-}
-USAGE = (
-    "Options are set in a YAML file or on the command line, which takes precedence. Of several files the last one takes "
-    "precedence; a recipe that comes with the package is found by its name. With several processes: accelerate launch "
-    "-m {package}.{command} …"
-)
-GENERAL = ("help", "config", "help_all", "debug")
-# The inherited fields that a first run is likely to set.
-MOST_USED = {
-    "Data": ("dataset_config", "dataset_train_split", "dataset_test_split", "datasets", "prepare"),
-    "Training": tuple(
-        "max_steps learning_rate per_device_train_batch_size gradient_accumulation_steps beta loss_type "
-        "max_completion_length temperature use_vllm vllm_mode use_peft lora_r dtype bf16 use_cpu eval_strategy eval_steps "
-        "save_steps logging_steps log_completions report_to resume_from_checkpoint seed".split()
-    ),
+    "train": "Train a causal language model with TRL's GRPOTrainer and adaptive sampling. With several processes:\n"
+    "accelerate launch -m ada_trl.commands.train …",
+    "check": "Validate a configuration in about a minute, and report the cost of a step: sample and score some prompts, send the\n"
+    "weights to the server, make one optimizer step on rows of maximum length. Takes the options of train, leaves no files.",
 }
 
 
@@ -73,23 +87,9 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
         },
     )
 
-    def __post_init__(self) -> None:
-        for source in self.datasets:
-            values = source if isinstance(source, dict) else getattr(source, "__dict__", {})
-            if not isinstance(values.get("path"), str):
-                raise UserError(
-                    f"datasets: {source} is not a mapping with a `path` that is text. Write `- path: outputs/easy`."
-                )
-            fraction = values.get("fraction")
-            if fraction is not None and not (isinstance(fraction, int | float) and fraction >= 0):
-                raise UserError(
-                    f"datasets: {source} has a fraction that is not a number of at least 0. Write `fraction: 0.5`."
-                )
-        super().__post_init__()
-
 
 def parse_args(
-    args: list[str] | None = None, command: str = "train", required: Sequence[Sequence[str]] = REQUIRED
+    args: list[str] | None = None, command: str = "train", required: tuple[tuple[str, ...], ...] = REQUIRED
 ) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
     Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
@@ -99,7 +99,7 @@ def parse_args(
             Words of the command line.
         command (`str`, *optional*, defaults to `"train"`):
             Command in help and messages.
-        required (`Sequence[Sequence[str]]`, *optional*):
+        required (`tuple[tuple[str, ...], ...]`, *optional*):
             Groups of fields; one field of each group must be set.
 
     Raises:
@@ -108,49 +108,117 @@ def parse_args(
     """
     args = sys.argv[1:] if args is None else list(args)
     if {"--help", "-h"} & set(args):
-        print_help(command)
+        print(HELP.format(program=program(command), description=DESCRIPTIONS[command]), end="")
         raise SystemExit(0)
-    return build_parser(command).parse_args_and_config(args, required)
+    return build_parser(command).parse_files_and_args(args, required)
 
 
-def print_help(command: str) -> None:
-    """Print the stored page of `--help`."""
-    description = textwrap.fill(DESCRIPTIONS[command] + " " + USAGE.format(package=__package__, command=command), 114)
-    print(f"usage: {program(command)} --config … [options]\n\n{description}\n")
-    print(HELP_PAGE.read_text(encoding="utf-8"))
-    print(f"example:\n  {program(command)} {EXAMPLE}")
+def program(command: str) -> str:
+    """Return how a command was started, for its messages."""
+    started_as_script = Path(sys.argv[0]).stem == "ada-trl"
+    return f"ada-trl {command}" if started_as_script else f"python -m {__package__}.{command}"
 
 
-def build_parser(command: str) -> CommandParser:
+def build_parser(command: str) -> "CommandParser":
     """Return the parser of `train` and `check`, with every field of the three configuration classes."""
     from trl import ModelConfig
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
-    classes = (AdaScriptArguments, AdaGRPOConfig, ModelConfig)
-    parser = CommandParser(classes, command=command, description=DESCRIPTIONS[command], example=EXAMPLE)
-    # The help of transformers says that the option is not used; `train` uses it.
-    resume = next(action for action in parser._actions if action.dest == "resume_from_checkpoint")
-    resume.help = "Checkpoint to continue from: a directory, or `true` for the last one of `output_dir`."
-    return parser
-
-
-def help_page() -> str:
-    """Return the options of `--help`: required ones, those of [`AdaGRPOConfig`], and the most used inherited ones."""
-    from ..trainer.ada_grpo_config import AdaGRPOConfig
-
-    # A field that is true by default has a second action, --no_<field>, after its own.
-    actions = {action.dest: action for action in reversed(build_parser("train")._actions)}
-    # Without a value, `--debug` is removed before parsing (`errors.run`); with one, it is a field of transformers.
-    actions["debug"] = argparse.ArgumentParser().add_argument(
-        "--debug", action="store_true", help="Show the traceback of an error."
+    return CommandParser(
+        (AdaScriptArguments, AdaGRPOConfig, ModelConfig),
+        prog=program(command),
+        usage="%(prog)s --config FILE [FILE …] [--option value …]",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
-    required = (*(names[0] for names in REQUIRED), "output_dir")
-    own = tuple(AdaGRPOConfig.__annotations__)  # declared there: new fields, and those with another default than TRL's
-    groups = {"Options": GENERAL, "Required (a recipe sets them)": required, "Reinforce-Ada": own, **MOST_USED}
-    formatter = HelpFormatter("")
-    for title, names in groups.items():
-        formatter.start_section(title)
-        formatter.add_arguments([actions[name] for name in names])
-        formatter.end_section()
-    return formatter.format_help()
+
+
+class CommandParser(TrlParser):
+    """[`~trl.TrlParser`] with several configuration files, recipes by name, and mistakes that raise a [`UserError`]."""
+
+    def __init__(self, dataclass_types: tuple[type, ...], **options: Any):
+        super().__init__(dataclass_types, **options)
+        self.add_argument(
+            "--config", nargs="+", action="extend", default=[], metavar="FILE", help="YAML files, or names of recipes."
+        )
+        self.add_argument("--help-all", action="help", help="List all options.")
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.rstrip('.')}. --help lists the options.")
+
+    def parse_files_and_args(self, args: list[str], required: tuple[tuple[str, ...], ...]) -> tuple:
+        """Parse a command line, with the values of the files after `--config` as defaults; see [`parse_args`]."""
+        given, unknown = self.parse_known_args(args)
+        if unknown:
+            word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+            kind = "unknown option" if word.startswith("-") else "unexpected argument"
+            self.error(f"{kind} {word}{suggestion(word, self._option_string_actions)}")
+        fields = {action.dest for action in self._actions}
+        for path in map(find_config, given.config):
+            config = read_yaml(path)
+            os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
+            for name in config:
+                if name not in fields:
+                    guess = suggestion(str(name), fields)
+                    raise UserError(
+                        f"{path} has the unknown field {name}: {config[name]}{guess}. --help lists the fields."
+                    )
+            self.set_defaults_with_config(**config)
+        given, _ = self.parse_known_args(args)  # again, with the files' values as defaults
+        for names in required:
+            if not any(getattr(given, name) for name in names):
+                raise UserError(f"{names[0]} is not set. Give it in the configuration file or as --{names[0]}.")
+        with user_errors(ValueError, TypeError, OSError, ImportError):
+            *configs, _ = self.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
+        return tuple(configs)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """
+    Read a configuration file.
+
+    Raises:
+        `UserError`: if it is not a YAML mapping, or has a field twice.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {error}. Correct it.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
+    names = [key.value for key, _ in yaml.compose(text).value]  # YAML itself would take the last value
+    for name in config:
+        if names.count(str(name)) > 1:
+            raise UserError(f"{path} has {name} {names.count(str(name))} times. Remove all but one.")
+    return config
+
+
+def recipes_folder() -> Path:
+    """Return the folder of the recipes that come with the package."""
+    from .. import recipes
+
+    return next(path for path in map(Path, recipes.__path__) if (path / "arithmetic").is_dir())
+
+
+def find_config(name: str) -> Path:
+    """
+    Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
+
+    Raises:
+        `UserError`: if there is neither; the message contains the folder of the recipes.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    folder = recipes_folder()
+    shipped = {str(recipe.relative_to(folder)): recipe for recipe in sorted(folder.rglob("*.yaml"))}
+    wanted = name.removeprefix("recipes/")
+    if wanted in shipped:
+        return shipped[wanted]
+    raise UserError(
+        f"--config {name}: there is no such file, nor a recipe of that name{suggestion(wanted, shipped)}. "
+        f"The recipes are in {folder}."
+    )

@@ -21,7 +21,7 @@ from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_private import override_attributes
 from ..vllm.errors import VLLMServerError
-from .errors import UserError, one_line, user_errors
+from .errors import user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 
 
@@ -59,10 +59,7 @@ class Preflight(TrainerCallback):
             override_attributes(trainer, _generate_and_score_completions=self._first_batch),
             user_errors(VLLMServerError),
         ):
-            try:
-                trainer.train()
-            except torch.OutOfMemoryError as error:
-                raise UserError(self._memory_advice(error)) from error
+            trainer.train()
 
     def _first_batch(self, inputs: list[dict]) -> dict:
         if self._batch is not None:  # the next generation batch of the same optimizer step
@@ -98,7 +95,7 @@ class Preflight(TrainerCallback):
         sample = self.sample = self._sample_rows(self._random_rows(PROMPTS), batch_size)
         if self._uses_server:
             self.findings.append(self._weights("vLLM server"))
-        self.findings += [*generation(args, sample), *rewards(args, sample, trainer.reward_func_names)]
+        self.findings += [*generation(args, sample), *rewards(sample, trainer.reward_func_names)]
         self.findings.append(difficulty(args, sample))
 
     def _random_rows(self, number: int) -> list[dict]:
@@ -144,12 +141,12 @@ class Preflight(TrainerCallback):
             trainer.model.train()
         times = torch.tensor([[seconds, reward_seconds]], device=trainer.accelerator.device)
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
-        scores = torch.cat(received).double()
-        scores = scores.masked_fill(scores.isinf(), torch.nan)
-        _, success_rewards = trainer.split_rewards(scores)
+        scoring = trainer._scoring()
+        rewards_NF = scoring.clean(torch.cat(received).numpy())
+        _, success_reward_N = scoring.totals(rewards_NF)
         return Sample(
-            scores.view(-1, ROLLOUTS, scores.shape[-1]).numpy(),
-            np.array(success_rewards).reshape(-1, ROLLOUTS),
+            rewards_NF.reshape(-1, ROLLOUTS, rewards_NF.shape[1]),
+            success_reward_N.reshape(-1, ROLLOUTS),
             float(np.mean(lengths["mean_length"])),
             max(lengths["max_length"]),
             float(np.mean(lengths["clipped_ratio"])),
@@ -220,14 +217,6 @@ class Preflight(TrainerCallback):
         self.findings.append(_peak_memory(self.trainer.accelerator.device))
         if self.sample is not None:
             self.findings.append(step_cost(self.trainer.args, self.sample, seconds))
-
-    def _memory_advice(self, error: BaseException) -> str:
-        args = self.trainer.args
-        return (
-            f"Out of memory in {self.stage} ({one_line(error)[:200]}). Halve per_device_train_batch_size "
-            f"({args.per_device_train_batch_size}) and double gradient_accumulation_steps "
-            f"({args.gradient_accumulation_steps}), or lower max_completion_length ({args.max_completion_length})."
-        )
 
 
 def _peak_memory(device: torch.device) -> CheckResult:

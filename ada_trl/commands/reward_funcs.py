@@ -2,16 +2,15 @@
 
 import ast
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import UserError, suggestion
+from .errors import UserError, suggestion, user_errors
 
 
-def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
+def load_reward_funcs(names: Sequence[str] | None) -> list[Callable | str]:
     """
     Import reward functions by dotted path or call; any other name is that of a reward model and returned as it is.
 
@@ -25,18 +24,19 @@ def load_reward_funcs(names: list[str] | None) -> list[Callable | str]:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return [_load_reward_func(name) for name in names]
+    return [_load_reward_func(name) for name in ([names] if isinstance(names, str) else names)]
 
 
 def _load_reward_func(name: str) -> Callable | str:
-    if not name.endswith(")"):
-        return name if "." not in name or "/" in name else _import_function(name)
-    function, arguments = read_call(name)
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise UserError(f"Reward function {name!r} cannot be called: {error}. Correct its arguments.") from error
-    return function(**arguments)
+    import trl.rewards
+
+    if name.endswith(")"):
+        function, arguments = read_call(name)
+        with user_errors(TypeError):
+            return function(**arguments)
+    if name in dir(trl.rewards):
+        raise UserError(f"reward_funcs {name!r} has no dot, so it names a reward model. Write trl.rewards.{name}.")
+    return name if "." not in name or "/" in name else _import_function(name)
 
 
 def _import_function(path: str) -> Callable:

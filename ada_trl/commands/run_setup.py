@@ -1,11 +1,12 @@
 """Everything that `train` and `check` need before they start: reward functions, model, data, trainer, checkpoint."""
 
+import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..utils.files import last_checkpoint
-from .errors import SETUP_ERRORS, UserError, one_line, user_errors
+from .errors import UserError, one_line, user_errors
 from .options import AdaScriptArguments
 from .reward_funcs import load_reward_funcs, read_call
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 logger = logging.getLogger(__name__)
 
-MODEL_FILES = ("config.json", "adapter_config.json")
-
 
 def build_trainer(
     script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig"
@@ -30,95 +29,46 @@ def build_trainer(
     Load the dataset and the model, and build the trainer.
 
     Raises:
-        `UserError`: if the model, the dataset, its split or a reward function is missing, or an option is rejected.
+        `UserError`: if the model, the dataset, its split, a reward function or vLLM is missing, or an option is rejected.
     """
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
     from ..vllm.errors import VLLMServerError
 
+    if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
+            "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
+        )
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
-    check_model(model_args.model_name_or_path, revision=model_args.model_revision)
-    for name in reward_funcs:
-        if isinstance(name, str):
-            _check_reward_model(name)
-    evaluate = training_args.eval_strategy != "no"
-    with user_errors(*SETUP_ERRORS, TypeError):  # values of the wrong type in `datasets` and `model_init_kwargs`
-        train_dataset, eval_dataset = load_data(script_args, evaluate)
+    with user_errors():
+        train_dataset, eval_dataset = load_data(script_args, evaluate=training_args.eval_strategy != "no")
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
     } | (training_args.model_init_kwargs or {})
-    with user_errors(*SETUP_ERRORS, TypeError, VLLMServerError):
-        trainer = AdaGRPOTrainer(
-            model=model_args.model_name_or_path,
-            reward_funcs=reward_funcs,
-            args=training_args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
+    try:
+        with user_errors(ValueError, TypeError, ImportError, VLLMServerError):
+            trainer = AdaGRPOTrainer(
+                model=model_args.model_name_or_path,
+                reward_funcs=reward_funcs,
+                args=training_args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                quantization_config=get_quantization_config(model_args),
+                peft_config=get_peft_config(model_args),
+            )
+    except OSError as error:  # without the name, if the hub is not available
+        models = [model_args.model_name_or_path, *(name for name in reward_funcs if isinstance(name, str))]
+        raise UserError(
+            f"{' or '.join(map(repr, models))} cannot be loaded: {one_line(error)} Correct the name."
+        ) from error
     if trainer.accelerator.device.type == "cpu":
         make_lm_head_inputs_contiguous(trainer.model)
     return trainer
-
-
-def check_model(name: str, option: str = "--model_name_or_path", revision: str | None = None) -> None:
-    """
-    Check that a model exists, before anything slow begins.
-
-    Args:
-        name (`str`):
-            A directory with a model or an adapter, or a name on the hub.
-        option (`str`):
-            The option with this value, for messages.
-        revision (`str`, *optional*):
-            Branch, tag or commit on the hub.
-
-    Raises:
-        `UserError`: if it is neither, or the user has no access to it.
-    """
-    path = Path(name)
-    if not path.exists():
-        return _check_model_on_hub(name, option, revision)
-    if any((path / file).is_file() for file in MODEL_FILES):
-        return None
-    last = last_checkpoint(path)
-    hint = f"It has checkpoints; give {last}." if last else "A dataset belongs to --dataset_name."
-    raise UserError(f"{option} {name!r} is not a model: it has no {' or '.join(MODEL_FILES)}. {hint}")
-
-
-def _check_model_on_hub(name: str, option: str, revision: str | None) -> None:
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        hf_hub_download(name, MODEL_FILES[0], revision=revision)
-    except (
-        errors.HFValidationError,
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-        errors.LocalEntryNotFoundError,
-    ) as error:
-        raise UserError(
-            f"{option} {name!r}{f' ({revision})' if revision else ''} is neither a directory here nor a model that the hub or its "
-            f"cache provides ({one_line(error)[:200]}). Correct the name; for a private or gated model run `hf auth login`."
-        ) from error
-    except errors.EntryNotFoundError:
-        return  # an adapter; loading it reports any other missing file
-
-
-def _check_reward_model(name: str) -> None:
-    import trl.rewards
-
-    if name in dir(trl.rewards):
-        raise UserError(f"reward_funcs {name!r} has no dot, so it names a reward model. Write trl.rewards.{name}.")
-    try:
-        check_model(name, "reward_funcs")
-    except UserError as error:
-        raise UserError(f"{error} A function needs its module: trl.rewards.accuracy_reward.") from error
 
 
 def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
@@ -173,17 +123,13 @@ def checkpoint_to_resume(training_args: "AdaGRPOConfig") -> str | None:
     if given.lower() in ("false", "no"):
         return None
     last = last_checkpoint(training_args.output_dir)
-    if given.lower() in ("true", "yes"):
-        if last is None:
-            raise UserError(
-                f"resume_from_checkpoint is {given}, but {training_args.output_dir} has no checkpoint. Leave it out to "
-                "start from the beginning, or correct output_dir."
-            )
-        return str(last)
-    if not (Path(given) / "trainer_state.json").is_file():
-        existing = f"the last one in {training_args.output_dir} is {last.name}" if last else "output_dir has none"
-        raise UserError(f"resume_from_checkpoint {given!r} is not a checkpoint; {existing}. Correct the path.")
-    return given
+    checkpoint = last if given.lower() in ("true", "yes") else Path(given)
+    if checkpoint is None or not (checkpoint / "trainer_state.json").is_file():
+        found = (
+            f"the last one in {training_args.output_dir} is {last}" if last else f"{training_args.output_dir} has none"
+        )
+        raise UserError(f"resume_from_checkpoint ({given}) is not a checkpoint; {found}. Correct it, or leave it out.")
+    return str(checkpoint)
 
 
 def make_lm_head_inputs_contiguous(model: "PreTrainedModel") -> None:

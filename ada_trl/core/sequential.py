@@ -88,7 +88,6 @@ class Slot:
     candidates: Sequence[Candidate]
     round_size: int
     done: bool = False
-    is_truncated: bool = False  # whether a round that was needed has failed
     rounds: list[np.ndarray] = field(default_factory=list)  # rewards (M, F) of each round
     candidate_of_round: list[int] = field(
         default_factory=lambda: [0]
@@ -177,8 +176,8 @@ class Slot:
 Submit = Callable[[int, int], None]
 """Takes a slot and the index of its next rollout, and requests the rollouts of its next round."""
 
-Collect = Callable[[], Sequence[tuple[int, int, np.ndarray | None]]]
-"""Waits for at least one request; returns `(slot, index of the first rollout, rewards)`, with `None` if the request has failed."""
+Collect = Callable[[], Sequence[tuple[int, int, np.ndarray]]]
+"""Waits for at least one request; returns `(slot, index of the first rollout, rewards)`."""
 
 Progress = Callable[[int, int], None]
 """Takes the number of slots still active and of rollouts sampled so far."""
@@ -204,8 +203,7 @@ def sample_slots(
         slots (`Sequence[Slot]`):
             Slots without rounds, filled by this function.
         submit (`Submit`), collect (`Collect`):
-            Start a request; wait for results. A slot whose next round is `None` is done with the rounds it has. The results of
-            requests still in flight at the end are not needed.
+            Start a request; wait for results. Those of requests still in flight at the end are not needed.
         speculate_below (`int`, *optional*, defaults to `0`):
             If fewer requests are in flight, rounds of active slots are requested before their previous round has returned.
             The rollouts of such a round are used only if the slot needs them. For slots with one candidate.
@@ -249,16 +247,12 @@ class _SlotState:
     number: int
     slot: Slot
     submitted: int = 0  # rounds
-    pending: dict[int, np.ndarray | None] = field(default_factory=dict)  # by first draw, until their turn
+    pending: dict[int, np.ndarray] = field(default_factory=dict)  # by first draw, until their turn
 
-    def receive(self, first_draw: int, rewards: np.ndarray | None) -> None:
+    def receive(self, first_draw: int, rewards: np.ndarray) -> None:
         self.pending[first_draw] = rewards
         while not self.slot.done and (turn := len(self.slot.rounds) * self.slot.round_size) in self.pending:
-            rewards = self.pending.pop(turn)
-            if rewards is None:
-                self.slot.done = self.slot.is_truncated = True
-            else:
-                self.slot.add_round(rewards)
+            self.slot.add_round(self.pending.pop(turn))
 
 
 class SampledPrompt(NamedTuple):

@@ -10,17 +10,12 @@ from accelerate import Accelerator
 
 from ..core import Slot, sample_slots
 from ..utils.distributed import gather_results
-from ..utils.logging import get_logger
-from ..vllm.errors import VLLMServerUnavailable
 from ..vllm.generation import AdaVLLMGeneration
 from ..vllm.transport import RequestGroup
 from .rollout_sampler import Completions, RolloutSampler, StepProgress
 
 
-logger = get_logger(__name__)
-
 TICK_SECONDS = 1.0
-MAX_FAILURES = 3  # in a row, after which no more rollouts are requested in a step
 
 
 class AsyncVLLMSampler(RolloutSampler):
@@ -35,9 +30,7 @@ class AsyncVLLMSampler(RolloutSampler):
     When few requests are left, the server has capacity to spare: next rounds of the active prompts are then requested
     speculatively, and cancelled or discarded if they turn out not to be needed.
 
-    A first round that fails stops the run on all ranks. When a later one fails because the server is unavailable, its prompt
-    keeps the rollouts it has, which is counted in `vllm/incomplete_pools`. After three such failures in a row all prompts
-    do, so that a step waits for a dead server once, not once for each prompt.
+    A request that fails, after its retries, stops the run on all ranks.
 
     Args:
         local_slots (`range`):
@@ -69,12 +62,10 @@ class AsyncVLLMSampler(RolloutSampler):
         super().__init__(slots=slots, accelerator=accelerator)
         self.local_slots, self.vllm, self.score = local_slots, vllm, score
         self.prompt_ids, self.images = prompt_ids, images or [None] * len(prompt_ids)
-        self.stats |= dict.fromkeys(("vllm/incomplete_pools", "time/idle", "time/reward_overlapped"), 0.0)
+        self.stats |= dict.fromkeys(("time/idle", "time/reward_overlapped"), 0.0)
         self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (slot, first draw, future), as requests finish
-        self._in_flight: set[tuple[int, int]] = set()  # slot and first draw of each request that is waited for
-        self._sent = 0  # requests that have not failed
-        self._failures = 0  # in a row
-        self._unavailable: VLLMServerUnavailable | None = None  # set after `MAX_FAILURES` failures in a row
+        self._in_flight = 0  # requests
+        self._sent = 0  # requests
         self._idle_since: float | None = None
 
     @property
@@ -113,7 +104,6 @@ class AsyncVLLMSampler(RolloutSampler):
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         self.stats["vllm/wasted_rounds"] = self._sent - sum(len(slot.rounds) for slot in slots)
         self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_difference  # 0 on all ranks but the main one
-        self.stats["vllm/incomplete_pools"] = sum(slot.is_truncated for slot in slots)
         # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
         return [slot.rounds for slot in slots], self.locations
@@ -121,15 +111,10 @@ class AsyncVLLMSampler(RolloutSampler):
     def _submit(self, group: RequestGroup, slot: int, first_draw: int) -> None:
         """Request the next round of a slot of this rank."""
         self._end_idle()
-        self._in_flight.add((slot, first_draw))
-        if self._unavailable is not None:  # fails without being sent
-            future: Future = Future()
-            future.set_exception(self._unavailable)
-        else:
-            self._sent += 1
-            row = self._local_row(slot, first_draw)
-            number = self.slots[slot].round_size
-            future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
+        self._in_flight += 1
+        self._sent += 1
+        row, number = self._local_row(slot, first_draw), self.slots[slot].round_size
+        future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
         future.add_done_callback(lambda done: self._completed.put((slot, first_draw, done)))
 
     def _end_idle(self) -> None:
@@ -141,24 +126,16 @@ class AsyncVLLMSampler(RolloutSampler):
         """Position in `prompt_ids` of the prompt that rollout `draw` of a slot of this rank belongs to."""
         return self.dataset_row_index(slot, draw) - self._first_row[self.local_slots.start]
 
-    def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, np.ndarray | None]]:
+    def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, np.ndarray]]:
         """Wait for a request, take all that have finished, and score their completions."""
-        succeeded, failed = [], []
-        for slot, first_draw, future in self._wait_for_finished(tick):
-            if (slot, first_draw) not in self._in_flight:
-                continue  # given up with all others after `MAX_FAILURES` failures
-            self._in_flight.remove((slot, first_draw))
-            try:
-                succeeded.append((slot, first_draw, *future.result()))
-                self._failures = 0
-            except VLLMServerUnavailable as error:
-                failed += self._fail(slot, first_draw, error)
+        finished = [(slot, first_draw, *future.result()) for slot, first_draw, future in self._wait_for_finished(tick)]
+        self._in_flight -= len(finished)
         if not self._in_flight:
             self._idle_since = time.perf_counter()
-        collected: list[tuple[int, int, np.ndarray | None]] = [(*request, None) for request in failed]
+        collected = []
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
         for is_first_round in (True, False):
-            of_kind = [request for request in succeeded if (request[1] == 0) == is_first_round]
+            of_kind = [request for request in finished if (request[1] == 0) == is_first_round]
             if of_kind:
                 collected += self._score(of_kind, is_first_round)
         return collected
@@ -174,30 +151,10 @@ class AsyncVLLMSampler(RolloutSampler):
             finished.append(self._completed.get())
         return finished
 
-    def _fail(self, slot: int, first_draw: int, error: VLLMServerUnavailable) -> list[tuple[int, int]]:
-        """The requests that are given up: this one, or after several failures in a row all that are not first rounds."""
-        if first_draw == 0:
-            raise error
-        self._failures += 1
-        self._sent -= error is not self._unavailable  # else this request was not sent
-        failed = [(slot, first_draw)]
-        if self._failures == MAX_FAILURES and self._unavailable is None:
-            self._unavailable = error
-            # First rounds are waited for: the step needs them, and the rounds that failed may have been speculative.
-            given_up = sorted(request for request in self._in_flight if request[1])
-            self._in_flight.difference_update(given_up)
-            self._sent -= len(given_up)
-            failed += given_up
-            logger.warning(
-                f"{MAX_FAILURES} requests to the vLLM server have failed in a row: {error.cause}. Prompts with pending "
-                "rounds keep their current rollouts. If the server does not recover, the next step raises an error."
-            )
-        return failed
-
-    def _score(self, succeeded: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
-        requests = [(slot, first_draw + i) for slot, first_draw, ids, _ in succeeded for i in range(len(ids))]
-        completion_ids = [ids for *_, group, _ in succeeded for ids in group]
-        logprobs = [[top[0] for top in sequence] for *_, group in succeeded for sequence in group]
+    def _score(self, finished: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
+        requests = [(slot, first_draw + i) for slot, first_draw, ids, _ in finished for i in range(len(ids))]
+        completion_ids = [ids for *_, group, _ in finished for ids in group]
+        logprobs = [values for *_, group in finished for values in group]
         is_overlapped = bool(self._in_flight)
         completions = self.score(
             [self._local_row(*request) for request in requests], completion_ids, logprobs, is_first_round
@@ -206,6 +163,6 @@ class AsyncVLLMSampler(RolloutSampler):
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         offset = self.store(completions, is_first_round=is_first_round)
         self.locations |= {request: (self.process_index, offset + i) for i, request in enumerate(requests)}
-        ends = np.cumsum([len(ids) for *_, ids, _ in succeeded])
+        ends = np.cumsum([len(ids) for *_, ids, _ in finished])
         rewards = np.split(completions.rewards.double().cpu().numpy(), ends[:-1])
-        return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(succeeded, rewards, strict=True)]
+        return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(finished, rewards, strict=True)]

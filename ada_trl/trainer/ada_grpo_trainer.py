@@ -72,8 +72,8 @@ from .interception import (
 from .reporting import TrainingDiagnostics, constant_metrics, report_start
 from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
+from .training_state import TrainingState
 from .trl_version import check_trl
-from .user_code import TrainingState
 from .validation import (
     check_advantages,
     check_arguments,
@@ -329,7 +329,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
             mask_rows(output, batch.in_zero_advantage_group().tolist(), self.loss_type, self.accelerator)
         self._log_step(batch, output, plan)
-        self.vllm.check_logprobs(output, same_weights=plan.global_step == self.state.global_step)
+        self.vllm.check_logprobs(output)
         return output
 
     def compute_advantages(self, rollouts: Rollouts) -> np.ndarray:
@@ -348,7 +348,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         with without_interception(self), reporting_rewards(self, self._add_evaluated_groups):
             output = super()._generate_and_score_completions(inputs)
         trl_private.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
-        self.vllm.check_logprobs(output, same_weights=True)
+        self.vllm.check_logprobs(output)
         return output
 
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:

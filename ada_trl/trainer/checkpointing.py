@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..utils.files import atomic_write
@@ -51,8 +52,10 @@ def reject_removed_modes(checkpoint: str) -> None:
     elif os.path.exists(os.path.join(checkpoint, "ada_value_model.safetensors")):
         found = "value_model"
     elif os.path.exists(pass_rates):
-        metadata = (pq.read_schema(pass_rates).metadata or {}).get(b"ada_trl", b"{}")
-        fitted = json.loads(metadata).get("fitted") or {}
+        try:
+            fitted = json.loads((pq.read_schema(pass_rates).metadata or {})[b"ada_trl"]).get("fitted") or {}
+        except (pa.ArrowException, KeyError, ValueError):  # `load_pass_rates` names the damaged file and a fix
+            fitted = {}
         found = (
             "baseline='posterior'"
             if "reward_estimator" in fitted

@@ -26,8 +26,8 @@ from ..sampling.rollout_sampler import Completion
 from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import describe_error, raise_first
 from ..utils.logging import get_logger
+from .training_state import TrainingState
 from .trl_private import override_attributes
-from .user_code import TrainingState, check_rewards_of
 
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class LocalSampling(Interception):
         # Completions stay in their pools until they are trained on, and reward functions may modify what they are given.
         prompts, completions, ids = copy_containers([prompts, completions, ids])
         # The sampler shares errors between ranks.
-        with self.training_state.preserved(), checked_rewards(self.trainer):
+        with self.training_state.preserved():
             return call(inputs, prompts, completions, ids)
 
 
@@ -286,14 +286,6 @@ def injecting(trainer: "AdaGRPOTrainer", rows: Sequence[Completion], rewards: to
 
 
 @contextmanager
-def checked_rewards(trainer: GRPOTrainer) -> Iterator[None]:
-    """While the block runs, reward functions that return something other than one reward per completion are named in the error."""
-    named = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
-    with override_attributes(trainer, reward_funcs=[check_rewards_of(function, name) for function, name in named]):
-        yield
-
-
-@contextmanager
 def reporting_rewards(trainer: GRPOTrainer, report: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """While the block runs, `report` is called with the rewards of every batch, as an override of the user's subclass returns them."""
     score = trainer._calculate_rewards
@@ -325,7 +317,7 @@ def score_on_all_ranks(
     """
     error = None
     try:
-        with TrainingState(trainer.model).preserved(), checked_rewards(trainer):
+        with TrainingState(trainer.model).preserved():
             rewards = call(inputs, prompts, completions, completion_ids)
     except Exception as caught:  # of any class: it is raised on the other ranks too
         if trainer.accelerator.num_processes == 1:

@@ -419,6 +419,8 @@ def check_success_reward(args: "AdaGRPOConfig", reward_names: Sequence[str]) -> 
             "names, or leave success_reward unset."
         )
     weights = args.reward_weights or [1.0] * len(reward_names)
+    if len(weights) != len(reward_names):
+        return  # GRPOTrainer reports it
     if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:
         raise ValueError(
             f"success_reward (None) must be one of {shown}, because adaptive_sampling={args.adaptive_sampling!r} with "

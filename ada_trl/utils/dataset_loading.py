@@ -1,8 +1,6 @@
 """Loading of datasets from the hub, a file or a directory, with error messages that state the dataset and the fix."""
 
 import glob
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,58 +19,31 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
     Raises:
         `ValueError`: if there is no such dataset, or it cannot be read.
     """
-    from datasets import load_dataset
+    from datasets import Dataset, load_dataset, load_from_disk
+    from datasets.exceptions import DatasetsError
 
     path = Path(name)
-    if path.is_file():
-        if path.suffix not in FILE_TYPES:
-            raise ValueError(
-                f"{name} is a {path.suffix or 'nameless'} file; readable are {', '.join(FILE_TYPES)} and directories."
-            )
-        if not path.stat().st_size:
-            raise ValueError(f"{name} cannot be read: it is empty. Replace it.")
-        with _read_errors(name):
-            kind = FILE_TYPES[path.suffix]
-            return {"train": load_dataset(kind, data_files=glob.escape(str(path)), split="train", streaming=streaming)}
-    if (path / "config.json").exists():
+    if path.is_file() and path.suffix not in FILE_TYPES:
+        raise ValueError(f"{name} is a {path.suffix} file; readable are {', '.join(FILE_TYPES)} and directories.")
+    if (path / "config.json").exists():  # its JSON files would be read as rows
         raise ValueError(
             f"Dataset {name!r} is a model, as it has a config.json. A model belongs to --model_name_or_path."
         )
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        return _load_saved(path, streaming)
-    with _read_errors(name):
-        return load_dataset(name, name=config, streaming=streaming)
-
-
-def _load_saved(path: Path, streaming: bool) -> "dict[str, Dataset]":
-    from datasets import Dataset, load_from_disk
-
-    dataset = load_from_disk(path)
-    splits = {"train": dataset} if isinstance(dataset, Dataset) else dataset
-    return {name: rows.to_iterable_dataset() for name, rows in splits.items()} if streaming else splits
-
-
-@contextmanager
-def _read_errors(name: str) -> Iterator[None]:
-    """Replace errors of `datasets` by one with the dataset, the cause and the fix."""
-    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        yield
-    except (DatasetNotFoundError, HFValidationError, FileNotFoundError, ConnectionError) as error:
-        if Path(name).is_dir():
-            raise ValueError(
-                f"Dataset {name!r} is a directory without data files; it needs {', '.join(FILE_TYPES)}, such as "
-                "train.jsonl."
-            ) from error
+        if path.is_file():
+            files = {"data_files": glob.escape(name), "split": "train"}
+            return {"train": load_dataset(FILE_TYPES[path.suffix], streaming=streaming, **files)}
+        if not ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
+            return load_dataset(name, name=config, streaming=streaming)
+        saved = load_from_disk(path)
+        splits = {"train": saved} if isinstance(saved, Dataset) else saved
+        return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
+    except (DatasetsError, OSError, ValueError, StopIteration) as error:
+        cause = "it has no rows" if isinstance(error, StopIteration) else str(error.__cause__ or error).rstrip(".")
         raise ValueError(
-            f"Dataset {name!r} is neither a file nor a directory here, nor a dataset that the hub or its cache provides "
-            f"({type(error).__name__}). Correct the name; for a private one run `hf auth login`."
+            f"Dataset {name!r} cannot be read: {cause}. Correct the name (a file, a directory with {', '.join(FILE_TYPES)} files, or "
+            "a dataset on the hub; for a private one run `hf auth login`), or the file."
         ) from error
-    except (DatasetGenerationError, ValueError, StopIteration) as error:
-        cause = "it has no rows" if isinstance(error, StopIteration) else error.__cause__ or error
-        raise ValueError(f"{name} cannot be read: {cause}. Correct or replace it.") from error
 
 
 def take_split(splits: "dict[str, Dataset]", name: str, split: str, option: str | None = None) -> "Dataset":

@@ -3,7 +3,6 @@
 from ..utils.distributed import DistributedError, ErrorFactory
 
 
-LONGEST_ERROR = 400  # characters; the exception that it was raised from has the complete text
 RESUME = "Check its log, restart it, and resume from the last checkpoint, if there is one."
 
 
@@ -35,9 +34,7 @@ def make_error_factory(engine: str, consequence: str, fix: str = RESUME, url: st
 
     def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
         where = f" (process {process})" if process else ""
-        start, end = f"{engine}{where}: {consequence}: ", its_fix or fix
         cause = cause.replace(url, "") if url else cause
-        room = max(LONGEST_ERROR - len(start) - len(end) - 2, 40)
-        return VLLMServerError(start + (cause if len(cause) <= room else f"{cause[: room - 1]}…"), end)
+        return VLLMServerError(f"{engine}{where}: {consequence}: {cause}", its_fix or fix)
 
     return error

@@ -1,66 +1,38 @@
 """HTTP requests to a vLLM server on an event loop in a background thread: deadlines, retries and cancellation."""
 
 import asyncio
-import functools
 import json
-import socket
+import resource
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from contextlib import asynccontextmanager
+from typing import Any
 
 from .errors import VLLMServerError, VLLMServerUnavailable
-from .response_validation import InvalidResponseError, parse
+from .responses import InvalidResponseError, parse, quote
 
 
 MAX_RETRIES = 4
 BACKOFF_SECONDS = 0.25  # doubles with every retry
 MAX_BACKOFF_SECONDS = 4
-CONNECT_SECONDS = 10
-STALLED_SECONDS = 5  # longest timeout of short requests to a server that let a deadline pass
-PROBES_PER_TIMEOUT = 4  # while no response arrives, requests for the token count per timeout
+SHORT_SECONDS = 10  # deadline of requests that a healthy server answers at once, and of each attempt to connect
+CHECKS_PER_TIMEOUT = 4  # of the server's progress
 BUSY = (408, 429, 503)  # the request was not processed: any request may be sent again, until its deadline
 INVALID = (400, 413, 422)  # of the request itself, whatever the state of the server
+# Requests that are safe to send again, besides GET: prompts of text, images, prompts with images.
+REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/generate")
 MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
+TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
 REJECTED = "The server rejects this request, and will do so again: correct the cause, such as a prompt longer than --max-model-len."
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
-
-
-class _EventLoop:
-    """A background thread with an event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
-
-    loop: asyncio.AbstractEventLoop
-    session: Any
-    connections: asyncio.Semaphore
-
-    def __init__(self) -> None:
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="vLLM requests", daemon=True)
-        self._thread.start()
-        self._is_ready.wait()
-
-    async def _serve(self) -> None:
-        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.connections = asyncio.Semaphore(max_connections())
-        async with _open_session() as self.session:
-            self._is_ready.set()
-            await self._stop.wait()
-            await _cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
-
-    def close(self) -> None:
-        """Cancel all requests, end the thread, and close its sockets and the event loop."""
-        self.loop.call_soon_threadsafe(self._stop.set)
-        if threading.current_thread() is not self._thread:  # in which the garbage collector may run
-            self._thread.join()
-
-
-class _Queued(NamedTuple):
-    """Start and timeout of a request that may wait behind others on the server."""
-
-    started: float
-    timeout: float
+MISSING = {  # endpoints that have to be enabled
+    "/server_info": "Restart it with VLLM_SERVER_DEV_MODE=1 in its environment.",
+    "/v1/load_lora_adapter": "Restart it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment.",
+    "/v1/chat/completions/render": "Restart it with --enable-scale-out (from vLLM 0.30.0).",
+}
 
 
 class HTTPTransport:
@@ -71,29 +43,26 @@ class HTTPTransport:
     Every request has one deadline for connecting, its response and its retries. There are two kinds of deadlines:
 
     - *fixed*, counted from the start of the request;
-    - *queued*, for rollouts: any number of them may be in flight, most of them waiting in the server's queue. A request
-      fails if *no* queued request was answered, and the server generated no token, for the length of the timeout. All
-      requests that wait for a stalled server therefore fail together, once.
+    - *queued*, for rollouts: any number of them may be in flight, most of them waiting in the server's queue. They fail
+      together if *no* queued request was answered, and the server processed no token, for the length of the timeout.
 
     Args:
-        count_tokens (`Callable[[], Awaitable[float | None]]`):
-            Returns the number of tokens that the server has processed since its start, or `None` if that is unknown. A
-            server that processes requests of other clients is not stalled.
+        base_url (`str`):
+            Address of the server.
+        timeout (`float`):
+            Seconds until a deadline.
 
     Attributes:
         retries (`int`), timeouts (`int`):
             Requests that were repeated, and deadlines that were missed: the requests that failed together count once.
-        stalled (`bool`):
-            Whether the last request missed its deadline.
     """
 
-    def __init__(self, count_tokens: Callable[[], Awaitable[float | None]]):
+    def __init__(self, base_url: str, timeout: float):
+        self.base_url, self.timeout = base_url, timeout
         self.retries = self.timeouts = 0
-        self.stalled = False
-        self._count_tokens = count_tokens
         self._lock = threading.Lock()
         self._running: _EventLoop | None = None
-        self._queued: dict[asyncio.Timeout, _Queued] = {}
+        self._queued: set[asyncio.Timeout] = set()  # deadlines of the queued requests in flight
         self._watchdog: asyncio.Task | None = None
         self._last_progress = 0.0  # time of the event loop
 
@@ -118,9 +87,9 @@ class HTTPTransport:
         with self._lock:
             if self._running is not None:
                 self._finalizer()
-                self._running = self._watchdog = None
+                self._running = None
 
-    def _started(self) -> _EventLoop:
+    def _started(self) -> "_EventLoop":
         with self._lock:
             if self._running is None:
                 self._running = _EventLoop()
@@ -132,115 +101,165 @@ class HTTPTransport:
     async def request(
         self,
         method: str,
-        url: str,
+        path: str,
+        read: Callable[[dict], Any] = dict,
         *,
-        timeout: float,
+        timeout: float | None = None,
         queued: bool = False,
-        retry: bool = False,
-        probe: bool = False,
-        limit_name: str = "",
-        check: Callable[[dict], Any] | None = None,
         **kwargs: Any,
-    ) -> dict:
+    ) -> Any:
         """
-        Send a request and return the JSON object of its response.
+        Send a request. GET and [`REPEATABLE`] ones are sent again after a broken connection, an invalid response or a 5xx; after
+        408, 429 or 503 every request is.
 
         Args:
-            timeout (`float`), queued (`bool`):
-                Seconds until the deadline, and its kind.
-            retry (`bool`):
-                Whether it is safe to send the request again after a broken connection, a broken response or a 5xx.
-                After 408, 429 or 503 every request is.
-            probe (`bool`):
-                Whether the request only observes the server, so that a missed deadline is not counted.
-            limit_name (`str`):
-                The option in which the user sets the timeout.
-            check (`Callable`, *optional*):
-                Raises [`~vllm.response_validation.InvalidResponseError`] for a broken response.
+            read (`Callable[[dict], Any]`):
+                Function from the JSON object of the response to the result. An error of it is an invalid response.
+            timeout (`float`, *optional*), queued (`bool`):
+                Seconds until a fixed deadline, if that is shorter than all others; whether the deadline is a queued one.
             kwargs:
                 Of `aiohttp.ClientSession.request`.
 
         Raises:
             [`VLLMServerUnavailable`]: after the deadline, or after the last retry.
-            [`VLLMServerError`]: if the server rejects the request, or keeps sending broken responses.
+            [`VLLMServerError`]: if the server rejects the request, or keeps sending invalid responses.
         """
-        running = self._started()
+        timeout = min(timeout or self.timeout, self.timeout)
         failures: list[str] = []
-        deadline = asyncio.timeout(None if queued else timeout)  # the watchdog ends queued requests
-        if queued:
-            self._watch(deadline, _Queued(running.loop.time(), timeout))
         try:
-            async with deadline, running.connections if queued else nullcontext():
-                attempt = functools.partial(_attempt, running.session, method, url, check, kwargs)
-                response = await self._send(attempt, f"{method} {url}", MAX_RETRIES if retry else 0, failures)
+            async with self._waiting_in_queue() if queued else asyncio.timeout(timeout):
+                return await self._send(method, path, read, failures, kwargs)
         except TimeoutError as error:
-            if not probe:
-                self.timeouts += not queued  # the watchdog counts those of queued requests
-                self.stalled = True
-            limit = f"{limit_name} ({timeout:g} s)" if limit_name else f"{timeout:g} s"
+            self.timeouts += not queued  # the watchdog counts those of queued requests
             before = f"; the last attempt {failures[-1]}" if failures else ""
             raise VLLMServerUnavailable(
-                f"{method} {url} received no response within {limit}{before}", TOO_SLOW
+                f"{method} {self.base_url}{path} received no response within {timeout:g} s{before}", TOO_SLOW
             ) from error
-        finally:
-            self._queued.pop(deadline, None)
-            if not self._queued and self._watchdog is not None:  # which would keep this object alive while it sleeps
-                self._watchdog.cancel()
-                self._watchdog = None
-        if queued:
-            self._last_progress = running.loop.time()
-        self.stalled = False
-        return response
 
-    async def _send(self, attempt: Callable, name: str, max_retries: int, failures: list[str]) -> dict:
-        """Repeat the attempt until it succeeds; `failures` receives the reasons of the others."""
-        retries_left, backoff = max_retries, BACKOFF_SECONDS  # a busy server uses up no retries
+    async def _send(self, method: str, path: str, read: Callable, failures: list[str], kwargs: dict) -> Any:
+        """Repeat the request until it succeeds; `failures` receives the reasons of the other attempts."""
+        retries_left = (
+            MAX_RETRIES if method == "GET" or path in REPEATABLE else 0
+        )  # a busy server uses up none of them
+        pause = BACKOFF_SECONDS
         while True:
             try:
-                return await attempt()
+                return await self._attempt(method, path, read, kwargs)
             except _AttemptFailed as failed:
-                if failed.is_final:
-                    fix = REJECTED if failed.status in INVALID else ""
-                    raise VLLMServerError(f"{name} {failed}", fix, status=failed.status) from failed
-                if failed.status not in BUSY and not retries_left:
-                    kind = VLLMServerError if failed.is_broken else VLLMServerUnavailable
-                    times = f" (sent {len(failures) + 1} times)" if failures else ""
-                    raise kind(f"{name} {failed}{times}") from failed
-                retries_left -= failed.status not in BUSY
+                if failed.status not in BUSY:
+                    retries_left -= 1
+                    if failed.is_rejection or retries_left < 0:
+                        times = f" (sent {len(failures) + 1} times)" if failures else ""
+                        cause = f"{method} {self.base_url}{path} {failed}{times}"
+                        raise failed.error_class(cause, failed.fix(path), status=failed.status) from failed
                 failures.append(str(failed))
             self.retries += 1
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_BACKOFF_SECONDS)
 
-    # Deadlines of queued requests: one task for all, so that a request costs no timer
+    async def _attempt(self, method: str, path: str, read: Callable, kwargs: dict) -> Any:
+        import aiohttp
 
-    def _watch(self, deadline: asyncio.Timeout, queued: _Queued) -> None:
-        self._queued[deadline] = queued
+        assert self._running is not None
+        try:
+            async with self._running.session.request(method, self.base_url + path, **kwargs) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise _AttemptFailed(f"failed: {type(error).__name__}: {error}", VLLMServerUnavailable) from error
+        if response.status != 200:
+            kind = VLLMServerUnavailable if response.status >= 500 else VLLMServerError
+            raise _AttemptFailed(f"returned status {response.status}: {_reason(body)}", kind, response.status)
+        try:
+            return read(parse(response.content_type, body))
+        except InvalidResponseError as error:
+            raise _AttemptFailed(f"returned an invalid response: {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            content, name = body.decode(errors="replace"), type(error).__name__
+            raise _AttemptFailed(f"returned an invalid response ({name}: {error}): {quote(content)}") from error
+
+    # Deadlines of queued requests: one task for all of them
+
+    @asynccontextmanager
+    async def _waiting_in_queue(self) -> AsyncIterator[None]:
+        assert self._running is not None
         if self._watchdog is None:
-            self._watchdog = asyncio.get_running_loop().create_task(self._expire_deadlines())
+            self._watchdog = asyncio.create_task(self._watch_progress())
+        async with asyncio.timeout(None) as deadline:
+            self._queued.add(deadline)
+            try:
+                async with self._running.connections:
+                    yield
+                self._last_progress = asyncio.get_running_loop().time()
+            finally:
+                self._queued.remove(deadline)
+                if not self._queued and self._watchdog is not None:
+                    self._watchdog.cancel()
+                    self._watchdog = None
 
-    async def _expire_deadlines(self) -> None:
+    async def _watch_progress(self) -> None:
+        """End all queued requests whenever the server has made no progress for the length of the timeout."""
         now = asyncio.get_running_loop().time
-        tokens: float | None = None
-        while self._queued:
-            interval = min(queued.timeout for queued in self._queued.values()) / PROBES_PER_TIMEOUT
-            first = min(map(self._deadline, self._queued.values()))
-            await asyncio.sleep(min(max(first - now(), 0.01), interval))
-            if self._queued and now() - self._last_progress >= interval:
+        self._last_progress, tokens = now(), None
+        interval = self.timeout / CHECKS_PER_TIMEOUT
+        while True:
+            deadline = self._last_progress + self.timeout
+            await asyncio.sleep(max(min(interval, deadline - now()), 0.01))
+            if now() - self._last_progress >= interval:
+                # No response, but completions may be long, or the server may process requests of other ranks.
                 before, tokens = tokens, await self._count_tokens()
                 if before is not None and tokens is not None and tokens > before:
                     self._last_progress = now()
-            overdue = [
-                deadline
-                for deadline, queued in self._queued.items()
-                if deadline.when() is None and self._deadline(queued) <= now()
-            ]
-            self.timeouts += bool(overdue)
-            for deadline in overdue:
-                deadline.reschedule(now())
+            if now() - self._last_progress >= self.timeout:
+                self.timeouts += 1
+                for queued in self._queued:
+                    queued.reschedule(now())
+                self._last_progress = now()  # for requests that are sent from here on
 
-    def _deadline(self, queued: _Queued) -> float:
-        return max(queued.started, self._last_progress) + queued.timeout
+    async def _count_tokens(self) -> float | None:
+        """Number of tokens that the server has processed since its start; `None` if it does not serve its metrics."""
+        try:
+            async with asyncio.timeout(min(SHORT_SECONDS, self.timeout / CHECKS_PER_TIMEOUT)):
+                text = await self._attempt("GET", "/metrics", lambda response: response["text"], {})
+            lines = [line for line in text.splitlines() if line.startswith(TOKEN_COUNTERS)]
+            return sum(float(line.split()[-1]) for line in lines) if lines else None
+        except (TimeoutError, _AttemptFailed, ValueError):
+            return None
+
+
+class _EventLoop:
+    """A background thread with an event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
+
+    loop: asyncio.AbstractEventLoop
+    session: Any  # of aiohttp, which the extra `[vllm]` installs
+    connections: asyncio.Semaphore
+
+    def __init__(self) -> None:
+        import aiohttp  # noqa: F401 # an error of the thread would not be seen
+
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="vLLM requests", daemon=True)
+        self._thread.start()
+        self._is_ready.wait()
+
+    async def _serve(self) -> None:
+        import aiohttp
+
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        # Queued requests are limited before they get to aiohttp, so that a check of a busy server does not wait for them.
+        self.connections = asyncio.Semaphore(max_connections())
+        # vLLM closes idle connections after 5 s; closing them earlier avoids sending into a closed one.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SHORT_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self.session:
+            self._is_ready.set()
+            await self._stop.wait()
+            await _cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
+
+    def close(self) -> None:
+        """Cancel all requests, end the thread, and close its sockets and the event loop."""
+        self.loop.call_soon_threadsafe(self._stop.set)
+        if threading.current_thread() is not self._thread:  # in which the garbage collector may run
+            self._thread.join(SHORT_SECONDS)  # a name lookup cannot be cancelled
 
 
 class RequestGroup:
@@ -269,7 +288,7 @@ class RequestGroup:
 
     def cancel(self) -> None:
         """Cancel what is in flight, and wait until it has ended: its connections are closed then."""
-        if not self._loop.is_closed() and self._loop.is_running():
+        if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
 
     async def _cancel(self) -> None:
@@ -285,30 +304,20 @@ async def _cancel_all(tasks: Iterable[asyncio.Task]) -> None:
 
 
 class _AttemptFailed(Exception):
-    """One attempt of a request failed."""
+    """One attempt of a request failed; `error_class` is that of the error if there is no other attempt."""
 
-    def __init__(self, text: str, status: int | None = None, is_broken: bool = False):
+    def __init__(self, text: str, error_class: type[VLLMServerError] = VLLMServerError, status: int | None = None):
         super().__init__(text)
-        self.status, self.is_broken = status, is_broken
-        self.is_final = status is not None and status < 500 and status not in BUSY
+        self.error_class, self.status = error_class, status
 
+    @property
+    def is_rejection(self) -> bool:
+        return self.status is not None and self.status < 500
 
-async def _attempt(session: Any, method: str, url: str, check: Callable[[dict], Any] | None, kwargs: dict) -> dict:
-    import aiohttp
-
-    try:
-        async with session.request(method, url, **kwargs) as response:
-            body = await response.read()
-            if response.status != 200:
-                raise _AttemptFailed(f"returned status {response.status}: {_reason(body)}", response.status)
-            content = parse(response.content_type, body)
-            if check is not None:
-                check(content)
-            return content
-    except InvalidResponseError as broken:
-        raise _AttemptFailed(f"returned an invalid response: {broken}", is_broken=True) from broken
-    except (aiohttp.ClientError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _AttemptFailed(f"failed: {type(error).__name__}: {error}") from error
+    def fix(self, path: str) -> str:
+        if self.status == 404:
+            return MISSING.get(path, "")
+        return REJECTED if self.status in INVALID else ""
 
 
 def _reason(body: bytes) -> str:
@@ -318,7 +327,7 @@ def _reason(body: bytes) -> str:
         text = json.loads(text)["error"]["message"]
     except (ValueError, LookupError, TypeError):
         pass
-    return str(text)[:500]
+    return quote(str(text))
 
 
 def max_connections() -> int:
@@ -326,44 +335,5 @@ def max_connections() -> int:
     Half of the files that this process may open. Requests beyond it wait here instead of on the server, where this is
     hardly noticed, as a request holds several rollouts.
     """
-    try:
-        import resource
-    except ImportError:  # Windows
-        return MIN_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // 2, MIN_CONNECTIONS), MAX_CONNECTIONS)
-
-
-def _open_session() -> Any:
-    import aiohttp
-
-    class DaemonResolver(aiohttp.abc.AbstractResolver):
-        """Resolves names in daemon threads: those of aiohttp's resolver are joined when the loop or Python ends."""
-
-        async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[dict]:
-            found = await _in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
-            numeric = {"hostname": host, "port": port, "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV}
-            return [numeric | {"host": at[0], "family": kind, "proto": proto} for kind, _, proto, _, at in found]
-
-        async def close(self) -> None:
-            pass
-
-    # Queued requests are limited before they get here, so that a probe of a busy server does not wait for them.
-    # vLLM closes idle connections after 5 s; closing them earlier avoids sending into a closed one.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3, resolver=DaemonResolver())
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout)
-
-
-async def _in_daemon_thread(work: Callable, *args: Any) -> Any:
-    future: Future = Future()
-    future.set_running_or_notify_cancel()  # so that a result after the deadline is ignored, not an error
-
-    def run() -> None:
-        try:
-            future.set_result(work(*args))
-        except Exception as error:  # of any class: it is raised where the result is awaited
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="name lookup", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return min(max(soft // 2, MIN_CONNECTIONS), MAX_CONNECTIONS)

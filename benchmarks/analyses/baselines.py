@@ -11,15 +11,14 @@ E[Σ A_i (y_i − p)], and the power of its noise is E[Σ A_i²].
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ada_trl.core import Pool, Rollout, group_advantages
+from ada_trl.core import pool_advantages
 
 from .. import names
-from ..common import ROOT, fill, markdown
+from ..common import ROOT, binary_rollouts, fill, markdown
 from .outcomes import binomial_probability
 
 
@@ -46,17 +45,11 @@ class Moments(NamedTuple):
 def uniform_moments(pass_rates: np.ndarray, size: int) -> Moments:
     """Moments with the group mean as baseline and all of `size` rollouts trained on."""
     p = np.asarray(pass_rates, dtype=np.float64)
-    groups = np.array([_group_sums(positives, size) for positives in range(size + 1)])
-    positive, negative, power = (binomial_probability(p, size) @ groups).T
+    groups = binary_rollouts(np.arange(size + 1), size)  # one for each number of positives
+    advantage_N = pool_advantages(groups, weighting="none")
+    sums = (advantage_N * groups.is_positive_N, advantage_N * ~groups.is_positive_N, advantage_N**2)
+    positive, negative, power = (binomial_probability(p, size) @ groups.sum(values) for values in sums)
     return Moments((1 - p) * positive - p * negative, power)
-
-
-@cache
-def _group_sums(positives: int, size: int) -> tuple[float, float, float]:
-    """Σ A_i over positive rollouts, Σ A_i over negative rollouts, and Σ A_i² of a group with `positives` successes."""
-    pool = Pool(0.5, [Rollout(i, float(i < positives), float(i < positives)) for i in range(size)])
-    values = np.array(group_advantages(pool, pool.rollouts, weighting="none"))
-    return float(values[:positives].sum()), float(values[positives:].sum()), float(values @ values)
 
 
 def batch_moments(pass_rates: np.ndarray, mean: float) -> Moments:

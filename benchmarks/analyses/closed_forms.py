@@ -10,13 +10,13 @@ simulated in the paper): expected rollouts per prompt by exit condition. `python
 import numpy as np
 from matplotlib.figure import Figure
 
-from ada_trl.core import ExitCondition, allocate, prompt_weight
+from ada_trl.core import allocate, prompt_weights
 
-from ..common import save_figure
+from ..common import binary_rollouts, save_figure
 from .outcomes import Outcome, sequential_outcome
 
 
-GRID = np.linspace(0.005, 1, 200)
+GRID = np.arange(1, 201) / 200
 POWERS = {1.0: "p  (none)", 0.5: "√p  (inverse_sqrt)", 0.25: "p^¼  (0.25)", 0.0: "log p  (inverse)"}
 PROMPTS, TOTAL = 512, 4096
 RULES = {"power": "power: 1/√p", "variance": "variance: √((1 − p) / p)"}
@@ -38,9 +38,10 @@ def objectives() -> Figure:
     """Figures 3 and 7 of the paper."""
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     values, weights, samples = figure.subplots(1, 3)
+    pools = binary_rollouts(np.arange(1, 201), 200)  # with the pass rates of the grid
     for i, (alpha, label) in enumerate(POWERS.items()):
         values.plot(GRID, objective(alpha, GRID), color=f"C{i}", label=label)
-        weights.plot(GRID, [prompt_weight(p, 10**9, alpha) for p in GRID], color=f"C{i}")
+        weights.plot(GRID, prompt_weights(pools, alpha), color=f"C{i}")
     for rule, (rates, sizes) in allocations().items():
         samples.step(rates, sizes, label=RULES[rule], where="mid")
     values.set(title="Objective f(p), up to constants", ylabel="f(p)", ylim=(-4, 0.1))
@@ -59,13 +60,13 @@ def objectives() -> Figure:
 QUOTAS = (1, 2, 4, 8)
 LARGEST = (32, 64, 128)
 ROUNDS = 8
-METHODS = {"Seq-pos": lambda quota: ExitCondition(quota), "Seq-balance": lambda quota: ExitCondition(quota, quota)}
+METHODS = {"Seq-pos": ("min_positives",), "Seq-balance": ("min_positives", "min_negatives")}
 
 
 def cost(method: str, quota: int, largest: int, pass_rates) -> Outcome:
     """Outcome by pass rate of at most `ROUNDS` rounds with `largest` rollouts in total."""
-    condition = METHODS[method](quota)
-    return sequential_outcome(pass_rates, condition, samples_per_round=largest // ROUNDS, max_rounds=ROUNDS)
+    exit_condition = dict.fromkeys(METHODS[method], quota)
+    return sequential_outcome(pass_rates, samples_per_round=largest // ROUNDS, max_rounds=ROUNDS, **exit_condition)
 
 
 def sampling_cost() -> Figure:

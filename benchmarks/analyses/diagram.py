@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from ada_trl.core import ExitCondition, Pool, group_advantages, prompt_weight, select_group
+from ada_trl.core import Rollouts, pool_advantages, prompt_weights, select_groups
 
-from ..common import COLORS, FIGURES, bernoulli_pools
+from ..common import BALANCE, COLORS, FIGURES, bernoulli_rollouts
 
 
 PROMPTS = {"3+4=": 0.9, "12+34=": 0.5, "58+67=": 0.3, "431+978=": 0.1, "8765+4329=": 0.02}  # prompt: pass rate
-M, N, GROUP = 8, 4, 4
+M, N, GROUP = BALANCE["samples_per_round"], BALANCE["max_rounds"], 4
 SEED = 47  # chosen so that the outcome of every prompt is typical of its pass rate
 WIDTH, HEIGHT = 830, 400  # as shown in a README on GitHub
 TOP, ROW = 122, 44
@@ -28,10 +28,8 @@ COLUMNS = {  # left edge: title, and the setting of the default mode
 CORRECT, INCORRECT, GREY = COLORS["GRPO n=8"], "#8a8a8a", "#666666"
 
 
-def pools() -> list[Pool]:
-    rng = np.random.default_rng(SEED)
-    condition = ExitCondition(GROUP // 2, GROUP // 2)
-    return bernoulli_pools(list(PROMPTS.values()), rng, condition, samples_per_round=M, max_rounds=N)
+def sample() -> Rollouts:
+    return bernoulli_rollouts([*PROMPTS.values()], np.random.default_rng(SEED), **BALANCE)
 
 
 def dot(axis, x: float, y: float, correct: bool, selected: bool = False) -> None:
@@ -40,24 +38,29 @@ def dot(axis, x: float, y: float, correct: bool, selected: bool = False) -> None
     axis.plot(x, y, "o", markersize=size, markerfacecolor=face, markeredgecolor=edge, markeredgewidth=width)
 
 
-def draw_row(axis, y: float, text: str, pool: Pool, index: int) -> None:
-    group = select_group(pool, GROUP, (SEED, index))
-    advantages = group_advantages(pool, group)
-    has_gradient = any(advantages)
-    axis.text(8, y, text, va="center", family="monospace", fontsize=9.5)
-    for rollout in pool.rollouts:
-        selected = has_gradient and rollout.draw_index in {r.draw_index for r in group}
-        dot(axis, rollout_x(rollout.draw_index), y, pool.is_positive(rollout), selected)
-    axis.text(542, y, f"{pool.mean:.2f}", va="center", ha="center")
-    if not has_gradient:
-        axis.text(638, y, "zero-variance group", va="center", color=GREY, style="italic")
-        return
-    axis.text(664, y, f"× {prompt_weight(pool.pass_rate, pool.scored, 'inverse_sqrt'):.1f}", va="center", ha="center")
-    for correct, shift in ((True, -8), (False, 8)):
-        values = [a for a, r in zip(advantages, group, strict=True) if pool.is_positive(r) == correct]
-        axis.text(728, y + shift, f"{len(values)} ×", va="center")
-        dot(axis, 764, y + shift, correct)
-        axis.text(822, y + shift, f"{values[0]:+.2f}".replace("-", "−"), va="center", ha="right")
+def draw_rows(axis, rollouts: Rollouts) -> None:
+    advantage_N, weight_P = pool_advantages(rollouts), prompt_weights(rollouts, "inverse_sqrt")
+    is_selected_N = np.zeros(len(rollouts), dtype=bool)
+    is_selected_N[select_groups(rollouts, GROUP, [(SEED, i) for i in range(len(PROMPTS))])] = True
+    is_selected_N &= advantage_N != 0  # a group without a gradient is not outlined
+    y_P = TOP + ROW * np.arange(len(PROMPTS)) - 12
+    for prompt, draw, *kind in zip(
+        rollouts.prompt_N, rollouts.draw_N, rollouts.is_positive_N, is_selected_N, strict=True
+    ):
+        dot(axis, rollout_x(draw), y_P[prompt], *kind)
+    for prompt, (text, y) in enumerate(zip(PROMPTS, y_P, strict=True)):
+        axis.text(8, y, text, va="center", family="monospace", fontsize=9.5)
+        axis.text(542, y, f"{rollouts.mean_P[prompt]:.2f}", va="center", ha="center")
+        if rollouts.has_zero_variance_P[prompt]:
+            axis.text(638, y, "zero-variance group", va="center", color=GREY, style="italic")
+            continue
+        axis.text(664, y, f"× {weight_P[prompt]:.1f}", va="center", ha="center")
+        for correct, shift in ((True, -8), (False, 8)):
+            of_kind = is_selected_N & (rollouts.prompt_N == prompt) & (rollouts.is_positive_N == correct)
+            values = advantage_N[of_kind]
+            axis.text(728, y + shift, f"{len(values)} ×", va="center")
+            dot(axis, 764, y + shift, correct)
+            axis.text(822, y + shift, f"{values[0]:+.2f}".replace("-", "−"), va="center", ha="right")
 
 
 def rollout_x(index: int) -> float:
@@ -75,8 +78,7 @@ def figure() -> Figure:
     axis.plot([8, WIDTH - 8], [60, 60], color="#cccccc", linewidth=0.8)
     for round_index in range(N):
         axis.text(rollout_x(round_index * M) - 4, 84, f"round {round_index + 1}", color=GREY, fontsize=9)
-    for index, (text, pool) in enumerate(zip(PROMPTS, pools(), strict=True)):
-        draw_row(axis, TOP + ROW * index - 12, text, pool, index)
+    draw_rows(axis, sample())
     y = TOP + ROW * len(PROMPTS) - 8
     for x, correct, selected, text in (
         (14, True, False, "correct"),

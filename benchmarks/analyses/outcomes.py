@@ -5,14 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ada_trl.core import ExitCondition
-
-
-class _Counts(NamedTuple):
-    """A pool, for an exit condition."""
-
-    positives: int
-    negatives: int
+from ada_trl.core import needs_more
 
 
 class PoolDistribution(NamedTuple):
@@ -66,10 +59,15 @@ def binomial_probability(pass_rates: ArrayLike, size: int) -> np.ndarray:
 
 
 def pool_distribution(
-    pass_rates: ArrayLike, exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
+    pass_rates: ArrayLike,
+    *,
+    min_positives: int = 0,
+    min_negatives: int = 0,
+    samples_per_round: int,
+    max_rounds: int = 1,
 ) -> PoolDistribution:
     """
-    The exact distribution of the pool that [`eliminate`] leaves behind, for independent rollouts that are positive with
+    The exact distribution of the pool that [`~core.sample_slots`] ends with, for independent rollouts that are positive with
     probability p ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
 
     The number of positives of the pools that are still active, round by round: each adds Binomial(M, p) positives,
@@ -78,8 +76,8 @@ def pool_distribution(
     Args:
         pass_rates (`ArrayLike`):
             p, between 0 and 1.
-        exit_condition (`ExitCondition`):
-            Looked at after each round.
+        min_positives, min_negatives (`int`):
+            Exit condition after each round, see [`~core.needs_more`]; by default one round meets it.
         samples_per_round (`int`):
             M.
         max_rounds (`int`):
@@ -92,8 +90,8 @@ def pool_distribution(
         reached = np.zeros((len(one_round), draws + 1))
         for k in range(samples_per_round + 1):
             reached[:, k : k + active.shape[1]] += active * one_round[:, k : k + 1]
-        last = draws == samples_per_round * max_rounds
-        leaves = np.array([last or exit_condition(_Counts(k, draws - k)) for k in range(draws + 1)])
+        k = np.arange(draws + 1)
+        leaves = ~needs_more(k, draws - k, min_positives, min_negatives) | (draws == samples_per_round * max_rounds)
         sizes.append(np.full(leaves.sum(), draws))
         positives.append(np.flatnonzero(leaves))
         probabilities.append(reached[:, leaves])
@@ -101,11 +99,9 @@ def pool_distribution(
     return PoolDistribution(np.concatenate(sizes), np.concatenate(positives), np.concatenate(probabilities, axis=1))
 
 
-def sequential_outcome(
-    pass_rates: ArrayLike, exit_condition: ExitCondition, *, samples_per_round: int, max_rounds: int
-) -> Outcome:
+def sequential_outcome(pass_rates: ArrayLike, *, samples_per_round: int, **sampling: int) -> Outcome:
     """
-    Reinforce-Ada-Seq with binary rewards: an expectation over [`pool_distribution`].
+    Reinforce-Ada-Seq with binary rewards: an expectation over [`pool_distribution`], which has the same options.
 
     A pool with both a positive and a negative has no zero advantage, whatever group is selected, because the baseline
     is the mean of the whole pool; a pool without is all zeros. So *zero signal* is a property of the pool:
@@ -118,7 +114,7 @@ def sequential_outcome(
     and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave all
     correct after a later round.
     """
-    pools = pool_distribution(pass_rates, exit_condition, samples_per_round=samples_per_round, max_rounds=max_rounds)
+    pools = pool_distribution(pass_rates, samples_per_round=samples_per_round, **sampling)
     rollouts = pools.probability @ pools.draws
     return Outcome(pools.probability @ pools.has_zero_variance, rollouts, rollouts / samples_per_round)
 

@@ -9,22 +9,22 @@ import math
 
 import numpy as np
 
-from ada_trl.core import ExitCondition, allocate, group_advantages, select_group
+from ada_trl.core import allocate
 
 from .. import names
-from ..common import ONE_ROUND, bernoulli_pools, computed_or_stored, fill, markdown
+from ..common import BALANCE, POS, bernoulli_rollouts, computed_or_stored, fill, markdown, zero_gradient
 from .outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 
-BALANCE = ExitCondition(2, 2)
-METHODS = {  # name: exit condition, M, N, n; the rollouts of Est depend on the pass rate
-    names.GRPO_4: (ONE_ROUND, 4, 1, 4),
-    names.GRPO_16: (ONE_ROUND, 16, 1, 16),
-    names.DAPO: (ONE_ROUND, 4, 10, 4),
-    names.SEQ_POS: (ExitCondition(1), 8, 4, 4),
-    names.SEQ_BALANCE: (BALANCE, 8, 4, 4),
-    names.EST: (ONE_ROUND, None, 1, 2),
+METHODS = {  # name: sampling, n; the rollouts of Est depend on the pass rate
+    names.GRPO_4: ({"samples_per_round": 4}, 4),
+    names.GRPO_16: ({"samples_per_round": 16}, 16),
+    names.DAPO: ({"samples_per_round": 4}, 4),
+    names.SEQ_POS: (POS, 4),
+    names.SEQ_BALANCE: (BALANCE, 4),
+    names.EST: ({}, 2),
 }
+DAPO_ROUNDS = 10
 GRID = np.round(1 / (1 + np.exp(-np.linspace(-5.3, 5.3, 61))), 6)
 SIMULATED = slice(4, None, 7)
 PROMPTS = 2000
@@ -40,27 +40,28 @@ def est_budgets(pass_rates: np.ndarray) -> np.ndarray:
 
 def expected(method: str, pass_rates: np.ndarray):
     """Probability of a zero gradient, expected rollouts and rounds, by pass rate."""
-    exit_condition, m, rounds, n = METHODS[method]
+    sampling, n = METHODS[method]
     if method == names.EST:
         return single_round_outcome(pass_rates, est_budgets(pass_rates))
     if method == names.DAPO:  # for a dataset in which all prompts have this pass rate
-        outcomes = [refill_outcome([p], [1.0], n, max_rounds=rounds) for p in pass_rates]
+        outcomes = [refill_outcome([p], [1.0], n, max_rounds=DAPO_ROUNDS) for p in pass_rates]
         return [np.concatenate(values) for values in zip(*outcomes, strict=True)]
-    return sequential_outcome(pass_rates, exit_condition, samples_per_round=m, max_rounds=rounds)
+    return sequential_outcome(pass_rates, **sampling)
 
 
 def simulate(method: str, p: float, rng: np.random.Generator) -> tuple[float, float]:
     """Fraction with a zero gradient and rollouts per prompt, of `PROMPTS` prompts."""
-    exit_condition, m, rounds, n = METHODS[method]
+    sampling, n = METHODS[method]
     if method == names.EST:
-        m = n = int(est_budgets(np.array([p]))[0])
+        n = int(est_budgets(np.array([p]))[0])
+        sampling = {"samples_per_round": n}
     empty, drawn = PROMPTS, 0
-    for _ in range(rounds if method == names.DAPO else 1):
-        pools = bernoulli_pools(
-            [p] * empty, rng, exit_condition, samples_per_round=m, max_rounds=1 if method == names.DAPO else rounds
-        )
-        drawn += sum(map(len, pools))
-        empty = sum(not any(group_advantages(pool, select_group(pool, n, (i,)))) for i, pool in enumerate(pools))
+    for _ in range(DAPO_ROUNDS if method == names.DAPO else 1):
+        if not empty:
+            break
+        rollouts = bernoulli_rollouts([p] * empty, rng, **sampling)
+        drawn += len(rollouts)
+        empty = zero_gradient(rollouts, n).sum()
     return empty / PROMPTS, drawn / PROMPTS
 
 

@@ -8,16 +8,16 @@ sampling. `python -m benchmarks.analyses.variance` writes `benchmarks/results/va
 table into `docs/reproducing_the_paper.md`; `--plot` uses the stored data.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from ada_trl.core import ExitCondition, Pool, Rollout, group_advantages, select_group
-from ada_trl.core.advantages import PromptWeighting
+from ada_trl.core import pool_advantages, select_groups
+from ada_trl.core.advantages import PromptWeighting, Scale
 
 from .. import names
-from ..common import COLORS, ONE_ROUND, computed_or_stored, fill, markdown, save_figure
+from ..common import BALANCE, COLORS, POS, binary_rollouts, computed_or_stored, fill, markdown, save_figure
 from .outcomes import pool_distribution
 from .signal_loss import est_budgets
 
@@ -34,30 +34,29 @@ class Estimator:
     Sampling of the pools, and their advantages.
 
     Args:
-        exit_condition, samples_per_round, max_rounds, num_generations:
-            K, M, N and n. With `samples_per_round=None` all rollouts of Est's budget are trained on.
-        weighting:
-            See [`~core.group_advantages`].
-        divide_by_std (`bool`):
-            Whether advantages are divided by the pool's standard deviation, as in GRPO.
+        sampling (`dict[str, int]`):
+            Options of [`pool_distribution`]; empty for Est, which trains on all rollouts of its budget.
+        num_generations (`int`):
+            n.
+        weighting, scale:
+            See [`~core.pool_advantages`].
     """
 
-    exit_condition: ExitCondition = ExitCondition(2, 2)
-    samples_per_round: int | None = 8
-    max_rounds: int = 4
+    sampling: dict[str, int] = field(default_factory=lambda: BALANCE)
     num_generations: int = 4
     weighting: PromptWeighting = "none"
-    divide_by_std: bool = False
+    scale: Scale = "none"
 
 
-GRPO = {"exit_condition": ONE_ROUND, "max_rounds": 1}
+GRPO_4 = {"sampling": {"samples_per_round": 4}}
+GRPO_16 = {"sampling": {"samples_per_round": 16}, "num_generations": 16}
 ESTIMATORS = {
-    "GRPO n=4, no std normalization": Estimator(**GRPO, samples_per_round=4),
-    "GRPO n=4": Estimator(**GRPO, samples_per_round=4, divide_by_std=True),
-    "GRPO n=16, no std normalization": Estimator(**GRPO, samples_per_round=16, num_generations=16),
-    "GRPO n=16": Estimator(**GRPO, samples_per_round=16, num_generations=16, divide_by_std=True),
-    "Reinforce-Ada Est": Estimator(**GRPO, samples_per_round=None, weighting="inverse_sqrt"),
-    "Reinforce-Ada Seq-pos (1/√p)": Estimator(ExitCondition(1), weighting="inverse_sqrt"),
+    "GRPO n=4, no std normalization": Estimator(**GRPO_4),
+    "GRPO n=4": Estimator(**GRPO_4, scale="group"),
+    "GRPO n=16, no std normalization": Estimator(**GRPO_16),
+    "GRPO n=16": Estimator(**GRPO_16, scale="group"),
+    "Reinforce-Ada Est": Estimator({}, weighting="inverse_sqrt"),
+    "Reinforce-Ada Seq-pos (1/√p)": Estimator(POS, weighting="inverse_sqrt"),
     "Reinforce-Ada Seq-balance (Algorithm 2)": Estimator(),
     "Reinforce-Ada Seq-balance (1/√p)": Estimator(weighting="inverse_sqrt"),
     "Reinforce-Ada Seq-balance (1/p)": Estimator(weighting="inverse"),
@@ -74,24 +73,6 @@ def pass_rate_gradient(pi: np.ndarray) -> np.ndarray:
     return pi[0] * (np.eye(len(pi))[0] - pi)
 
 
-def advantages(estimator: Estimator, num_rollouts: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages of the selected positives and of the selected negatives, for a pool with `positives` of `num_rollouts` rollouts."""
-    rewards = [1.0] * positives + [0.0] * (num_rollouts - positives)
-    pool = Pool(0.5, [Rollout(i, reward, reward) for i, reward in enumerate(rewards)])
-    size = num_rollouts if estimator.samples_per_round is None else estimator.num_generations
-    group = select_group(pool, size, (0,))
-    values = np.array(
-        group_advantages(
-            pool,
-            group,
-            weighting=estimator.weighting,
-            std=pool.std if estimator.divide_by_std else None,
-        )
-    )
-    right = np.array([pool.is_positive(rollout) for rollout in group])
-    return values[right], values[~right]
-
-
 def moments(estimator: Estimator, pi: np.ndarray) -> tuple[np.ndarray, float, float]:
     """
     Mean `(ARMS,)` and trace of the covariance of a prompt's gradient estimate, and its expected rollouts.
@@ -99,22 +80,27 @@ def moments(estimator: Estimator, pi: np.ndarray) -> tuple[np.ndarray, float, fl
     The estimate is the mean over the group of advantage × ∇ log π(answer). The groups of Est have different sizes in one
     token-mean loss, so its mean is weighted with N_x / 4, where 4 is the mean size.
     """
-    m = estimator.samples_per_round or int(est_budgets(pi[:1])[0])
-    pools = pool_distribution(pi[:1], estimator.exit_condition, samples_per_round=m, max_rounds=estimator.max_rounds)
-    scale = 1.0 if estimator.samples_per_round else m / 4
+    budget = int(est_budgets(pi[:1])[0])
+    sampling = estimator.sampling or {"samples_per_round": budget}
+    size, scale = (estimator.num_generations, 1.0) if estimator.sampling else (budget, budget / 4)
+    pools = pool_distribution(pi[:1], **sampling)
+    probability = pools.probability[0]
+    rollouts = binary_rollouts(pools.positives, pools.draws)
+    group = select_groups(rollouts, size, [(0,)] * rollouts.num_prompts)
+    advantage_N = np.zeros(len(rollouts))
+    advantage_N[group] = pool_advantages(rollouts, weighting=estimator.weighting, scale=estimator.scale)[group]
+    up_P = rollouts.sum(advantage_N * rollouts.is_positive_N)
+    down_P = rollouts.sum(advantage_N * ~rollouts.is_positive_N)
+    down_square_P = rollouts.sum(advantage_N**2 * ~rollouts.is_positive_N)
+
     scores = np.eye(len(pi)) - pi  # ∇ log π of each answer
     wrong = pi[1:] / pi[1:].sum()
     score_wrong = wrong @ scores[1:]
     spread_wrong = wrong @ (scores[1:] ** 2).sum(axis=1) - score_wrong @ score_wrong
-    mean, square = np.zeros(len(pi)), 0.0
-    for draws, positives, probability in zip(pools.draws, pools.positives, pools.probability[0], strict=True):
-        up, down = advantages(estimator, draws, positives)
-        size = len(up) + len(down)
-        given = scale * (up.sum() * scores[0] + down.sum() * score_wrong) / size
-        within = scale**2 * (down**2).sum() * spread_wrong / size**2
-        mean += probability * given
-        square += probability * (given @ given + within)
-    return mean, square - mean @ mean, float(pools.probability[0] @ pools.draws)
+    given_PA = scale * (np.outer(up_P, scores[0]) + np.outer(down_P, score_wrong)) / size
+    within_P = scale**2 * down_square_P * spread_wrong / size**2
+    mean, square = probability @ given_PA, probability @ ((given_PA**2).sum(axis=1) + within_P)
+    return mean, square - mean @ mean, float(probability @ pools.draws)
 
 
 def compute() -> list[dict]:

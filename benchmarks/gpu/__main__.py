@@ -50,7 +50,7 @@ def main() -> bool:
         return learn.main(**settings, prompt_set=args.prompt_set, workers=args.workers, carried=args.carried)
     from . import vllm_server
 
-    return vllm_server.main(args.output_dir, settings["limit"])
+    return vllm_server.main(**settings)
 
 
 if __name__ == "__main__":

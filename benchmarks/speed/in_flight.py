@@ -33,23 +33,23 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
+import numpy as np
 import requests
 import torch
 from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
-from ada_trl.core import ExitCondition, Pool, Rollout, eliminate, eliminate_async
+from ada_trl.core import Candidate, Slot, SlotRule, sample_slots
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 
-from ..common import ratio_of_repeats
+from ..common import BINARY, ratio_of_repeats
 from .simulated_gpu import ROOT, VOCABULARY, running
 
 
 MAX_TOKENS = 400
 ROUND, MAX_ROUNDS = 4, 4
-BALANCE = ExitCondition(2, 2)
 STEPS, TRAINING_SECONDS = 3, 5
 FLOOD_ROWS, FLOOD_TOKENS = 8192, 500
 FLOOD_CLIENTS = ["TRL", "ours", "ours, frozen"]
@@ -79,31 +79,22 @@ class Ours:
         _, ids, logprobs, _ = self.vllm.generate([row for row in rows for _ in range(copies)], None, copies)
         return ids, [[top[0] for top in sequence] for sequence in logprobs]
 
-    def rounds(self, rows: list[list[int]], slots: int, exit_condition: Callable[[Pool], bool]) -> int:
+    def rounds(self, rows: list[list[int]], slots: list[Slot]) -> None:
         arrived: queue.SimpleQueue = queue.SimpleQueue()
         with self.vllm.vllm_client.transport.group() as group:
 
             def submit(slot: int, first_draw: int) -> None:
-                future = self.vllm.start_request(group, [rows[row_index(rows, slots, slot, first_draw)]], ROUND)
+                future = self.vllm.start_request(group, [rows[row_index(slots, slot, first_draw)]], ROUND)
                 future.add_done_callback(lambda done: arrived.put((slot, first_draw, done)))
 
-            def collect() -> list[tuple[int, int, list[Rollout]]]:
+            def collect() -> list[tuple[int, int, np.ndarray]]:
                 answers = [arrived.get()]
                 while not arrived.empty():
                     answers.append(arrived.get())
-                return [(slot, first, rollouts(first, *done.result())) for slot, first, done in answers]
+                return [(slot, first_draw, rewards(done.result()[0])) for slot, first_draw, done in answers]
 
-            pools = eliminate_async(
-                slots,
-                submit,
-                collect,
-                exit_condition,
-                samples_per_round=ROUND,
-                max_rounds=MAX_ROUNDS,
-                positive_threshold=0.5,
-                speculate_below=slots // 4 if slots == len(rows) else 0,  # as in `AsyncVLLMSampler`
-            )
-        return sum(map(len, pools))
+            may_speculate = len(slots[0].candidates) == 1  # as in `AsyncVLLMSampler`
+            sample_slots(slots, submit, collect, speculate_below=len(slots) // 4 if may_speculate else 0)
 
     def steps(self, rows: list[list[int]]) -> int:
         self.vllm.prefetch(rows)
@@ -124,16 +115,16 @@ class TRL:
         output = self.client.generate(rows, n=copies, max_tokens=self.max_tokens, logprobs=0)
         return output["completion_ids"], [[top[0] for top in sequence] for sequence in output["logprobs"]]
 
-    def rounds(self, rows: list[list[int]], slots: int, exit_condition: Callable[[Pool], bool]) -> int:
-        def draw(wanted: list[tuple[int, int]]) -> list[Rollout]:
-            active, first_draw = [slot for slot, _ in wanted[::ROUND]], wanted[0][1]
-            ids, logprobs = self.rows([rows[row_index(rows, slots, slot, first_draw)] for slot in active], ROUND)
-            return [r for i in range(0, len(ids), ROUND) for r in rollouts(first_draw, ids[i : i + ROUND], logprobs)]
+    def rounds(self, rows: list[list[int]], slots: list[Slot]) -> None:
+        wanted: list[tuple[int, int]] = []
 
-        pools = eliminate(
-            slots, draw, exit_condition, samples_per_round=ROUND, max_rounds=MAX_ROUNDS, positive_threshold=0.5
-        )
-        return sum(map(len, pools))
+        def collect() -> list[tuple[int, int, np.ndarray]]:
+            ids, _ = self.rows([rows[row_index(slots, *request)] for request in wanted], ROUND)
+            received = [(*request, rewards(ids[i * ROUND : (i + 1) * ROUND])) for i, request in enumerate(wanted)]
+            wanted.clear()
+            return received
+
+        sample_slots(slots, lambda *request: wanted.append(request), collect)
 
     def steps(self, rows: list[list[int]]) -> int:
         for _ in range(STEPS):
@@ -142,26 +133,27 @@ class TRL:
         return STEPS * len(rows)
 
 
-def row_index(rows: list, slots: int, slot: int, draw: int) -> int:
-    """Prompt of a round: with a row per slot always the same one, with more rows another one in each round."""
-    return (slot + slots * (draw // ROUND)) % len(rows)
+def row_index(slots: list[Slot], slot: int, draw: int) -> int:
+    """Row of a round: the first candidates of all slots come first, then the second ones."""
+    return slot + len(slots) * slots[slot].candidate_at(draw)
 
 
-def last_round_differs(pool: Pool) -> bool:
-    return len({rollout.reward for rollout in pool.rollouts[-ROUND:]}) > 1
+def rewards(ids: list[list[int]]) -> np.ndarray:
+    return np.array([[float(tokens[0] == 1)] for tokens in ids])
 
 
-def rollouts(first_draw: int, ids: list[list[int]], logprobs: list) -> list[Rollout]:
-    return [Rollout(first_draw + i, float(tokens[0] == 1), float(tokens[0] == 1)) for i, tokens in enumerate(ids)]
+def sample(client: Ours | TRL, num_slots: int, num_candidates: int, rule: SlotRule) -> int:
+    candidates = [Candidate(i) for i in range(num_candidates)]
+    slots = [Slot(rule, BINARY, candidates, ROUND) for _ in range(num_slots)]
+    client.rounds(prompts(num_slots * num_candidates), slots)
+    return sum(slot.num_rollouts for slot in slots)
 
 
 MODES = {  # client and number of rows (of the first round): number of rollouts
     "batch": lambda client, rows: len(client.rows(prompts(rows), 1)[0]),
     "GRPO": lambda client, rows: len(client.rows(prompts(rows // 4), 4)[0]),
-    "Seq-balance": lambda client, rows: client.rounds(prompts(rows // ROUND), rows // ROUND, BALANCE),
-    "dynamic sampling": lambda client, rows: client.rounds(
-        prompts(rows // ROUND * MAX_ROUNDS), rows // ROUND, last_round_differs
-    ),
+    "Seq-balance": lambda client, rows: sample(client, rows // ROUND, 1, SlotRule(2, 2, MAX_ROUNDS)),
+    "dynamic sampling": lambda client, rows: sample(client, rows // ROUND, MAX_ROUNDS, SlotRule(0, 0, 1)),
     "one step ahead": lambda client, rows: client.steps(prompts(rows)),
 }
 

@@ -1,8 +1,8 @@
 """
 Overhead of adaptive sampling, excluding the generation of additional rollouts.
 
-`python -m benchmarks.speed.overhead` prints (1) the CPU time of the sampler for 512 prompts × 32 rollouts, and (2) time per step and
-peak memory of variants relative to the first one of their group, alternating in separate processes: `adaptive_sampling="uniform"`
+`python -m benchmarks.speed.overhead` prints (1) the CPU time of the sampling logic of a step of 4,096 and of 16,384 rollouts, and (2)
+time per step and peak memory of variants relative to the first one of their group, alternating in separate processes: `adaptive_sampling="uniform"`
 and `GRPOTrainer`; Est with the value head and with success counts; the batch baseline with one rollout per prompt, and GRPO n=4 with
 as many rows, on the arithmetic task and with prompts of 64 tokens. Ratios are of the fastest steps, which are least affected by
 other load on the machine, and of the medians.
@@ -24,7 +24,19 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
+from ada_trl.core import (
+    Candidate,
+    Scoring,
+    Slot,
+    SlotRule,
+    collect_rollouts,
+    first_round_metrics,
+    pool_advantages,
+    sample_slots,
+    sampled_prompts,
+    sampling_metrics,
+    select_groups,
+)
 from recipes.arithmetic.task import build_model, build_tokenizer, exact_match, problems
 
 
@@ -56,26 +68,55 @@ GROUPS = (
 )
 
 
-def sampler_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> tuple[float, int]:
-    """CPU seconds without generation and rewards, where (almost) no prompt meets its exit condition, and the rollouts."""
-    rng = np.random.default_rng(0)
+def host_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> float:
+    """
+    CPU seconds of a Seq-balance step without generation and rewards: rounds, selection, advantages and metrics. (Almost) no
+    prompt meets its exit condition.
+    """
+    rng, requests = np.random.default_rng(0), []
+    sampling = {"min_positives": 2, "min_negatives": 2, "max_rounds": max_rounds}
 
-    def sample_round(requests):
-        rewards = (rng.random(len(requests)) < 0.001).astype(float).tolist()
-        return [Rollout(index, reward, reward) for (_, index), reward in zip(requests, rewards, strict=True)]
+    def collect():
+        rewards = (rng.random((len(requests), samples_per_round, 1)) < 0.001).astype(float)
+        received = [(*request, of_round) for request, of_round in zip(requests, rewards, strict=True)]
+        requests.clear()
+        return received
 
     started = time.process_time()
-    pools = eliminate(
-        num_prompts,
-        sample_round,
-        ExitCondition(2, 2),
+    scoring = Scoring(weights=(1.0,), threshold=0.7)
+    slots = [Slot(SlotRule(**sampling), scoring, [Candidate(i)], samples_per_round) for i in range(num_prompts)]
+    sample_slots(slots, lambda *request: requests.append(request), collect)
+    prompts = sampled_prompts(slots)
+    rollouts = collect_rollouts(slots, prompts)
+    is_on_distribution_P = np.array([prompt.is_on_distribution for prompt in prompts])
+    sampling_metrics(
+        rollouts,
+        select_groups(rollouts, 4, [(0, i) for i in range(num_prompts)]),
+        pool_advantages(rollouts),
         samples_per_round=samples_per_round,
-        max_rounds=max_rounds,
-        positive_threshold=0.7,
+        num_generations=4,
+        weighting="inverse_sqrt",
+        is_on_distribution_P=is_on_distribution_P,
+        **sampling,
     )
-    for i, pool in enumerate(pools):
-        group_advantages(pool, select_group(pool, 4, (i,)))
-    return time.process_time() - started, sum(map(len, pools))
+    first_round_metrics(
+        rollouts,
+        ["reward"],
+        rollouts_per_round=samples_per_round,
+        is_on_distribution_P=is_on_distribution_P,
+        each_prompt_once=False,
+    )
+    return time.process_time() - started
+
+
+def print_host_work(repeats: int = 10) -> None:
+    sizes = {"512 prompts × 1 round of 8": (512, 8, 1), "512 prompts × 4 rounds of 8": (512, 8, 4)}
+    runs = [[host_seconds(*size) for size in sizes.values()] for _ in range(repeats)]
+    fastest = [min(seconds) for seconds in zip(*runs, strict=True)]
+    for name, seconds in zip(sizes, fastest, strict=True):
+        print(
+            f"Sampling logic of a step, {name}: {1e3 * seconds:.1f} ms of CPU, {seconds / fastest[0]:.2f} of the first"
+        )
 
 
 class CpuSeconds(TrainerCallback):
@@ -155,8 +196,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    runs = [sampler_seconds(512, 8, 4) for _ in range(10)]
-    print(f"Sampler, 512 prompts, {runs[0][1]} rollouts: {1e3 * min(seconds for seconds, _ in runs):.1f} ms of CPU")
+    print_host_work()
     for group in GROUPS:
         compare(group, args.steps, args.repeats)
 

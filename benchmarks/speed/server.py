@@ -37,7 +37,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.sampling import async_vllm_sampler
 from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
 from ada_trl.sampling.rollout_sampler import RolloutSampler
-from ada_trl.trainer.trl_hooks import override_attributes
+from ada_trl.trainer.trl_private import override_attributes
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
@@ -109,13 +109,13 @@ class NonSpeculativeTrainer(AdaGRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        build_sampler = self._multi_round.build_sampler
+        build_sampler = self._round_generator.build_sampler
 
-        def build(plan) -> RolloutSampler:
+        def build(*step) -> RolloutSampler:
             with override_attributes(async_vllm_sampler, AsyncVLLMSampler=self.sampler_class):
-                return build_sampler(plan)
+                return build_sampler(*step)
 
-        self._multi_round.build_sampler = build
+        self._round_generator.build_sampler = build
 
 
 class SynchronousTrainer(NonSpeculativeTrainer):

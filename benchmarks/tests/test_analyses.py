@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import ExitCondition, Rollout, eliminate, group_advantages, select_group
+from ada_trl.core import Candidate, Slot, SlotRule, collect_rollouts, pool_advantages, sampled_prompts, select_groups
 from benchmarks import common, names
 from benchmarks.analyses import baselines, closed_forms, signal_loss, variance
 
@@ -32,53 +32,40 @@ def autograd_scores(pi):
     return torch.autograd.functional.jacobian(lambda x: torch.log_softmax(x, 0), logits).numpy()
 
 
-def draw_pool(answers, estimator):
-    rewards = [float(answer == 0) for answer in answers]
-    rollouts = [Rollout(i, r, r, location=a) for i, (r, a) in enumerate(zip(rewards, answers, strict=True))]
-    return eliminate(
-        1,
-        lambda rows: [rollouts[draw] for _, draw in rows],
-        estimator.exit_condition,
-        samples_per_round=estimator.samples_per_round,
-        max_rounds=estimator.max_rounds,
-        positive_threshold=0.5,
-    )[0]
-
-
-def estimate(pool, estimator, scores, seed):
-    group = select_group(pool, estimator.num_generations, seed)
-    std = pool.std if estimator.divide_by_std else None
-    values = group_advantages(pool, group, weighting=estimator.weighting, std=std)
-    return np.mean([a * scores[rollout.location] for a, rollout in zip(values, group, strict=True)], axis=0)
-
-
+ONE = {"min_positives": 1, "min_negatives": 1}
 SMALL = {
-    "balance": variance.Estimator(ExitCondition(1, 1), 2, 2, 2),
-    "weighted": variance.Estimator(ExitCondition(1, 1), 2, 2, 2, weighting="inverse"),
-    "one round": variance.Estimator(ExitCondition(1, 1), 3, 1, 2, weighting="inverse_sqrt"),
-    "std": variance.Estimator(ExitCondition(0), 3, 1, 3, divide_by_std=True),
+    "balance": variance.Estimator(ONE | {"samples_per_round": 2, "max_rounds": 2}, 2),
+    "weighted": variance.Estimator(ONE | {"samples_per_round": 2, "max_rounds": 2}, 2, weighting="inverse"),
+    "one round": variance.Estimator({"samples_per_round": 3}, 2, weighting="inverse_sqrt"),
+    "std": variance.Estimator({"samples_per_round": 3}, 3, scale="group"),
 }
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_moments_agree_with_listing_every_sequence_of_answers(name):
     """
-    All answers to all draws, each through the real scheduler. Which rollouts of a side are selected is random and the
-    answers are exchangeable, so averaging over the sequences averages over the selection too.
+    All answers to all draws, each a slot. Which rollouts of a side are selected is random and the answers are exchangeable, so
+    averaging over the sequences averages over the selection too.
     """
     estimator, pi = SMALL[name], variance.policy(0.3)
-    scores = autograd_scores(pi)
-    mean, square, rollouts = np.zeros(4), 0.0, 0.0
-    for answers in itertools.product(range(4), repeat=estimator.samples_per_round * estimator.max_rounds):
-        probability = np.prod(pi[list(answers)])
-        pool = draw_pool(answers, estimator)
-        gradient = estimate(pool, estimator, scores, (0,))
-        mean, square = mean + probability * gradient, square + probability * gradient @ gradient
-        rollouts += probability * len(pool)
+    sampling = {"min_positives": 0, "min_negatives": 0, "max_rounds": 1} | estimator.sampling
+    m = sampling.pop("samples_per_round")
+    answers = np.array(list(itertools.product(range(4), repeat=m * sampling["max_rounds"])))
+    slots = [Slot(SlotRule(**sampling), common.BINARY, [Candidate(0)], m) for _ in answers]
+    for slot, sequence in zip(slots, answers, strict=True):
+        while not slot.done:
+            slot.add_round(sequence[slot.num_rollouts :][:m, None] == 0)
+    rollouts = collect_rollouts(slots, sampled_prompts(slots))
+    group = select_groups(rollouts, estimator.num_generations, [(0,)] * len(slots))
+    advantages = pool_advantages(rollouts, weighting=estimator.weighting, scale=estimator.scale)[group]
+    scores = autograd_scores(pi)[answers[rollouts.prompt_N, rollouts.draw_N]][group]
+    gradients = (advantages[:, None] * scores).reshape(len(slots), -1, len(pi)).mean(axis=1)
+    probability = pi[answers].prod(axis=1)
+    mean = probability @ gradients
     exact = variance.moments(estimator, pi)
     assert exact[0] == pytest.approx(mean)
-    assert exact[1] == pytest.approx(square - mean @ mean)
-    assert exact[2] == pytest.approx(rollouts)
+    assert exact[1] == pytest.approx(probability @ (gradients**2).sum(axis=1) - mean @ mean)
+    assert exact[2] == pytest.approx(probability @ rollouts.size_P)
 
 
 @pytest.mark.parametrize(

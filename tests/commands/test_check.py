@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.commands import findings, start
+from ada_trl.commands import start
 from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling
 from benchmarks.analyses.outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
@@ -73,10 +73,10 @@ MODES = {
     "uniform": ["--adaptive_sampling=uniform"],
     "seq-balance": [],
     "est-value": ["--adaptive_sampling=est", "--pass_rate_estimator=value"],
-    "posterior": ["--adaptive_sampling=uniform", "--baseline=posterior", "--num_generations=1"],
+    "batch": ["--baseline=batch"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
     "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=resample"],
-    "across steps": ["--adaptive_sampling=seq-pos", "--baseline=posterior", "--num_generations=1"],
+    "across steps": ["--adaptive_sampling=seq-pos", "--baseline=batch", "--num_generations=1"],
     "logging nothing": ["--logging_strategy=no"],
     "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
 }
@@ -171,7 +171,7 @@ MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
     ("rewards", "threshold", "advice"),
     [
         ([0, 1], 0.7, ""),
-        ([0, 0.3], 0.7, "range from 0 to 0.3 and never cross positive_threshold (0.7)"),
+        ([0, 0.3], 0.7, "range from 0 to 0.3 with a mean of 0.15, and positive_threshold (0.7) separates almost none"),
         (MANY_POINTS, 0.7, "positive_threshold (0.7) separates almost none of them"),
         (MANY_POINTS, 5, ""),
         ([1, 1], 0.7, "All rollouts pass: use harder prompts"),
@@ -183,12 +183,6 @@ def test_advice_on_pass_rates(rewards, threshold, advice):
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
     found = difficulty(args, sample)
     assert advice in found.advice and bool(advice) == bool(found.advice) and not found.is_fatal
-
-
-def test_several_reward_functions_need_a_success_reward():
-    sample = Sample(np.eye(2)[None], np.ones((1, 2)), 4.0, 7.0, 0.0, 1.0, 0.0)
-    *_, found = findings.rewards(AdaGRPOConfig("unused", use_cpu=True, bf16=False), sample, ["accuracy", "format"])
-    assert found.checked == "success reward" and found.found == "the weighted sum of accuracy and format"
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):
@@ -206,16 +200,14 @@ def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
     assert files_of(task) == before
 
 
-def test_out_of_memory_is_reported_with_a_fix(task, monkeypatch, capsys):
+def test_the_stage_of_an_error_is_reported(task, monkeypatch, capsys):
     def full(self, *args, **kwargs):
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(AdaGRPOTrainer, "compute_loss", full)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(torch.OutOfMemoryError, match="20.00 GiB"):
         start("check", words(task))
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and "**failed** in the optimizer step" in printed.out
-    assert "20.00 GiB" in printed.err and "Halve per_device_train_batch_size (16)" in printed.err
+    assert "**failed** in the optimizer step" in capsys.readouterr().out
 
 
 def test_invalid_options_are_reported_as_by_train(task, capsys):
@@ -236,7 +228,7 @@ def test_existing_files_of_a_run_are_not_changed(task, tmp_path, capsys):
 def test_two_processes_sample_different_prompts(task):
     """One table with the samples of both; no file is left."""
     before = files_of(task)
-    more = [*MODES["posterior"], "--per_device_train_batch_size=8"]
+    more = [*MODES["batch"], "--per_device_train_batch_size=8"]
     done = run_module("ada_trl.commands.check", *words(task, *more), processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("| cost |") == 1

@@ -18,6 +18,7 @@ MISTAKES = [
     # the command
     ("trian", "'trian'", "did you mean 'train'?"),
     # configuration files
+    ("train --config twice.yaml", "twice.yaml has seed 2 times", "Remove all but one"),
     ("train --config nowhere.yaml", "nowhere.yaml", "no such file", "The recipes are in"),
     (
         "train --config arithmetic/seq-balanc.yaml",
@@ -25,8 +26,8 @@ MISTAKES = [
         "did you mean 'arithmetic/seq-balance.yaml'?",
     ),
     ("train --config --max_steps 3", "--config", "expected at least one argument"),
-    ("train --config data", "--config data is a directory", "name a YAML file"),
-    ("train --config broken.yaml", "broken.yaml is not valid YAML (line 2", "Correct it"),
+    ("train --config data", "--config data: there is no such file"),
+    ("train --config broken.yaml", "broken.yaml is not valid YAML", "line 2", "Correct it"),
     ("train --config list.yaml", "list.yaml must contain a YAML mapping", "[1]"),
     ("train --config model/model.safetensors", "model.safetensors is not valid YAML"),
     ("train --config unknown.yaml", "max_stepz: 5", "did you mean 'max_steps'?"),
@@ -43,11 +44,9 @@ MISTAKES = [
     ("train", "model_name_or_path is not set", "--model_name_or_path"),
     # models
     ("train --use_cpu", "model_name_or_path is not set", "--model_name_or_path"),
-    ("--model_name_or_path=outputs/a/base", "'outputs/a/base'", "neither a directory here", "Correct the name"),
-    ("--model_name_or_path=Quen/Qwen9", "'Quen/Qwen9'", "Correct the name"),
-    ("--model_name_or_path=data", "'data' is not a model", "config.json", "--dataset_name"),
-    ("--model_name_or_path=good.yaml", "'good.yaml' is not a model", "config.json"),
-    ("--model_name_or_path=run", "'run' is not a model", "give run/checkpoint-10"),
+    ("--model_name_or_path=outputs/a/base", "'outputs/a/base'", "cannot be loaded", "Correct the name"),
+    ("--model_name_or_path=Quen/Qwen9", "'Quen/Qwen9' cannot be loaded"),
+    ("--model_name_or_path=data", "data", "config.json"),
     ("--use_peft --lora_target_modules qq", "qq", "not found"),
     ("--model_init_kwargs '{\"dtpye\": 1}'", "unexpected keyword argument 'dtpye'"),
     # datasets
@@ -55,8 +54,8 @@ MISTAKES = [
     ("--dataset_name=outputs/x/y", "'outputs/x/y'", "Correct the name"),
     ("--dataset_name=openai/gsm9k", "'openai/gsm9k'", "Correct the name"),
     ("--dataset_name=model", "'model'", "is a model", "--model_name_or_path"),
-    ("--dataset_name=nothing", "'nothing'", "without data files", "train.jsonl"),
-    ("--dataset_name=empty.jsonl", "empty.jsonl", "it is empty", "Replace it"),
+    ("--dataset_name=nothing", "'nothing'", "cannot be read"),
+    ("--dataset_name=empty.jsonl", "empty.jsonl", "cannot be read"),
     ("--dataset_name=broken.jsonl", "broken.jsonl", "JSON parse error", "Correct"),
     ("--dataset_name=notes.txt", "notes.txt is a .txt file", ".jsonl"),
     ("--dataset_train_split=training", "('training') is not a split", "'train', 'test'"),
@@ -66,25 +65,24 @@ MISTAKES = [
         "train.jsonl and test.jsonl",
     ),
     ("--dataset_name=words.csv", "columns 'word'", "'prompt' or 'problem'", "rename"),
-    ("train --config good.yaml mixture.yaml", "'pth'", "a mapping with a `path`"),
-    ("train --config good.yaml half.yaml", "'fraction': 'half'", "not a number of at least 0"),
+    ("train --config good.yaml mixture.yaml", "'pth'"),
     # reward functions
     ("train --use_cpu --model_name_or_path=model --dataset_name=data", "reward_funcs is not set", "--reward_funcs"),
     ("--reward_funcs rewardz.accuracy", "'rewardz.accuracy'", "No module", "dotted path"),
     ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "did you mean 'accuracy_reward'?"),
     ("--reward_funcs accuracy_reward", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
-    ("--reward_funcs accuracy", "'accuracy'", "A function needs its module"),
+    ("--reward_funcs accuracy", "'accuracy' cannot be loaded"),
     ("--reward_funcs math.pi", "'math.pi'", "math has no function pi"),
-    ("--reward_funcs 'trl.rewards.get_repetition_penalty_reward(n=1)'", "(n=1)", "Correct its arguments"),
+    ("--reward_funcs 'trl.rewards.get_repetition_penalty_reward(n=1)'", "unexpected keyword argument 'n'"),
     # checkpoints
-    ("--resume_from_checkpoint=true --output_dir=data", "data has no checkpoint", "Leave it out"),
+    ("--resume_from_checkpoint=true --output_dir=data", "(true) is not a checkpoint", "data has none"),
     (
         "--resume_from_checkpoint=run/checkpoint-9 --output_dir=run",
-        "'run/checkpoint-9' is not a checkpoint",
-        "the last one in run is checkpoint-10",
+        "(run/checkpoint-9) is not a checkpoint",
+        "the last one in run is run/checkpoint-10",
     ),
     # vLLM
-    ("--use_vllm --vllm_mode=server --vllm_server_timeout=0 --vllm_weight_sync=disk", "vLLM"),
+    ("train --config arithmetic/vllm-disk.yaml --use_cpu", "pip install 'ada_trl[vllm]'", "server"),
 ]
 
 
@@ -99,9 +97,13 @@ def files(tmp_path_factory):
     good |= {"output_dir": "out", "use_cpu": True, "bf16": False, "max_steps": 1, "per_device_train_batch_size": 8}
     texts = dict.fromkeys(("sums.jsonl", "data/train.jsonl", "data/test.jsonl"), rows)
     texts |= {"empty.jsonl": "", "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n', "notes.txt": "1+1=2\n"}
-    texts |= {"words.csv": "word\none\n", "good.yaml": yaml.safe_dump(good), "nothing/.keep": ""}
+    texts |= {
+        "words.csv": "word\none\n",
+        "twice.yaml": "seed: 1\nbeta: 0\nseed: 2\n",
+        "good.yaml": yaml.safe_dump(good),
+        "nothing/.keep": "",
+    }
     texts |= {"broken.yaml": "max_steps: 1\n  seed: 2: 3\n", "list.yaml": "[1]", "unknown.yaml": "max_stepz: 5\n"}
-    texts |= {"half.yaml": "datasets:\n- path: data\n  fraction: half\n"}
     texts |= {"mixture.yaml": "datasets:\n- pth: data\n"}
     texts |= {"run/checkpoint-2/trainer_state.json": "{}", "run/checkpoint-10/trainer_state.json": "{}"}
     for name, text in texts.items():

@@ -12,9 +12,8 @@ from trl import ModelConfig
 from ada_trl import AdaGRPOConfig
 from ada_trl.commands import start
 from ada_trl.commands.errors import UserError
-from ada_trl.commands.options import AdaScriptArguments, parse_args
-from ada_trl.commands.parser import find_config, recipes_folder
-from ada_trl.commands.run_setup import check_model, checkpoint_to_resume, load_data
+from ada_trl.commands.options import AdaScriptArguments, find_config, parse_args, recipes_folder
+from ada_trl.commands.run_setup import checkpoint_to_resume, load_data
 from ada_trl.commands.run_setup import prepare as prepare_task
 from ada_trl.commands.train import main as train
 
@@ -147,15 +146,6 @@ def test_prepare_is_called_once_and_only_if_necessary(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="needs the keyword output_dir"):
         script = AdaScriptArguments(dataset_name="x", prepare="tests.helpers.make_task()")
         prepare_task(script, args, ModelConfig(model_name_or_path="y"))
-
-
-def test_the_revision_of_a_model_is_looked_up(monkeypatch):
-    looked_up = []
-    monkeypatch.setattr(
-        "huggingface_hub.hf_hub_download", lambda name, _, revision: looked_up.append((name, revision))
-    )
-    check_model("org/tiny", revision="step3")
-    assert looked_up == [("org/tiny", "step3")]
 
 
 def test_a_task_with_absolute_paths_is_prepared(tmp_path, monkeypatch):

@@ -127,8 +127,8 @@ def test_equal_sums_of_different_rewards_have_zero_variance_unless_each_reward_i
 class Requests:
     """A server on which the rewards are a function of (slot, draw) and requests take `duration`."""
 
-    def __init__(self, reward, duration, unavailable=()):
-        self.reward, self.duration, self.unavailable = reward, duration, unavailable
+    def __init__(self, reward, duration):
+        self.reward, self.duration = reward, duration
         self.now, self.in_flight, self.log = 0.0, [], []
 
     def submit(self, slot, first_draw):
@@ -137,8 +137,6 @@ class Requests:
 
     def collect(self):
         self.now, slot, first_draw = heapq.heappop(self.in_flight)
-        if (slot, first_draw // 4) in self.unavailable:
-            return [(slot, first_draw, None)]
         return [(slot, first_draw, rewards_of(slot, first_draw)[:, None])]
 
 
@@ -150,8 +148,8 @@ def rewards_of(prompt, first_draw):
     return np.array([reward(prompt, first_draw + i) for i in range(4)])
 
 
-def run(number=40, duration=lambda prompt, k: 1.0, unavailable=(), **options):
-    requests, slots = Requests(reward, duration, unavailable), make_slots(number)
+def run(number=40, duration=lambda prompt, k: 1.0, **options):
+    requests, slots = Requests(reward, duration), make_slots(number)
     sample_slots(slots, requests.submit, requests.collect, **options)
     return slots, requests
 
@@ -204,19 +202,6 @@ def test_speculative_rounds_shorten_the_tail_after_every_prompt_was_requested():
     assert 10.0 < speculative.now < 15.0
     assert len(speculative.log) - len(without.log) <= 3
     assert [prompt for prompt, _ in speculative.log[:10]] == list(range(10))
-
-
-@pytest.mark.parametrize("speculate_below", [0, 3])
-def test_a_prompt_whose_request_fails_keeps_its_earlier_rollouts(speculate_below):
-    """With speculation, the failure of round 1 of prompt 0 is known before round 0 has returned."""
-
-    def duration(prompt, k):
-        return 10.0 if k == 0 else 1.0
-
-    slots, requests = run(duration=duration, speculate_below=speculate_below, unavailable={(0, 1)})
-    assert slots[0].num_rollouts == 4 and slots[0].is_truncated and not slots[1].is_truncated
-    assert rewards_by_slot(slots[1:]) == rewards_by_slot(slots_of_rounds()[1:])
-    assert speculate_below or sum(prompt == 0 for prompt, _ in requests.log) == 2
 
 
 def test_no_prompts():

@@ -104,7 +104,6 @@ class FakeServer:
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
     model: PreTrainedModel | None = None
     truthful: bool = False  # whether the log-probabilities of completions are those of the model
-    info: dict = field(default_factory=dict)
     control: Callable[[web.Request, dict], Awaitable[web.StreamResponse | None]] | None = None
     render: Respond | None = None
     check_weights: Respond | None = None
@@ -124,17 +123,14 @@ class FakeServer:
         self.info = {
             "vllm_config": {
                 "model_config": {
-                    "max_model_len": 8192,
                     "logprobs_mode": "processed_logprobs",
                     "dtype": "torch.float32",
                     "quantization": None,
                 },
                 "weight_transfer_config": None,
                 "lora_config": {"max_lora_rank": 16},
-                "parallel_config": {},
             },
-            "vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": True},
-        } | self.info
+        }
         self.restart("first")
 
     def restart(self, instance: str) -> None:
@@ -209,17 +205,12 @@ class FakeServer:
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json() if request.can_read_body else {}
-        if request.path != "/tokenize":
-            self.controls.append((request.path, payload))
+        self.controls.append((request.path, payload))
         if self.control is not None and (response := await self.control(request, payload)) is not None:
             return response
         return await self.obey(request.path, payload)
 
     async def obey(self, path: str, payload: dict) -> web.Response:
-        if path == "/tokenize" and payload["model"] not in self.served:
-            return web.json_response({"error": {"message": f"no model {payload['model']}"}}, status=404)
-        if path == "/tokenize":
-            return await _json({"tokens": self.tokenizer(payload["prompt"], add_special_tokens=False)["input_ids"]})
         if path == "/collective_rpc":
             self.load(payload["kwargs"]["weights_path"])
             return await _json({"results": [None]})

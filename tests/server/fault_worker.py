@@ -13,7 +13,7 @@ import requests
 import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.trainer.trl_hooks import latest_metric
+from ada_trl.trainer.trl_private import latest_metric
 
 from ..helpers import prompt_dataset
 from .fake import fingerprint

@@ -10,7 +10,7 @@ from aiohttp import web
 from .fake import FakeServer, choices_of, fingerprint, random_texts
 
 
-READING = ("/health", "/v1/models", "/server_info", "/tokenize")
+READING = ("/health", "/v1/models", "/server_info")
 SYNCING = {
     "disk": ("/collective_rpc", "/reset_prefix_cache"),
     "lora": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),

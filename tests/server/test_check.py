@@ -10,7 +10,7 @@ from ada_trl.commands import start
 
 from ..helpers import tiny_model, tiny_tokenizer
 from .fake import FakeServer
-from .helpers import fail
+from .helpers import fail, no_adapters
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,7 @@ def test_weights_that_do_not_arrive_fail_the_check(task, capsys):
 @pytest.mark.parametrize(
     ("options", "sync", "message"),
     [
-        (
-            {"info": {"vllm_env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": False}}},
-            LORA,
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
-        ),
+        ({"control": no_adapters}, LORA, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         ({"behave": fail}, ["--vllm_weight_sync=disk"], "returned status 500"),
     ],
     ids=["missing flag", "failing server"],

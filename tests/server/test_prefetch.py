@@ -3,11 +3,8 @@
 import asyncio
 import threading
 import time
-from contextlib import closing
 
 import pytest
-
-from ada_trl.vllm.requested_batch import RequestedBatch
 
 from .fake import TOKENIZER, FakeServer, answer
 from .helpers import becomes_idle, build, fails, reject
@@ -41,9 +38,9 @@ def generation(tmp_path):
         assert becomes_idle(server)
 
 
-def take_prefetched(generation, rows=ROWS):
+def take_prefetched(generation, rows=ROWS, images=None):
     with generation.returning_prefetched():
-        return generation.generate(rows, None, 4)
+        return generation.generate(rows, images, 4)
 
 
 def test_equal_neighbouring_rows_share_a_request_and_results_keep_the_order_of_the_rows(generation):
@@ -86,9 +83,9 @@ def test_prefetched_completions_are_returned_for_their_rows_only(generation):
     with pytest.raises(RuntimeError, match="one step ahead"):
         take_prefetched(generation, OTHER_ROWS)
     assert len(take_prefetched(generation)[1]) == len(ROWS)
-    with closing(RequestedBatch(generation, ROWS, None)) as batch:
-        assert batch.has_rows(ROWS, None)
-        assert not batch.has_rows(ROWS, [["an image"]] + [None] * (len(ROWS) - 1))
+    generation.prefetch(ROWS)
+    with pytest.raises(RuntimeError, match="one step ahead"):
+        take_prefetched(generation, images=[["an image"]] + [None] * (len(ROWS) - 1))
 
 
 def test_a_failed_prefetch_raises_in_generate_only_and_is_discarded(generation):

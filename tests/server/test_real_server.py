@@ -7,7 +7,7 @@ import requests
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
-from ada_trl.vllm.generation import AdaVLLMGeneration
+from ada_trl.vllm.weight_check import WeightCheck
 from ada_trl.vllm.weight_sync import WeightSync
 from recipes.arithmetic.task import exact_match
 
@@ -35,8 +35,8 @@ def test_the_reward_rises_with_the_trained_weights(
 def test_log_probabilities_differ_without_the_synchronization(server, task_dir, tmp_path, monkeypatch):
     """Negative control of the test above, with all checks disabled."""
     monkeypatch.setattr(WeightSync, "sync_disk", lambda self: None)
-    for name in ("verify_weights", "verify_weights_after"):
-        monkeypatch.setattr(AdaVLLMGeneration, name, lambda *_: True)
+    for name in ("verify_synchronization", "verify_generation"):
+        monkeypatch.setattr(WeightCheck, name, lambda *_: None)
     logs = train(server, task_dir, tmp_path, vllm_weight_sync="disk", learning_rate=5e-3, max_steps=4)
     assert largest_difference(logs[:1]) < 1e-4
     assert largest_difference(logs[-1:]) > 0.05

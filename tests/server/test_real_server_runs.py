@@ -1,7 +1,6 @@
 """Runs against a real vLLM server on the CPU: recipes, `check`, several ranks, a restart, and a run that is terminated."""
 
 import json
-import signal
 from contextlib import ExitStack
 
 import pytest
@@ -12,7 +11,7 @@ from ada_trl.commands.train import main
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import free_port
-from .helpers import ROOT, launch, started, wait_until
+from .helpers import ROOT, launch
 from .real import largest_difference, served_models, train
 
 
@@ -31,19 +30,6 @@ def test_a_restarted_server_gets_the_weights_again(task_dir, tmp_path):
     with running:
         logs = train(url, task_dir, tmp_path, vllm_weight_sync="disk", callbacks=[Restart()], **options)
     assert len(logs) == 2 and largest_difference(logs) < 1e-4
-
-
-def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, task_dir, tmp_path):
-    def adapters():
-        return [name for name in served_models(server) if name.startswith("ada-")]
-
-    options = {"url": server, "model": str(task_dir / "base"), "vllm_weight_sync": "lora"}
-    options |= {"max_steps": 1000, "per_device_train_batch_size": 16, "samples_per_round": 4, "max_rounds": 3}
-    with started(tmp_path / "run", **options) as process:
-        wait_until(adapters, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert adapters() == [] and not list((tmp_path / "run").rglob("vllm_weight_sync"))
 
 
 def test_two_ranks_share_the_server(server, task_dir, tmp_path):

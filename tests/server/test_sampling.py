@@ -61,7 +61,7 @@ def test_a_step_line_by_line(tmp_path):
     prompt_tokens = sum(len(prompt) * texts for prompt, texts in zip(PROMPTS, (4, 8, 12, 12), strict=True))
     assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == logs["ada/tokens/generated"] + prompt_tokens
     assert logs["completions/mean_length"] == 2 and logs["completions/clipped_ratio"] == 0
-    assert logs["ada/vllm/retries"] == logs["ada/vllm/timeouts"] == logs["ada/vllm/incomplete_pools"] == 0
+    assert logs["ada/vllm/retries"] == logs["ada/vllm/timeouts"] == 0
 
 
 def test_the_metrics_page_lists_exactly_the_metrics_of_a_server(tmp_path):

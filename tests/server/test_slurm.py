@@ -49,7 +49,13 @@ def test_two_nodes_train_and_one_serves(tmp_path):
     recipe = {
         **{"model_name_or_path": str(tmp_path / "model"), "dataset_name": str(tmp_path / "data.jsonl")},
         **{"reward_funcs": ["ada_trl.recipes.arithmetic.task.exact_match"], "output_dir": str(tmp_path / "out")},
-        **{"baseline": "posterior", "per_device_train_batch_size": 4, "max_steps": 2, "max_completion_length": 4},
+        **{
+            "baseline": "batch",
+            "num_generations": 1,
+            "per_device_train_batch_size": 4,
+            "max_steps": 2,
+            "max_completion_length": 4,
+        },
         **{"vllm_weight_sync": "disk", "bf16": False, "logging_steps": 1, "report_to": "none", "save_strategy": "no"},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

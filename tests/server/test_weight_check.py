@@ -1,17 +1,21 @@
-"""Verification of a scripted server's weights: rollouts of other weights are never trained on without an error."""
+"""Verification of weights of a scripted server or engine: rollouts of other weights are never trained on without an error."""
 
-import math
+import os
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import trl.generation.vllm_generation as vllm_generation
 from aiohttp import web
 from transformers import TrainerCallback
 
-from ada_trl import AdaGRPOConfig
-from ada_trl.trainer.vllm_session import sampling_restrictions
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.vllm.weight_check import has_comparable_logprobs
 
-from ..helpers import logs_of, prompt_dataset, tiny_model, tiny_tokenizer
-from .fake import RIGHT, WRONG, FakeServer, choices_of, fingerprint, half_right
+from ..helpers import QUICK, logs_of, prompt_dataset, tiny_model, tiny_tokenizer
+from .fake import RIGHT, TOKENIZER, WRONG, FakeServer, fingerprint, half_right, reward
 from .helpers import LORA, ONE_ROUND, UNIFORM, build, error_response, fails, page, train
 
 
@@ -58,8 +62,20 @@ class Restart(TrainerCallback):
 
 
 @MODES
-@pytest.mark.parametrize("moment", ["step", "micro-step", "evaluation"])
-def test_a_server_restarted_between_generations_gets_the_weights_again(moment, mode, tmp_path):
+def test_a_server_that_is_restarted_between_steps_gets_the_weights_again(mode, tmp_path):
+    options = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 1, **mode}
+    with FakeServer() as server:
+        trainer = build(tmp_path, server, dataset=prompt_dataset(4), **options)
+        trainer.add_callback(Restart(server, "step"))
+        seen = compare_weights(trainer, server)
+        trainer.train()
+    assert server.info["vllm_config"]["instance_id"] == "second"
+    assert len(seen) > 3 * 2 and all(seen)
+
+
+@MODES
+@pytest.mark.parametrize("moment", ["micro-step", "evaluation"])
+def test_a_server_that_is_restarted_within_a_step_stops_the_run(moment, mode, tmp_path):
     """An evaluation, or the micro-step before, has pushed the weights of this step already, but to the instance before."""
     options = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 1, **mode}
     if moment == "evaluation":
@@ -67,10 +83,9 @@ def test_a_server_restarted_between_generations_gets_the_weights_again(moment, m
     with FakeServer() as server:
         trainer = build(tmp_path, server, dataset=prompt_dataset(4), eval_dataset=prompt_dataset(1), **options)
         trainer.add_callback(Restart(server, moment))
-        seen = compare_weights(trainer, server)
-        trainer.train()
-    assert server.info["vllm_config"]["instance_id"] == "second"
-    assert len(seen) > 3 * 2 and all(seen)
+        with fails("restarted during the step .*first became second"):
+            trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def restarting(server):
@@ -185,88 +200,21 @@ def test_the_weight_check_is_one_request_before_and_after_a_step(mode, tmp_path)
     assert max(logs["ada/vllm/weight_check_logprob_diff"] for logs in logs_of(trainer)) < 1e-5
 
 
-# A server that does not respond to the check after the generation
-
-
-async def no_info(request):
-    return error_response("engine dead") if request.path == "/server_info" else None
-
-
-def other_model():
-    """The same model with other weights, as another run or an older step has them."""
-    other = tiny_model()
-    for parameter in other.parameters():
-        parameter.data += 0.05
-    return other
-
-
 @MODES
-@pytest.mark.parametrize("options", [{}, {"vllm_importance_sampling_correction": False}], ids=["", "no correction"])
-def test_rollouts_of_other_weights_are_not_trained_on_without_the_check(options, mode, tmp_path):
-    """The server is restarted with other weights during a step, and does not return its instance afterwards."""
+def test_a_server_that_does_not_respond_to_the_check_after_a_generation_stops_the_run(mode, tmp_path):
+    async def no_info(request):
+        return error_response("engine dead") if request.path == "/server_info" else None
 
-    async def restart(call):
-        server.served["base"] = call.scored_by = other
-        server.restart("second") if not options else None
-        server.served["base"], server.read = other, no_info
+    async def behave(call):
+        server.read = no_info
         return await half_right(call)
 
-    with FakeServer(truthful=True) as server:
-        trainer = build(tmp_path, server, **mode, **options)
-        other, before = other_model(), [p.clone() for p in trainer.model.parameters()]
-        server.behave = restart
-        with fails("may come from other weights.*(log-probabilities differ|did not respond to the weight check)"):
+    with FakeServer(behave) as server:
+        trainer = build(tmp_path, server, **mode)
+        before = [p.clone() for p in trainer.model.parameters()]
+        with fails("may come from other weights.*engine dead"):
             trainer.train()
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-
-
-def die(server, behave):
-    async def behave_and_die(call):
-        server.read = no_info
-        return await behave(call)
-
-    return behave_and_die
-
-
-@MODES_AND_LORA
-def test_rollouts_that_match_the_policy_are_trained_on_without_the_check(mode, tmp_path, caplog):
-    with FakeServer(truthful=True) as server:
-        trainer = build(tmp_path, server, max_steps=2, **mode)
-        server.behave = die(server, half_right)
-        with fails("still has the weights|could not be sent"):
-            trainer.train()
-    assert trainer.state.global_step == 1 and "match the current policy" in caplog.text
-
-
-# Log-probabilities of the rollouts
-
-
-@MODES
-def test_log_probabilities_of_other_weights_cause_a_warning(mode, tmp_path, caplog):
-    with FakeServer() as server:  # its log-probabilities are all −1
-        build(tmp_path, server, max_steps=2, **mode).train()
-    assert sum("differ from the trainer's" in record.message for record in caplog.records) == 1
-
-
-def test_an_evaluation_is_checked_by_its_own_log_probabilities(tmp_path, caplog):
-    with FakeServer() as server:
-        trainer = build(tmp_path, server, **UNIFORM)
-        name = "sampling/sampling_logp_difference/mean"
-        trainer._metrics["train"][name] = [1.0]  # of weights that were an update older
-        trainer.model.eval()
-        for difference in ([0.01], [1.0]):
-            assert "differ from the trainer's" not in caplog.text
-            trainer._metrics["eval"][name] = difference
-            trainer.vllm.check_logprobs({}, same_weights=True)
-        trainer.vllm_generation.close()
-    assert "differ from the trainer's" in caplog.text
-
-
-def test_another_data_type_causes_a_warning(tmp_path, caplog):
-    with FakeServer() as server:
-        server.info["vllm_config"]["model_config"]["dtype"] = "torch.bfloat16"
-        build(tmp_path, server).train()
-    assert sum("computes in bfloat16, the trainer in float32" in record.message for record in caplog.records) == 1
 
 
 class EvaluateAtEnd(TrainerCallback):
@@ -296,69 +244,183 @@ def test_the_best_model_is_evaluated_with_its_own_weights(tmp_path):
         assert server.completions[-1].weights == pytest.approx(fingerprint(trainer.model.parameters()), rel=1e-9)
 
 
-# `top_p`, `top_k`, `min_p`: the server's log-probabilities are those of the kept tokens, renormalised
-
-
-KEPT = 0.5  # probability mass, of every token
-
-
-async def restricted(call):
-    """Completions of two tokens; with less kept mass, a token's reported probability is larger."""
-    choices = choices_of(call, [RIGHT, WRONG] * (call.n // 2))
-    for choice in choices:
-        logprobs = choice["logprobs"]
-        logprobs["token_logprobs"] = [value - math.log(KEPT) for value in logprobs["token_logprobs"]]
-    return web.json_response({"choices": choices})
+# A colocated engine
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, []),
-        ({"top_k": -1, "min_p": 0.0}, []),
-        ({"top_p": 0.8, "top_k": 20}, ["top_p=0.8", "top_k=20"]),
-        ({"min_p": 0.1, "repetition_penalty": 1.1}, ["min_p=0.1", "repetition_penalty=1.1"]),
-        ({"top_p": 0.8, "generation_kwargs": {"top_p": 1.0, "stop": ["."], "temperature": 1.0}}, []),
-        ({"generation_kwargs": {"top_p": 0.9, "temperature": 0.7}}, ["top_p=0.9", "temperature=0.7"]),
-        ({"generation_kwargs": {"allowed_token_ids": [1, 2], "bad_words": None}}, ["allowed_token_ids=[1, 2]"]),
-        ({"vllm_structured_outputs_regex": "[0-9]+"}, ["vllm_structured_outputs_regex='[0-9]+'"]),
+        ({"top_k": -1, "min_p": 0.0}, True),
+        ({"top_p": 0.8}, False),
+        ({"top_k": 20}, False),
+        ({"min_p": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"generation_kwargs": {"allowed_token_ids": [1, 2]}}, False),
+        ({"vllm_structured_outputs_regex": "[0-9]+"}, False),
     ],
 )
-def test_sampling_restrictions_are_named_with_their_values(options, expected):
+def test_log_probabilities_of_restricted_sampling_are_not_compared(options, expected):
     args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=4, **options)
-    assert sampling_restrictions(args) == expected
+    assert has_comparable_logprobs(args) == expected
+
+
+class ScriptedEngine:
+    """Logs its calls. Rounds 0 and 1 of a step are all wrong, later ones half right. Log-probabilities are those of its weights."""
+
+    loads_weights = True
+    model_config = SimpleNamespace(dtype=torch.float32, quantization=None)
+
+    def __init__(self, **kwargs):
+        self.calls = []
+        self.awake = {"weights", "kv_cache"}
+        self.model = tiny_model()
+        runner = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=self.load)))
+        executor = SimpleNamespace(driver_worker=runner)
+        self.llm_engine = SimpleNamespace(model_executor=executor, model_config=self.model_config)
+
+    def log(self, call):
+        if self.calls[-1:] != [call]:  # one entry for all tensors of a push
+            self.calls.append(call)
+
+    def load(self, weights):
+        assert "weights" in self.awake, "weights written to memory that is not mapped"
+        if self.loads_weights:
+            self.model.load_state_dict(dict(weights), strict=False)
+        self.log("load")
+
+    def sleep(self, level):
+        self.awake.clear()
+        for parameter in self.model.parameters():  # sleep level 2 discards the weights
+            parameter.data.zero_()
+        self.log("sleep")
+
+    def wake_up(self, tags):
+        self.awake.update(tags)
+        self.log(f"wake {tags[0]}")
+
+    def reset_prefix_cache(self):
+        pass
+
+    def generate(self, prompts, sampling_params, use_tqdm):
+        assert self.awake == {"weights", "kv_cache"}
+        self.calls.append("generate")
+        texts = [RIGHT, WRONG] if self.calls[-3:] == ["generate"] * 3 else [WRONG, WRONG]
+        return [self.output(prompt["prompt_token_ids"], texts[i % 2]) for i, prompt in enumerate(prompts)]
+
+    @torch.no_grad()
+    def output(self, prompt_ids, text):
+        ids = [*TOKENIZER(text)["input_ids"], TOKENIZER.eos_token_id]
+        logits = self.model(torch.tensor([prompt_ids + ids])).logits[0, -len(ids) - 1 : -1]
+        logprobs = logits.log_softmax(dim=-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+        logprobs = [{i: SimpleNamespace(rank=1, logprob=logprob)} for i, logprob in zip(ids, logprobs, strict=True)]
+        return SimpleNamespace(
+            prompt_token_ids=prompt_ids, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs)]
+        )
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """TRL sets RANK, WORLD_SIZE and the like for the engine; processes that later tests start must not inherit them."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
+@pytest.fixture
+def build_colocated(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_generation, "LLM", ScriptedEngine)
+
+    def build_with_engine(sleep=True, **options):
+        rounds = {"per_device_train_batch_size": 16, "max_rounds": 4, "samples_per_round": 4}
+        engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": sleep}
+        args = AdaGRPOConfig(str(tmp_path), **QUICK | rounds | engine | options)
+        return AdaGRPOTrainer(tiny_model(), reward, args, prompt_dataset(1), processing_class=tiny_tokenizer())
+
+    return build_with_engine
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_the_engine_stays_awake_over_the_rounds_of_a_step(sleep, build_colocated):
+    trainer = build_colocated(sleep, learning_rate=0.05)
+    trainer.train()
+    engine = trainer.vllm_generation.llm
+    if sleep:
+        step = ["wake weights", "load", "wake kv_cache", "generate", "generate", "generate", "sleep"]
+        assert engine.calls == ["sleep", *step, *step]
+        assert trainer.vllm_generation.enable_sleep_mode
+    else:
+        assert engine.calls == ["load", "generate", "generate", "generate"] * 2
+    logs = logs_of(trainer)
+    assert [step["ada/rounds/mean"] for step in logs] == [3, 3]
+    assert [step["ada/frac_exit_condition_met"] for step in logs] == [1, 1]
+    assert max(step["sampling/sampling_logp_difference/mean"] for step in logs) < 1e-4
+
+
+WEIGHTS_OF_ENGINE = (
+    "colocated vLLM engine: its rollouts may come from other weights.*differ from the trainer's by .*Set vllm_enable"
+)
 
 
 @pytest.mark.parametrize(
-    ("mode", "ratio", "warns"),
+    ("sleep", "mode"), [(True, UNIFORM), (True, {}), (False, {})], ids=["uniform", "seq", "without sleep"]
+)
+def test_rollouts_of_weights_that_never_arrived_are_not_trained_on(sleep, mode, build_colocated, monkeypatch):
+    """An engine that has slept has no weights at all; another one has those it was started from, until they are trained."""
+    monkeypatch.setattr(ScriptedEngine, "loads_weights", False)
+    trainer = build_colocated(sleep, learning_rate=0.05, max_steps=4, **mode)
+    with fails(WEIGHTS_OF_ENGINE):
+        trainer.train()
+    assert trainer.state.global_step < 4 and (trainer.state.global_step == 0) == sleep
+
+
+@pytest.mark.parametrize("sleep", [True, False])
+def test_another_training_starts_with_the_current_weights(sleep, build_colocated):
+    trainer = build_colocated(sleep, learning_rate=0.05, max_steps=1)
+    for _ in range(3):  # each begins at step 0, at which the one before has pushed its weights
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_weights_of_an_evaluation_are_verified(build_colocated, monkeypatch):
+    monkeypatch.setattr(ScriptedEngine, "loads_weights", False)
+    with fails(WEIGHTS_OF_ENGINE):
+        build_colocated().evaluate(prompt_dataset(1))
+
+
+@pytest.mark.parametrize(
+    "options",
     [
-        ("sequence_mask", KEPT**2, True),
-        ("sequence_truncate", KEPT**2, True),
-        ("token_truncate", KEPT, False),
-        ("token_mask", KEPT, False),
+        {"top_p": 0.8, "vllm_importance_sampling_mode": "token_truncate"},
+        {"vllm_importance_sampling_correction": False},
+        {"generation_kwargs": {"bad_words": ["7"]}, "vllm_importance_sampling_mode": "token_truncate"},
     ],
 )
-def test_sequence_ratios_of_restricted_sampling_cause_a_warning(mode, ratio, warns, tmp_path, caplog):
-    with FakeServer(restricted, truthful=True) as server:
-        trainer = build(tmp_path, server, top_p=0.8, vllm_importance_sampling_mode=mode, **UNIFORM)
-        assert ("Set vllm_importance_sampling_mode='token_truncate'" in caplog.text) == warns
-        trainer.train()
-    (logs,) = logs_of(trainer)
-    assert logs["sampling/importance_sampling_ratio/mean"] == pytest.approx(ratio, rel=1e-4)
-    assert logs["sampling/sampling_logp_difference/mean"] == pytest.approx(-math.log(KEPT), rel=1e-4)
-    assert "weights" not in caplog.text
+def test_weights_are_not_verified_without_comparable_log_probabilities(options, build_colocated, monkeypatch):
+    monkeypatch.setattr(ScriptedEngine, "loads_weights", False)
+    trainer = build_colocated(**options)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.8, "vllm_importance_sampling_correction": False}])
-def test_unrestricted_sampling_or_no_correction_causes_no_warning(options, tmp_path, caplog):
-    with FakeServer() as server:
-        build(tmp_path, server, **UNIFORM | options).vllm_generation.close()
-    assert "vllm_importance_sampling_mode" not in caplog.text
+@pytest.mark.parametrize(
+    ("mask", "logprob", "is_accepted"), [(1, -1.0, True), (1, -2.0, False), (1, float("nan"), False), (0, -2.0, True)]
+)
+def test_masked_tokens_are_ignored_and_unscored_ones_are_not(mask, logprob, is_accepted, build_colocated):
+    output = {"old_per_token_logps": torch.full((2, 3), -1.0), "sampling_per_token_logps": torch.full((2, 3), logprob)}
+    with nullcontext() if is_accepted else fails("other weights"):
+        build_colocated().vllm.check_logprobs(output | {"completion_mask": torch.full((2, 3), mask)})
 
 
-def test_log_probabilities_of_restricted_sampling_cannot_replace_the_check(tmp_path):
-    with FakeServer(truthful=True) as server:
-        trainer = build(tmp_path, server, top_p=0.8, **UNIFORM)
-        server.behave = die(server, restricted)
-        with fails("with top_p=0.8 the rollouts' log-probabilities cannot be compared"):
-            trainer.train()
+def test_the_tolerance_is_larger_for_quantized_engines(build_colocated, monkeypatch):
+    def verify(difference):
+        ours = torch.full((2, 3), -1.0)
+        output = {"old_per_token_logps": ours, "sampling_per_token_logps": ours - difference}
+        check.verify_rollouts(output | {"completion_mask": torch.ones(2, 3)})
+
+    check = build_colocated().vllm_generation.weight_check
+    verify(0.09)
+    with fails("other weights"):
+        verify(0.11)
+    monkeypatch.setattr(ScriptedEngine.model_config, "quantization", "fp8")
+    verify(0.4)
+    with fails("other weights"):
+        verify(0.6)

@@ -142,7 +142,8 @@ def of_others(prompts, completions, **kwargs):
 
 
 def test_a_reward_function_per_data_set(tmp_path):
-    trainer = train(tmp_path, [of_some, of_others])
+    trainer = build(tmp_path, [of_some, of_others], baseline="batch")
+    assert any(moved(trainer).values())
     assert trainer.state.log_history[0]["ada/frac_unscored"] == 0
 
 

@@ -5,12 +5,14 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2ForSequenceClassification
+from transformers import Qwen2ForSequenceClassification, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
 from ..core.simulation import rollouts_of
 from ..helpers import (
+    MODES,
     QUICK,
     build,
     even_reward,
@@ -157,3 +159,33 @@ def test_normalize_then_sum_is_grpo_for_pools_that_are_groups(tmp_path):
     normalized = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     total = (normalized @ torch.tensor([2.0, 1.0], dtype=torch.float64)).flatten()
     torch.testing.assert_close(torch.tensor(found), (total - total.mean()) / (total.std() + 1e-4))
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_sampling": "est"}, MODES["dynamic sampling"]], ids=str)
+def test_a_callback_may_set_the_scale_of_rewards(options, tmp_path):
+    class SetsScale(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            trainer.scale_rewards = "group"
+
+    options = options | {"prompt_weighting": "none"}
+    expected = build(tmp_path, length_reward, scale_rewards="group", **options)
+    expected.train()
+    trainer = build(tmp_path, length_reward, callbacks=[SetsScale()], **options)
+    trainer.train()
+    for a, b in zip(expected.batches, trainer.batches, strict=True):
+        assert a["advantages"].any() and torch.equal(a["advantages"], b["advantages"])
+
+
+def test_groups_of_equal_sums_with_advantages_are_not_replaced(tmp_path):
+    """With GDPO a group has zero variance if all its advantages are 0."""
+    table = [(3.0, 0.0, 0.0), (0.0, 2.0, 1.0), (0.0, 1.0, 2.0), (0.0, 0.0, 3.0)]
+    functions = [lambda completions, i=i, **_: [table[j % 4][i] for j in range(len(completions))] for i in range(3)]
+    common = {"multi_objective_aggregation": "normalize_then_sum", "num_generations": 4, "max_steps": 1}
+    args = GRPOConfig(str(tmp_path), **QUICK | common)
+    grpo = GRPOTrainer(tiny_model(), functions, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    own = build(tmp_path, functions, **MODES["dynamic sampling"] | common)
+    for trainer in (grpo, own):
+        trainer.train()
+    (logs,), (batch,) = logs_of(own), own.batches
+    assert logs["ada/prompts/sampled"] == 2 and batch["advantages"].all()
+    assert logs["frac_reward_zero_std"] == logs_of(grpo)[0]["frac_reward_zero_std"] == 0

@@ -79,7 +79,15 @@ def test_several_environments(tmp_path):
     dataset = Dataset.from_dict(
         {"environment": ["plain", "double", "plain", "double"], "target": [1, 2, 3, 4]}
     )  # no column `prompt`
-    trainer = build(ToolUser, tmp_path, [], dataset, factory={"plain": Counting, "double": Doubling})
+    trainer = build(
+        ToolUser,
+        tmp_path,
+        [],
+        dataset,
+        factory={"plain": Counting, "double": Doubling},
+        baseline="batch",
+        num_generations=4,
+    )
     trainer.train()
     logs = trainer.state.log_history[0]
     assert (logs["rewards/Counting/mean"], logs["rewards/Doubling/mean"]) == (0.5, 1.0)
@@ -122,15 +130,24 @@ def test_a_value_head_that_cannot_see_the_whole_prompt_is_rejected(tmp_path):
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
     trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est")
     assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.head is None
-    with pytest.raises(ValueError, match="environment_factory is not supported .*Use pass_rate_estimator='ema'"):
+    with pytest.raises(ValueError, match="is not supported with environment_factory.*Use pass_rate_estimator='ema'"):
         build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est-value")
 
 
-@pytest.mark.parametrize("options", [{"zero_variance_groups": "resample"}])
-def test_options_that_choose_between_prompts_are_rejected_without_a_dataset(options, tmp_path):
-    """With an environment alone a step has exactly the prompts that it needs, so they would have no effect."""
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_variance_groups": "resample"}, r"zero_variance_groups \('resample'\) requires .*'keep'"),
+        (
+            {"adaptive_sampling": "seq-pos", "baseline": "batch"},
+            r"adaptive_sampling \('seq-pos'\) requires .*'uniform'",
+        ),
+    ],
+)
+def test_options_that_choose_between_prompts_are_rejected_without_a_dataset(options, message, tmp_path):
+    """With an environment alone every reset is another problem, which cannot be sampled again."""
     args = config(tmp_path, **TINY | {"adaptive_sampling": "uniform"} | options)
-    with pytest.raises(ValueError, match=r"zero_variance_groups \('resample'\) requires .*'keep'"):
+    with pytest.raises(ValueError, match=message):
         AdaGRPOTrainer(tiny_chat_model(chat_tokenizer()), args=args, environment_factory=Counting)
 
 

@@ -131,7 +131,7 @@ def test_a_repeated_prompt_counts_once_in_pass_at_k(name, together):
 
 
 @named("failure", "failure in uniform mode", "failure in a transform")
-def test_user_code_that_raises_on_one_process_stops_all(name, together):
+def test_training_state_that_raises_on_one_process_stops_all(name, together):
     first, second, *others = together[name]
     assert second["error"] == ["ZeroDivisionError", "my bug"]
     for rank in (first, *others):

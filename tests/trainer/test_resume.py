@@ -10,7 +10,7 @@ from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 from ada_trl.trainer.checkpointing import STATE_FILE
 
-from ..helpers import MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
+from ..helpers import MODES, QUEUE_MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
 from ..pass_rates.estimated import by_prompt, identified
 
 
@@ -61,9 +61,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     checkpoints = [tmp_path / run / "checkpoint-6" for run in ("whole", "resumed")]
     own_files = [sorted(path.name for path in checkpoint.glob("ada_*")) for checkpoint in checkpoints]
     assert own_files[0] == own_files[1]
-    if STATE_FILE in own_files[0]:
-        states = [json.loads((checkpoint / STATE_FILE).read_text()) for checkpoint in checkpoints]
-        assert states[0] == states[1]
+    states = [json.loads((checkpoint / STATE_FILE).read_text()) for checkpoint in checkpoints]
+    assert states[0] == states[1] and ("queue" in states[0]) == name.startswith(("dynamic", "retries"))
     if PASS_RATES_FILE in own_files[0]:
         files = [load_pass_rates(checkpoint / PASS_RATES_FILE) for checkpoint in checkpoints]
         assert files[0] == files[1]
@@ -73,7 +72,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
         assert all(torch.equal(heads[0][tensor], heads[1][tensor]) for tensor in heads[0])
     expected = {"est-value": {PASS_RATES_FILE, VALUE_HEAD_FILE}, "est-ema": {PASS_RATES_FILE}}
     assert expected.get(name, set()) <= set(own_files[0])
-    assert (STATE_FILE in own_files[0]) == (name.startswith(("dynamic", "retries")) or name == "batch"), "Has a state."
 
 
 def test_a_run_continues_with_the_state_of_other_features(tmp_path):
@@ -92,10 +90,54 @@ def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
     trainer = build(tmp_path / "batch", num_generations=1, baseline="batch", **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
     assert trainer.state.global_step == 2 and "from the start of the dataset" not in caplog.text
-    assert not list(tmp_path.rglob(STATE_FILE)), "There is no state."
 
 
 # The prompt queue
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "steps_per_generation": 1}], ids=str)
+@pytest.mark.parametrize("mode", ["batch", *QUEUE_MODES])
+def test_a_checkpoint_on_a_signal_resumes_with_the_batch_that_it_interrupts(mode, options, tmp_path):
+    """`enable_jit_checkpoint` saves after a batch was sampled and before its optimizer step."""
+    calls = []
+
+    def reward(prompts, completions, trainer_state, **kwargs):
+        calls.append((trainer_state.global_step, sorted(prompts)))
+        if signals and trainer_state.global_step == 2:
+            signals.pop().is_checkpoint_requested = True
+        return even_reward(completions)
+
+    options = MODES[mode] | options | {"max_steps": 4, "enable_jit_checkpoint": True}
+    trainer = build(tmp_path, reward, numbered(64), **options)
+    signals = [c.jit_manager for c in trainer.callback_handler.callbacks if hasattr(c, "jit_manager")]
+    trainer.train()
+    assert not signals and trainer.state.global_step < 4, "The signal has stopped the training."
+    interrupted = [prompts for step, prompts in calls if step == 2]
+    calls.clear()
+    resumed = build(tmp_path / "resumed", reward, numbered(64), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again = [prompts for step, prompts in calls if step == 2]
+    # Later rounds, and retries in a second batch of the step, depend on the rewards of other random completions.
+    number = 1 if mode in QUEUE_MODES else len(interrupted)
+    assert again[:number] == interrupted[:number] and resumed.state.global_step == 4
+
+
+@pytest.mark.parametrize("number", [8, 64])
+@pytest.mark.parametrize("mode", ["batch", *QUEUE_MODES])
+def test_ignore_data_skip_starts_from_the_first_row(mode, number, tmp_path):
+    """Of a dataset that may be smaller or larger than the checkpoint's."""
+    sampled = []
+
+    def reward(prompts, completions, **kwargs):
+        sampled.append(list(dict.fromkeys(prompts)))
+        return [float(i % 2) for i in range(len(prompts))]
+
+    options = MODES[mode] | {"shuffle_dataset": False, "save_strategy": "steps", "save_steps": 2}
+    build(tmp_path, reward, numbered(32), **options).train()
+    sampled.clear()
+    options |= {"max_steps": 3, "ignore_data_skip": True}
+    build(tmp_path / "resumed", reward, numbered(number), **options).train(str(tmp_path / "checkpoint-2"))
+    assert sampled[0] == numbered(number)["prompt"][: len(sampled[0])]
 
 
 def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):

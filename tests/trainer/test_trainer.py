@@ -379,7 +379,7 @@ def test_of_two_functions_that_log_one_column_the_last_one_is_logged(tmp_path):
         log_extra("column", [f"second {completion}" for completion in completions])
         return even_reward(completions)
 
-    build(tmp_path, [first, second], log_completions=True, max_steps=1).train()
+    build(tmp_path, [first, second], log_completions=True, max_steps=1, success_reward="second").train()
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert table["column"].tolist() == [f"second {completion}" for completion in table["completion"]]
     assert set(table["pool_size"]) == {-1}, "What reward functions log comes before what the trainer adds."

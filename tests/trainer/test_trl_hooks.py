@@ -1,4 +1,4 @@
-"""Hooks into TRL: what they leave behind, threads, environments, unsupported arguments."""
+"""Calls of TRL within a step: state after them, threads, environments, unsupported arguments."""
 
 import functools
 import random
@@ -16,7 +16,7 @@ from trl.trainer import grpo_trainer
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.rollout_sampler import Completion, _portable
-from ada_trl.trainer.trl_hooks import vllm_generation_class
+from ada_trl.trainer.trl_private import vllm_generation_class
 from ada_trl.utils.distributed import collectives_disabled, gather_unless_disabled, no_collectives
 from ada_trl.vllm.generation import AdaVLLMGeneration
 
@@ -32,9 +32,6 @@ from ..helpers import (
     tiny_tokenizer,
     tiny_vision_language_model,
 )
-
-
-# Hooks
 
 
 def test_a_trainer_made_without_init_dispatches_a_rollout():
@@ -78,7 +75,7 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
         return even_reward(completions)
 
     def state():
-        return trainer._hook, id(trainer._metrics), collectives_disabled(), grpo_trainer.gather
+        return trainer._interception, id(trainer._metrics), collectives_disabled(), grpo_trainer.gather
 
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
     idle = state()
@@ -168,9 +165,9 @@ class Scripted(AdaGRPOTrainer):
         texts = ["".join(self.rng.choices("0123456789", k=self.rng.randint(1, 4))) for _ in prompt_ids]
         return self.processing_class(texts)["input_ids"], None
 
-    def _compute_advantages(self, batch, states):
-        super()._compute_advantages(batch, states)
-        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in batch.pools])
+    def compute_advantages(self, rollouts):
+        self.pools.append([rollouts.prompt_N.tolist(), rollouts.reward_N.tolist()])
+        return super().compute_advantages(rollouts)
 
 
 @pytest.mark.parametrize("other_mode", ["seq-balance", "uniform"])
@@ -251,13 +248,15 @@ def test_environments_after_a_step_are_those_of_its_rows(tmp_path):
             seen.append([(environment.target, environment.given) for environment in trainer.environments])
 
     options = {"samples_per_round": 32, "max_rounds": 2, "max_steps": 2}
-    trainer = build_multi_turn(ToolUser, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
+    outputs = []
+
+    class Observed(ToolUser):
+        def _generate_and_score_completions(self, inputs):
+            outputs.append(super()._generate_and_score_completions(inputs))
+            return outputs[-1]
+
+    trainer = build_multi_turn(Observed, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
     trainer.add_callback(Reader())
-    outputs, original = [], trainer._replace_advantages_and_metrics
-    trainer._replace_advantages_and_metrics = lambda replay, output: (
-        original(replay, output),
-        outputs.append(output),
-    )
     trainer.train()
     for environments, output in zip(seen, outputs, strict=True):
         prompts = trainer._tokenizer.batch_decode(output["prompt_ids"])
@@ -339,8 +338,11 @@ def test_an_unsupported_processor_is_rejected_after_it_was_loaded(tmp_path, monk
 
 def test_a_second_call_of_train_generates_again(tmp_path):
     trainer = build(tmp_path, num_iterations=2, max_steps=3)
-    steps, plan = [], trainer._plan_step
-    trainer._plan_step = lambda inputs: (steps.append(trainer.state.global_step), plan(inputs))[1]
+    steps, generate = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: (
+        steps.append(trainer.state.global_step),
+        generate(inputs),
+    )[1]
     trainer.train()
     trainer.train()
     assert steps == [0, 2, 0, 2]

@@ -94,7 +94,10 @@ def test_a_prompt_weight_is_applied(tmp_path):
 def test_the_comparison_can_fail(tmp_path):
     """Another seed, and adaptive sampling itself, must give other weights."""
     uniform = train(AdaGRPOTrainer, AdaGRPOConfig, tmp_path, adaptive_sampling="uniform")
-    for overrides in ({"adaptive_sampling": "uniform", "seed": 4}, {"adaptive_sampling": "seq-balance"}):
+    for overrides in (
+        {"adaptive_sampling": "uniform", "seed": 4},
+        {"adaptive_sampling": "seq-balance", "success_reward": "even_reward"},
+    ):
         other = train(AdaGRPOTrainer, AdaGRPOConfig, tmp_path, **overrides)
         assert any(
             not torch.equal(a, b) for a, b in zip(uniform.model.parameters(), other.model.parameters(), strict=True)

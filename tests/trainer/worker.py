@@ -21,18 +21,18 @@ from datasets import Dataset
 from torch.distributed.tensor import DTensor
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.trainer.multi_round import MultiRoundSampling
+from ada_trl.trainer.rounds import RoundGenerator
 
 from ..conversations import Counting, ToolUser
 from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
-class RecordedRounds(MultiRoundSampling):
-    """Records which rows are generated on each rank, and what it holds and gathers."""
+class RecordedRounds(RoundGenerator):
+    """Records which rows are generated on each rank, and what it holds."""
 
-    def build_sampler(self, plan):
-        trainer, owners = self.trainer, plan.prompts.row_ranks
-        sampler = super().build_sampler(plan)
+    def build_sampler(self, prompts, slots):
+        trainer, owners = self.trainer, prompts.row_ranks
+        sampler = super().build_sampler(prompts, slots)
         generate, trainer.sampler, generated = sampler.generate, sampler, set()
 
         def remember(rows, first_round):
@@ -45,26 +45,18 @@ class RecordedRounds(MultiRoundSampling):
         trainer.traffic.append({"generated": generated, "own": own, "owners": owners})
         return sampler
 
-    def sample(self, plan):
-        with counted_gathers() as sizes:
-            batch = super().sample(plan)
-        traffic = self.trainer.traffic[-1]
-        traffic |= {"gathered": sum(sizes), "held": set(self.trainer.sampler._data)}
-        traffic["blobs"] = [len(row.extras.get("blob", "")) for row in batch.rows]
-        return batch
-
 
 class Scripted(AdaGRPOTrainer):
     """Completions depend on the prompt and the draw, not on the process that generates them."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._multi_round = RecordedRounds(self, self._rounds)
+        self._round_generator = RecordedRounds(self)
 
     def _plan_step(self, inputs):
         plan = super()._plan_step(inputs)
         if plan.rows:  # one round
-            draws = [draw for size in plan.sizes for draw in range(size)]
+            draws = [draw for slot in plan.slots for draw in range(slot.round_size)]
             start = self.accelerator.process_index * len(plan.rows)
             local = draws[start : start + len(plan.rows)]
             self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
@@ -72,24 +64,34 @@ class Scripted(AdaGRPOTrainer):
 
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
-        if self.model.training and self.args.scripted_generation and not self.args.is_vanilla_grpo:
+        if self.model.training and self.args.scripted_generation and not self.is_vanilla_grpo:
             rngs = [random.Random(f"{prompt} {draw}") for prompt, draw in self.rows]
             texts = ["".join(rng.choices("0123456789", k=rng.randint(1, 4))) for rng in rngs]
             return self.processing_class(texts)["input_ids"], None
         return generated
 
-    def _compute_advantages(self, batch, states):
-        super()._compute_advantages(batch, states)
-        self.batch = batch
+    def _sample_in_rounds(self, plan):
+        with counted_gathers() as sizes:
+            batch, output = super()._sample_in_rounds(plan)
+        self.traffic[-1] |= {"gathered": sum(sizes), "held": set(self.sampler._data)}
+        return batch, output
+
+    def _log_sampling(self, batch, selected):
+        self.traffic[-1]["blobs"] = [len(row.extras.get("blob", "")) for row in selected.rows]
+        super()._log_sampling(batch, selected)
+
+    def compute_advantages(self, rollouts):
+        self.rollouts = rollouts
+        return super().compute_advantages(rollouts)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
-        if self.args.is_vanilla_grpo or not self.model.training:
+        if self.is_vanilla_grpo or not self.model.training:
             return output
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
         prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
         self.batches.append(list(zip(prompts, texts, output["advantages"].tolist(), strict=True)))
-        self.pools.append([[(r.draw_index, r.reward) for r in pool.rollouts] for pool in self.batch.pools])
+        self.pools.append([self.rollouts.size_P.tolist(), self.rollouts.reward_N.tolist()])
         return output
 
 

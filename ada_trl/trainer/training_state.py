@@ -1,13 +1,9 @@
 """Protection of the training state from code of the user that runs within a step."""
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from trl.trainer.grpo_trainer import is_async_callable
 
 
 class TrainingState:
@@ -51,59 +47,3 @@ class TrainingState:
                 yield
         finally:
             self.restore()
-
-
-def check_rewards_of(function: Any, name: str) -> Any:
-    """Wrap a reward function so that [`check_rewards`] checks its return value. Reward models are returned as they are."""
-    if isinstance(function, torch.nn.Module):
-        return function
-    wrapped: Callable
-    if is_async_callable(function):
-
-        @functools.wraps(function)
-        async def wrapped(*args: Any, **kwargs: Any) -> list:
-            return check_rewards(await function(*args, **kwargs), name)
-    else:
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> list:
-            return check_rewards(function(*args, **kwargs), name)
-
-    return wrapped
-
-
-def check_rewards(rewards: Any, name: str) -> list:
-    """
-    Return the rewards as a list.
-
-    Args:
-        rewards (`Any`):
-            Return value of a reward function.
-        name (`str`):
-            Name of the function.
-
-    Raises:
-        `ValueError`: If it is not an iterable with a number or `None` for each completion.
-    """
-    is_scalar = not hasattr(rewards, "__iter__") or getattr(rewards, "ndim", 1) == 0
-    if not is_scalar and not isinstance(rewards, str | bytes | Mapping | Set):
-        values = list(rewards)
-        if _is_vector(values):
-            return values
-    raise ValueError(
-        f"The reward function {name!r} returned {_shorten(rewards)}, but it must return one number or None per completion. "
-        "Return a list, such as [1.0, 0.0, None]."
-    )
-
-
-def _is_vector(values: list) -> bool:
-    """Whether TRL's conversion to a tensor, which does not name the function in its errors, gives one number per value."""
-    try:
-        return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32).ndim == 1
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return False
-
-
-def _shorten(value: Any, length: int = 80) -> str:
-    text = " ".join(repr(value).split())  # an array has several lines
-    return text if len(text) <= length else f"{text[:length]}…"

@@ -1,0 +1,57 @@
+"""Values of configuration files are those of the command line."""
+
+import pytest
+import yaml
+
+from ada_trl.commands.errors import UserError
+from ada_trl.commands.options import parse_args
+from ada_trl.commands.reward_funcs import load_reward_funcs
+
+from ..helpers import even_reward
+
+
+def parse(path, config):
+    path.write_text(yaml.safe_dump({"output_dir": "out", "use_cpu": True, "bf16": False} | config))
+    return parse_args([f"--config={path}"], required=())
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "parsed"),
+    [
+        ("reward_weights", [1, 0.5], [1, 0.5]),
+        ("learning_rate", "1e-5", 1e-5),  # YAML reads it as text
+        ("max_rounds", "2", 2),
+        ("log_completions", "yes", True),
+        ("epsilon_high", None, None),
+        ("adaptive_sampling", None, "seq-balance"),
+        ("prompt_weighting", 0.25, 0.25),
+        ("prompt_weighting", "none", "none"),
+        ("model_init_kwargs", {"a": 1}, {"a": 1}),
+        ("report_to", ["none"], []),
+        ("scale_rewards", False, "none"),
+        ("scale_rewards", "True", "group"),
+        ("fsdp", True, True),
+    ],
+)
+def test_values_are_read_as_on_the_command_line(name, given, parsed, tmp_path):
+    configs = parse(tmp_path / "run.yaml", {name: given})
+    (owner,) = [config for config in configs if name in vars(config)]
+    assert getattr(owner, name) == parsed
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"seed": "many"}, "seed: invalid int value: 'many'"),
+        ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of"),
+        ({"eval_strategy": False}, "False is not a valid IntervalStrategy"),  # YAML reads `no` as false
+    ],
+)
+def test_values_that_are_no_values_of_their_field_are_rejected(config, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        parse(tmp_path / "run.yaml", config)
+
+
+def test_one_reward_function_needs_no_list(tmp_path):
+    script, _, _ = parse(tmp_path / "run.yaml", {"reward_funcs": "tests.helpers.even_reward"})
+    assert load_reward_funcs(script.reward_funcs) == [even_reward]
