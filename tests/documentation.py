@@ -1,10 +1,9 @@
 """
 Readers of the documentation pages for the tests, and the generator of the table that comes from the code.
 
-`python -m tests.documentation` writes the options of docs/settings.md again, from the docstring of `AdaGRPOConfig`.
+`python -m tests.documentation` writes the options of docs/settings.md again, from `AdaGRPOConfig`.
 """
 
-import inspect
 import re
 from itertools import product
 from pathlib import Path
@@ -85,31 +84,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def fields_of(docstring: str) -> dict[str, list[list[str]]]:
-    """The parameters of a docstring by its `> Parameters that control …` headings: name, default, meaning."""
-    groups = {}
-    for group in re.split(r"^    > Parameters that control ", docstring, flags=re.M)[1:]:
-        heading, _, text = group.partition("\n")
-        text = text.partition("> [!NOTE]")[0]
-        rows = []
-        for name, kind, meaning in re.findall(r"^ {4}(\w+) \((.*?)\):\n(.*?)(?=^ {4}\w|\Z)", text, flags=re.S | re.M):
-            default = re.search(r"defaults to (`.*`)", kind)
-            meaning = re.sub(r"^\s*- ", "", " ".join(meaning.split()).replace("Possible values are: - ", ""))
-            meaning = re.sub(r"(?<=[.;]) - (?=`)", " ", meaning).replace("|", r"\|")
-            meaning = re.sub(r"\[`~(?:\w+\.)*(\w+)`\]", r"`\1`", meaning)
-            rows.append([f"`{name}`", default[1] if default else "`None`", meaning])
-        groups[heading[0].upper() + heading[1:]] = rows
-    return groups
-
-
 def field_tables() -> str:
-    """docs/settings.md's tables."""
-    groups = fields_of(inspect.cleandoc(AdaGRPOConfig.__doc__))
-    head = "| Field | Default | Meaning |\n|---|---|---|\n"
-    return "\n\n".join(
-        f"### {heading}\n\n{head}" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        for heading, rows in groups.items()
-    )
+    """The table of docs/settings.md: name, default and meaning of every option that `AdaGRPOConfig` adds or changes."""
+    rows = []
+    for name in AdaGRPOConfig.__annotations__:
+        parameter = AdaGRPOConfig.__dataclass_fields__[name]
+        meaning = parameter.metadata["help"].replace("|", r"\|")
+        rows.append(f"| `{name}` | `{parameter.default!r}` | {meaning} |")
+    return "| Option | Default | Meaning |\n|---|---|---|\n" + "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from ..sampling.prompts import (
     PromptSource,
     collate_placeholders,
 )
-from ..sampling.rollout_sampler import SelectedRollouts, StepProgress
+from ..sampling.sampler import SelectedRollouts, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger

@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 
-from ..sampling.rollout_sampler import Completion
+from ..sampling.sampler import Completion
 from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import describe_error, raise_first
 from ..utils.logging import get_logger

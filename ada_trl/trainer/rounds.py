@@ -14,8 +14,8 @@ from trl import GRPOTrainer
 
 from ..core import Slot
 from ..sampling.prompts import PromptBatch
-from ..sampling.rollout_sampler import Completion, Completions, RolloutSampler
-from ..sampling.synchronous_sampler import SynchronousSampler
+from ..sampling.rounds import SynchronousSampler
+from ..sampling.sampler import Completion, Completions, RolloutSampler
 from ..utils.copying import copy_containers
 from ..utils.distributed import no_collectives, synchronized_errors
 from . import trl_private
@@ -59,7 +59,7 @@ class RoundGenerator:
                 slots=slots,
                 accelerator=trainer.accelerator,
             )
-        from ..sampling.async_vllm_sampler import AsyncVLLMSampler
+        from ..sampling.server import AsyncVLLMSampler
 
         prepared, prompt_ids, images = [], [], None
         with synchronized_errors():

@@ -34,9 +34,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.sampling import async_vllm_sampler
-from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
-from ada_trl.sampling.rollout_sampler import RolloutSampler
+from ada_trl.sampling import server
+from ada_trl.sampling.sampler import RolloutSampler
+from ada_trl.sampling.server import AsyncVLLMSampler
 from ada_trl.trainer.trl_private import override_attributes
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
@@ -112,7 +112,7 @@ class NonSpeculativeTrainer(AdaGRPOTrainer):
         build_sampler = self._round_generator.build_sampler
 
         def build(*step) -> RolloutSampler:
-            with override_attributes(async_vllm_sampler, AsyncVLLMSampler=self.sampler_class):
+            with override_attributes(server, AsyncVLLMSampler=self.sampler_class):
                 return build_sampler(*step)
 
         self._round_generator.build_sampler = build

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.sampling.async_vllm_sampler import AsyncVLLMSampler
+from ada_trl.sampling.server import AsyncVLLMSampler
 from benchmarks.speed.server import SynchronousTrainer
 
 from ..documentation import documented_metrics, generic

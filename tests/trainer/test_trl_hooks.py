@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.sampling.rollout_sampler import Completion, _portable
+from ada_trl.sampling.sampler import Completion, _portable
 from ada_trl.trainer.trl_private import vllm_generation_class
 from ada_trl.utils.distributed import collectives_disabled, gather_unless_disabled, no_collectives
 from ada_trl.vllm.generation import AdaVLLMGeneration

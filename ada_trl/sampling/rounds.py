@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from ..core import Slot, sample_slots
 from ..utils.distributed import exchange_rows, gather_results
-from .rollout_sampler import Completions, RolloutSampler, StepProgress
+from .sampler import Completions, RolloutSampler, StepProgress
 
 
 class SynchronousSampler(RolloutSampler):

@@ -12,7 +12,7 @@ from ..core import Slot, sample_slots
 from ..utils.distributed import gather_results
 from ..vllm.generation import AdaVLLMGeneration
 from ..vllm.transport import RequestGroup
-from .rollout_sampler import Completions, RolloutSampler, StepProgress
+from .sampler import Completions, RolloutSampler, StepProgress
 
 
 TICK_SECONDS = 1.0
