@@ -15,7 +15,6 @@ from transformers.training_args import TrainingArguments
 
 from ada_trl import AdaGRPOConfig
 from ada_trl.recipes.reasoning.task import MAX_ANSWER_TOKENS
-from benchmarks.learning.language_model import ROLLOUTS_PER_STEP, STEPS
 
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")
@@ -67,7 +66,8 @@ def test_full_settings_are_a_valid_config(major, dtype, generation, monkeypatch,
     assert args.steps_per_generation == args.gradient_accumulation_steps
     recipe = yaml.safe_load((ROOT / "recipes/reasoning/batch.yaml").read_text())
     assert args.learning_rate == recipe["learning_rate"] and args.max_completion_length == MAX_ANSWER_TOKENS
-    assert (args.max_steps, args.generation_batch_size) == (STEPS, ROLLOUTS_PER_STEP)
+    assert args.max_steps == recipe["max_steps"]
+    assert args.generation_batch_size == recipe["per_device_train_batch_size"]
     assert args.use_vllm == (generation == "vllm-server")
     assert args.vllm_weight_sync == ("lora" if args.use_vllm else "nccl")
     assert args.max_steps % args.save_steps == 0, "the last checkpoint has the pass rates of the whole run"
