@@ -1,7 +1,6 @@
 """GRPO and the batch baseline on the language model's benchmark, with several runs at a time on one GPU."""
 
 import json
-import math
 import os
 import tempfile
 import time
@@ -86,7 +85,9 @@ def main(output_dir: Path, limit: float, smoke: bool, *, prompt_set: str, worker
     started = time.monotonic()
     path, task_dir = output_dir / f"learn_{prompt_set}.json", output_dir / f"task_{prompt_set}"
     sources = {"task_dir": task_dir, "prompt_set": prompt_set, "carried": carried}
-    base = run([Unit(BASE, prepare_smoke if smoke else prepare, sources)], path, limit).get(BASE, {})
+    # The result lies beside the base model, because the other file may outlive it: machines are given back.
+    preparation = Unit(BASE, prepare_smoke if smoke else prepare, sources)
+    base = run([preparation], task_dir / "base.json", limit).get(BASE, {})
     if "accuracy" not in base:
         return False
     print(f"Before training: accuracy {base['accuracy']:.3f}, pass@16 {base['pass@16']:.3f}", flush=True)
@@ -102,20 +103,18 @@ def main(output_dir: Path, limit: float, smoke: bool, *, prompt_set: str, worker
         if "evaluations" in (result := results.get(name, {})):
             ends[planned.method, planned.rate].append(result["evaluations"][-1] | {"seconds": result["seconds"]})
 
-    def shown(name: str):
-        def cell(row) -> str:
-            mean, half = interval([end[name] for end in row[1]])
-            return f"{mean:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
-
-        return cell
-
     columns = {
         "Method": lambda row: row[0][0],
         "Learning rate": lambda row: f"{row[0][1]:g}",
         "Seeds": lambda row: str(len(row[1])),
-        "Accuracy": shown("accuracy"),
-        "pass@16": shown("pass@16"),
-        "Run, s": lambda row: f"{interval([end['seconds'] for end in row[1]])[0]:.0f}",
+        **{
+            title: lambda row, name=name, digits=digits: interval([end[name] for end in row[1]]).text(digits)
+            for title, name, digits in (
+                ("Accuracy", "accuracy", 3),
+                ("pass@16", "pass@16", 3),
+                ("Run, s", "seconds", 0),
+            )
+        },
     }
     print(markdown(list(ends.items()), columns))
     return all("error" not in result for result in results.values())

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.gpu import learn
 from benchmarks.gpu.units import Unit, run
 
 
@@ -48,6 +49,15 @@ def test_at_the_limit_processes_end_with_what_they_have_started(tmp_path, capsys
     assert time.monotonic() - started < 20
     assert "slow; waiting" in capsys.readouterr().out
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_any_prefix_of_the_plan_is_balanced():
+    runs = learn.plan("mixture", learn.SEEDS)
+    cells = {(run.method, run.rate) for run in runs}
+    assert len(cells) == 6 and len(set(runs)) == len(runs) == 6 * len(learn.SEEDS)
+    for end in range(len(runs)):
+        counts = [sum((run.method, run.rate) == cell for run in runs[:end]) for cell in cells]
+        assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.slow
