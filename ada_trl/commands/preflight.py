@@ -154,7 +154,7 @@ class Preflight(TrainerCallback):
         )
 
     def _weights(self, checked: str) -> CheckResult:
-        difference = self.trainer.vllm_generation.weight_difference
+        difference = self.trainer.vllm_generation.weight_check.difference
         return CheckResult(
             checked,
             f"sent by {self.trainer.args.vllm_weight_sync!r}; log-probabilities of a known prompt differ by "

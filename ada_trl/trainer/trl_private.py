@@ -211,16 +211,6 @@ def forget_evaluation_model(trainer: GRPOTrainer) -> None:
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else mixed precision is applied twice
 
 
-def weights_are_loaded(trainer: GRPOTrainer) -> bool:
-    """Whether vLLM was given the weights of this optimizer step."""
-    return trainer.state.global_step == trainer._last_loaded_step
-
-
-def mark_weights_loaded(trainer: GRPOTrainer, loaded: bool = True) -> None:
-    """Tell TRL whether vLLM has the weights of this optimizer step."""
-    trainer._last_loaded_step = trainer.state.global_step if loaded else -1
-
-
 # Patches of TRL's module
 
 

@@ -140,7 +140,7 @@ class VLLMSession:
             return {}
         engine = self.trainer.vllm_generation
         counts = engine.vllm_client.transport.take_counts()
-        of_ranks = gather_object([(*counts, engine.weight_difference)])
+        of_ranks = gather_object([(*counts, engine.weight_check.difference)])
         names = ("vllm/retries", "vllm/timeouts", "vllm/weight_check_logprob_diff")
         # The main process alone checks the weights; the others have a difference of 0.
         return {name: float(sum(values)) for name, values in zip(names, zip(*of_ranks, strict=True), strict=True)}

@@ -26,15 +26,13 @@ class VLLMServerUnavailable(VLLMServerError):
     """A request missed its deadline, or failed more often than it is retried: dead, stalled or overloaded server."""
 
 
-def make_error_factory(engine: str, consequence: str, fix: str = RESUME, url: str = "") -> ErrorFactory:
+def make_error_factory(engine: str, consequence: str, fix: str) -> ErrorFactory:
     """
-    Build a function that creates the same [`VLLMServerError`] on every rank. `fix` is
-    suggested if the failure itself has no fix, and `url`, which `engine` contains already, is removed from the cause.
+    Build a function that creates the same [`VLLMServerError`] on every rank. `fix` is suggested if the failure itself has no fix.
     """
 
     def error(process: int, cause: str, its_fix: str) -> VLLMServerError:
         where = f" (process {process})" if process else ""
-        cause = cause.replace(url, "") if url else cause
         return VLLMServerError(f"{engine}{where}: {consequence}: {cause}", its_fix or fix)
 
     return error

@@ -105,9 +105,8 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def error_factory(self, consequence: str, fix: str = RESUME) -> ErrorFactory:
         """Function that creates the same error on every rank, see [`~vllm.errors.make_error_factory`]."""
-        if self.mode != "server":
-            return make_error_factory("colocated vLLM engine", consequence, fix)
-        return make_error_factory(f"vLLM server at {self.base_url}", consequence, fix, url=self.base_url)
+        engine = f"vLLM server at {self.base_url}" if self.mode == "server" else "colocated vLLM engine"
+        return make_error_factory(engine, consequence, fix)
 
     # Weight synchronization
 
@@ -137,11 +136,6 @@ class AdaVLLMGeneration(VLLMGeneration):
             yield
         finally:
             self._syncs_are_skipped = False
-
-    @property
-    def weight_difference(self) -> float:
-        """Result of the last weight check, in nats per token; 0 on all ranks but the main one."""
-        return self.weight_check.difference
 
     # Generation
 
@@ -217,14 +211,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         mode only; not collective.
 
         The completions come from the weights that the server has at this time: call [`wait_for_prefetch`] before they change.
-
-        Raises:
-            `RuntimeError`: if a batch was prefetched before that was neither returned nor cancelled.
         """
-        if self._prefetched is not None:
-            raise RuntimeError(
-                "A batch is prefetched already. Call generate with its rows, or cancel_prefetch, first."
-            )
         self._prefetched = RequestedBatch(self, prompt_ids, images)
 
     @property

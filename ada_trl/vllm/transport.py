@@ -133,7 +133,7 @@ class HTTPTransport:
             self.timeouts += not queued  # the watchdog counts those of queued requests
             before = f"; the last attempt {failures[-1]}" if failures else ""
             raise VLLMServerUnavailable(
-                f"{method} {self.base_url}{path} received no response within {timeout:g} s{before}", TOO_SLOW
+                f"{method} {path} received no response within {timeout:g} s{before}", TOO_SLOW
             ) from error
 
     async def _send(self, method: str, path: str, read: Callable, failures: list[str], kwargs: dict) -> Any:
@@ -150,7 +150,7 @@ class HTTPTransport:
                     retries_left -= 1
                     if failed.is_rejection or retries_left < 0:
                         times = f" (sent {len(failures) + 1} times)" if failures else ""
-                        cause = f"{method} {self.base_url}{path} {failed}{times}"
+                        cause = f"{method} {path} {failed}{times}"
                         raise failed.error_class(cause, failed.fix(path), status=failed.status) from failed
                 failures.append(str(failed))
             self.retries += 1

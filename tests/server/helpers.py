@@ -87,13 +87,13 @@ def train(tmp_path, server, *args, **options):
 
 def record_batches(trainer):
     """The batches that the trainer trains on, as they come."""
-    batches, original = [], trainer._replace_advantages_and_metrics
+    batches, original = [], trainer._replace_advantages
 
     def record(batch, output):
         original(batch, output)
         batches.append(output)
 
-    trainer._replace_advantages_and_metrics = record
+    trainer._replace_advantages = record
     return batches
 
 

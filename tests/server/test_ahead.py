@@ -10,31 +10,37 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.core.prompt_id import prompt_key
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.trainer.reporting import describe_run
 from ada_trl.vllm.errors import VLLMServerError
 
 from ..helpers import logs_of
-from .fake import FakeServer, answer, fingerprint, random_texts
+from .fake import RIGHT, FakeServer, answer, fingerprint, random_texts
 from .helpers import ONE_ROUND, becomes_idle, build, fails
 
 
 SUMS = [f"{a}+{b}=" for a in range(1, 9) for b in range(1, 9)]
 ROWS = Dataset.from_dict({"prompt": SUMS})
 AHEAD = ONE_ROUND | {"max_staleness": 1, "learning_rate": 0.01}
+ONE_COMPLETION = {"baseline": "batch", "num_generations": 1, "per_device_train_batch_size": 8}
 MODES = {
-    "posterior": {"baseline": "posterior", "num_generations": 1, "per_device_train_batch_size": 8},
+    "one completion": ONE_COMPLETION | {"adaptive_sampling": "uniform"},
     "batch": {"baseline": "batch", "num_generations": 2, "per_device_train_batch_size": 8},
     "GRPO": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
     "est": {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
-    "retries": {"baseline": "posterior", "adaptive_sampling": "seq-pos", "num_generations": 1, "per_device_train_batch_size": 8},
-    "oversampling": {"baseline": "posterior", "prompt_oversampling": 2, "num_generations": 1, "per_device_train_batch_size": 8},
-    "two iterations": {"baseline": "posterior", "num_generations": 1, "num_iterations": 2, "per_device_train_batch_size": 8},
-}  # fmt: skip
+    "retries": ONE_COMPLETION | {"adaptive_sampling": "seq-pos"},
+    "two iterations": ONE_COMPLETION | {"adaptive_sampling": "uniform", "num_iterations": 2},
+}
 
 
 async def half(call):
     return answer(call, random_texts(call, 0.5))
+
+
+async def right(call):
+    """No prompt is retried: those of each step are the next ones of the dataset."""
+    return answer(call, [RIGHT] * call.n)
 
 
 class Recorder(AdaGRPOTrainer):
@@ -82,8 +88,8 @@ def test_the_next_step_is_requested_with_the_newest_weights_before_this_one_is_t
 
 def test_a_resumed_run_samples_the_prefetched_prompts_again(tmp_path):
     def prompts(name, resume=None, **options):
-        with FakeServer(half) as server:
-            trainer = build_ahead(tmp_path / name, server, **MODES["posterior"] | options)
+        with FakeServer(right) as server:
+            trainer = build_ahead(tmp_path / name, server, **MODES["retries"] | options)
             trainer.train(resume_from_checkpoint=resume)
         return [call.prompt for call in server.completions]
 
@@ -97,8 +103,8 @@ def test_a_resumed_run_samples_the_prefetched_prompts_again(tmp_path):
 
 
 def test_a_checkpoint_inside_a_generation_batch_goes_back_two_steps(tmp_path):
-    options = MODES["posterior"] | {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
-    with FakeServer(half) as server:
+    options = MODES["retries"] | {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
+    with FakeServer(right) as server:
         build_ahead(tmp_path, server, 8, **options).train()
     state = json.loads((tmp_path / "checkpoint-3" / "ada_state.json").read_text())
     assert state["queue"]["stream"]["read"] == 8
@@ -115,7 +121,7 @@ def test_no_request_is_in_flight_while_the_weights_change_for_an_evaluation(tmp_
         in_flight.append(server.in_flight)
 
     with FakeServer(slow, control=record) as server:
-        options = MODES["posterior"] | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
+        options = MODES["one completion"] | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
         options |= {"per_device_eval_batch_size": 8, "eval_dataset": ROWS.select(range(4))}
         trainer = build_ahead(tmp_path, server, 3, **options)
         trainer.train()
@@ -145,44 +151,36 @@ def test_an_evaluation_of_the_prefetched_prompts_samples_them_again(tmp_path):
     assert weights[0] == weights[1] and weights[2] == weights[3] and len(set(weights)) == 4
 
 
-@pytest.mark.parametrize("mode", ["posterior", "oversampling"])
-@pytest.mark.parametrize("failure", ["requests", "pass rates"])
-def test_prompts_of_a_step_that_could_not_be_prefetched_are_the_next_ones_again(failure, mode, tmp_path, monkeypatch):
-    with FakeServer(half) as server:
-        trainer = build_ahead(tmp_path, server, **MODES[mode])
-        owner, name = {
-            "requests": (trainer.vllm_generation, "prefetch"),
-            "pass rates": (trainer.pass_rates, "start_step"),
-        }[failure]
-        call, calls = getattr(owner, name), []
+def test_prompts_of_a_step_that_could_not_be_prefetched_are_the_next_ones_again(tmp_path, monkeypatch):
+    with FakeServer(right) as server:
+        trainer = build_ahead(tmp_path, server, **MODES["retries"])
+        prefetch, calls = trainer.vllm_generation.prefetch, []
 
         def fail_at_the_third_step(*args):
             calls.append(args)
-            if len(calls) == (2 if name == "prefetch" else 3):
+            if len(calls) == 2:
                 raise VLLMServerError("no route to host")
-            call(*args)
+            prefetch(*args)
 
-        monkeypatch.setattr(owner, name, fail_at_the_third_step)
+        monkeypatch.setattr(trainer.vllm_generation, "prefetch", fail_at_the_third_step)
         with pytest.raises(VLLMServerError, match="no route to host"):
             trainer.train()
-        queue = trainer.prompt_source.queue
-        state = queue.state_dict()
+        state = trainer.prompt_source.state_dict()["queue"]
         assert trainer._prefetched is None and len(server.completions) == 16
         sampled = {call.prompt for call in server.completions}
         trainer.train()
     taken, read = state["stream"]["taken"], state["stream"]["read"]
     assert taken + len(state["stream"]["front"]) == read
-    if mode == "posterior":
-        assert taken == 16 and read == 24, "two steps, and the one that was not sampled"
-        waiting = {SUMS[position] for position in state["stream"]["front"]}
-        assert not waiting & sampled and waiting == {call.prompt for call in server.completions[16:24]}
+    assert taken == 16 and read == 24, "two steps, and the one that was not sampled"
+    waiting = {SUMS[position] for position in state["stream"]["front"]}
+    assert not waiting & sampled and waiting == {call.prompt for call in server.completions[16:24]}
 
 
 def next_prompts(trainer):
-    return {SUMS[candidate.position] for slot in trainer.prompt_source.queue.next_slots() for candidate in slot}
+    return {SUMS[candidate.position] for slot in trainer.prompt_source.next_candidates() for candidate in slot}
 
 
-@pytest.mark.parametrize("mode", ["posterior", "GRPO", "est"])
+@pytest.mark.parametrize("mode", ["one completion", "GRPO", "est"])
 def test_an_override_of_generate_single_turn_is_used_in_modes_with_one_round(mode, tmp_path):
     class Shortening(Recorder):
         def _generate_single_turn(self, *args, **kwargs):
@@ -212,10 +210,10 @@ class Stop(TrainerCallback):
 def test_a_run_that_ends_early_leaves_nothing_and_skips_no_prompts(how, tmp_path):
     async def slow(call):
         await asyncio.sleep(5 if call.number >= 16 else 0)  # those of the third step are under way when it ends
-        return await half(call)
+        return await right(call)
 
     with FakeServer(slow) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
+        trainer = build_ahead(tmp_path, server, **MODES["retries"])
         trainer.add_callback(Stop(how))
         if isinstance(how, BaseException):
             with pytest.raises(type(how)):
@@ -231,7 +229,7 @@ def test_a_run_that_ends_early_leaves_nothing_and_skips_no_prompts(how, tmp_path
 
 def test_a_server_that_is_restarted_during_a_prefetch_stops_the_run(tmp_path):
     with FakeServer(half) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["posterior"])
+        trainer = build_ahead(tmp_path, server, **MODES["one completion"])
         steps = trainer.training_step
 
         def restart(*args):
@@ -252,7 +250,7 @@ def test_a_failed_prefetch_stops_the_step_that_needs_it(tmp_path):
         return await half(call)
 
     with FakeServer(failing) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["posterior"] | {"vllm_request_timeout": 2})
+        trainer = build_ahead(tmp_path, server, **MODES["one completion"] | {"vllm_request_timeout": 2})
         with fails("rollouts are missing"):
             trainer.train()
         assert becomes_idle(server)
@@ -262,7 +260,7 @@ def test_a_failed_prefetch_stops_the_step_that_needs_it(tmp_path):
 def test_the_effective_sample_size_shows_older_weights(tmp_path):
     """All steps but the first are sampled from the weights before the last update."""
     with FakeServer(half, truthful=True) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["posterior"] | {"learning_rate": 0.05})
+        trainer = build_ahead(tmp_path, server, **MODES["one completion"] | {"learning_rate": 0.05})
         trainer.train()
     logs = logs_of(trainer)
     assert logs[0]["ada/ess_ratio"] == pytest.approx(1, abs=1e-4)
@@ -270,13 +268,13 @@ def test_the_effective_sample_size_shows_older_weights(tmp_path):
     assert torch.isfinite(torch.tensor([step["loss"] for step in logs])).all()
 
 
-@pytest.mark.parametrize("mode", ["est", "oversampling", "posterior"])
-def test_rollouts_are_recorded_for_their_own_prompts(mode, tmp_path):
+def test_rollouts_are_recorded_for_their_own_prompts(tmp_path):
     """And not for those that are prefetched in the meantime."""
     with FakeServer(half) as server:
-        build_ahead(tmp_path, server, **MODES[mode] | {"save_strategy": "steps", "save_steps": 4}).train()
+        build_ahead(tmp_path, server, **MODES["est"] | {"save_strategy": "steps", "save_steps": 4}).train()
     record = pq.read_table(tmp_path / "checkpoint-4" / PASS_RATES_FILE).to_pylist()
-    assert {row["prompt"]: row["rollouts"] for row in record} == server.draws
+    draws = {prompt_key(prompt): number for prompt, number in server.draws.items()}
+    assert {row["prompt_id"]: row["rollouts"] for row in record} == draws
 
 
 def test_the_effective_sample_size_counts_masked_rows(tmp_path, monkeypatch):

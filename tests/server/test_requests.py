@@ -265,7 +265,7 @@ def test_another_kind_of_server_is_rejected_at_once(path, response, message, tmp
 
 def test_a_name_lookup_that_takes_long_has_the_same_deadline(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(2))
-    with fails("nowhere.test.*no response within 0.5 s"):
+    with fails("/health received no response within 0.5 s"):
         TimeoutVLLMClient("http://nowhere.test:8000", request_timeout=0.5)
 
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 from transformers import PreTrainedModel, TrainerCallback
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.vllm.client import TimeoutVLLMClient
 
-from ..helpers import tiny_model
 from .fake import TOKENIZER, FakeServer
 from .helpers import LORA, UNIFORM, build, fails, reject
 
@@ -38,9 +38,15 @@ def train_interrupt_and_train_again(tmp_path, server):
     trainer.train()
 
 
+class Failing(AdaGRPOTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        raise ValueError("my bug")
+
+
 def fail_in_the_construction(tmp_path, server):
-    with pytest.raises(ValueError, match="0 trainable parameters"):
-        build(tmp_path, server, model=tiny_model().requires_grad_(False))
+    with pytest.raises(ValueError, match="my bug"):
+        build(tmp_path, server, trainer_class=Failing)
 
 
 def fail_in_a_request(tmp_path, server):

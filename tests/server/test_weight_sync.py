@@ -40,7 +40,7 @@ def test_adapters_are_loaded_used_and_unloaded(tmp_path):
 def test_an_adapter_of_any_name_is_sent(tmp_path):
     model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj"]), adapter_name="policy")
     trainer, server = train(tmp_path, FakeServer(), model=model, peft_config=False, max_steps=2, **LORA)
-    assert len(server.completions) == 8 and trainer.vllm_generation.weight_difference < 1e-4
+    assert len(server.completions) == 8 and trainer.vllm_generation.weight_check.difference < 1e-4
 
 
 def test_the_rank_of_the_server_is_one_that_vllm_accepts():
