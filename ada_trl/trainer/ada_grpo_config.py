@@ -206,7 +206,9 @@ class AdaGRPOConfig(GRPOConfig):
             resolve_sampling(self)
             self._resolve(unset)
         finally:
-            self._derived = {name: getattr(self, name) for name in unset}  # also if the present values are invalid
+            self._derived: dict[str, Any] = {
+                name: getattr(self, name) for name in unset
+            }  # also if the present values are invalid
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A field that is set is not derived again, even if it is set to the derived value.
@@ -217,7 +219,7 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_defaults(self)
         check_rules(self)
         self.sampling_strategy  # noqa: B018 (checks the options of rounds and budgets)
-        self._derived: dict[str, Any] = {name: getattr(self, name) for name in unset}
+        self._derived = {name: getattr(self, name) for name in unset}
 
     @property
     def sampling_strategy(self) -> SamplingStrategy:
