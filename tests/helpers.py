@@ -261,35 +261,6 @@ def build(
     )
 
 
-class Watch:
-    """Counts the policy's forward passes, and compares what is caught with a pass of its own."""
-
-    def __init__(self, trainer):
-        self.trainer, self.passes, self.own_passes, self.compared = trainer, 0, 0, []
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        model.base_model.register_forward_hook(self.count)
-        tracker = trainer.pass_rates
-        if tracker is None:  # nothing is expected of prompts
-            return
-        predict = tracker.predict
-
-        def watch(features=None):
-            if features is None:
-                self.own_passes += 1
-            else:
-                before = self.passes
-                expected = tracker.reader.read(tracker.predictions.prompts)
-                self.passes = before
-                self.compared.append((features, expected))
-            return predict(features)
-
-        tracker.predict = watch
-
-    def count(self, *_):
-        self.passes += 1
-
-
 def remember_rollouts(trainer):
     """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
     seen, compute = [], trainer.compute_advantages

@@ -169,6 +169,8 @@ class StepProgress(tqdm):
             Show nothing.
     """
 
+    monitor_interval = 0  # tqdm would start a thread, also for a bar that is not shown
+
     def __init__(self, total: int, step: int, disable: bool):
         label, look = f"Sampling for step {step}", {"miniters": 0, "leave": False, "dynamic_ncols": True}
         super().__init__(total=total, desc=label, unit="prompt", delay=2, disable=disable, **look)

@@ -193,17 +193,27 @@ class AdaGRPOConfig(GRPOConfig):
     def resolve(self) -> None:
         """
         Derive and check everything again, because fields may have been set since the construction, as sweeps do. A field that
-        still has the value that was derived for it is derived from the other fields' present values.
+        was never set, or was set to `None`, is derived from the other fields' present values.
 
         Raises:
             `ValueError`: as the constructor.
         """
-        unset = [name for name, value in self._derived.items() if getattr(self, name) in (value, None)]
+        unset = [name for name in DERIVED if name in self._derived or getattr(self, name) is None]
         self.__dict__.update(dict.fromkeys(unset))
-        check_removed({name: getattr(self, name) for name in CHOICES})
-        check_types(self, AdaGRPOConfig.__annotations__)
-        resolve_sampling(self)
-        self._resolve(unset)
+        try:
+            check_removed({name: getattr(self, name) for name in CHOICES})
+            check_types(self, AdaGRPOConfig.__annotations__)
+            resolve_sampling(self)
+            self._resolve(unset)
+        finally:
+            self._derived: dict[str, Any] = {
+                name: getattr(self, name) for name in unset
+            }  # also if the present values are invalid
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A field that is set is not derived again, even if it is set to the derived value.
+        self.__dict__.get("_derived", {}).pop(name, None)
+        super().__setattr__(name, value)
 
     def _resolve(self, unset: list[str]) -> None:
         resolve_defaults(self)

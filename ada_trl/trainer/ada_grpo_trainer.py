@@ -80,6 +80,7 @@ from .validation import (
     check_overrides,
     check_size,
     check_success_reward,
+    check_value_head,
     report_too_few_prompts,
 )
 from .vllm_session import VLLMSession, ess_ratio
@@ -223,8 +224,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 environment_factory,
             )
         self.vllm = VLLMSession(self)
-        # Again: GRPOTrainer has now loaded the reward models.
+        # Again: GRPOTrainer has now loaded the reward models and the processor.
         check_success_reward(args, self.reward_func_names)
+        check_value_head(args, self.environment_factories is not None, trl_private.is_vision_language_model(self))
         if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
                 f"max_staleness ({args.max_staleness}) is not supported with tools, environments, or reward models under "

@@ -383,14 +383,7 @@ def check_arguments(
             "rollout function contains a separate sampling loop. Use adaptive_sampling='uniform', baseline='pool' and "
             "prompt_weighting='none', or trl.GRPOTrainer."
         )
-    if args.pass_rate_estimator == "value":
-        has_images = isinstance(processing_class, ProcessorMixin)
-        if environment_factory is not None or has_images:
-            name = "a vision-language model" if has_images else "environment_factory"
-            raise ValueError(
-                f"pass_rate_estimator ('value') is not supported with {name}: the value head reads only the text of the prompt. "
-                "Use pass_rate_estimator='ema'."
-            )
+    check_value_head(args, environment_factory is not None, isinstance(processing_class, ProcessorMixin))
     if environment_factory is None:  # which may bring the prompts and a reward
         check_size(args, train_dataset)
         names = _reward_names(reward_funcs)
@@ -401,6 +394,21 @@ def check_arguments(
         raise ValueError(
             f"{name} ({getattr(args, name)!r}) requires a train_dataset, because every reset of an environment without one is "
             "another problem. Pass a train_dataset, or set zero_variance_groups='keep' and adaptive_sampling='uniform'."
+        )
+
+
+def check_value_head(args: "AdaGRPOConfig", has_environments: bool, has_images: bool) -> None:
+    """
+    Check that a value head reads the whole prompt.
+
+    Raises:
+        `ValueError`: If it would not, because an environment or an image adds to the text.
+    """
+    if args.pass_rate_estimator == "value" and (has_environments or has_images):
+        name = "a vision-language model" if has_images else "environment_factory"
+        raise ValueError(
+            f"pass_rate_estimator ('value') is not supported with {name}: the value head reads only the text of the prompt. "
+            "Use pass_rate_estimator='ema'."
         )
 
 

@@ -90,7 +90,7 @@ def test_counts_are_unbiased_under_early_stopping(decay, rule, known):
     Wald's identity: E[positives] = p · E[rollouts] for any stopping rule, so also for discounted sums of them. The mean
     of the pool means is off by a third or more at p = 0.05 (0.077 for pos, 0.067 for balance).
     """
-    p, prompts = 0.05, 4000
+    p, prompts = 0.05, 2000
     estimator, keys, pool_means = EMAPassRate(decay=decay), [str(i) for i in range(prompts)], []
     for step in range(5):
         counts = early_stopped_counts(np.full(prompts, p), (step, 1), rule)
@@ -99,7 +99,7 @@ def test_counts_are_unbiased_under_early_stopping(decay, rule, known):
     discounted = [estimator.counts[key] for key in keys]
     excess = [c.discounted_positives - p * c.discounted_rollouts for c in discounted]
     assert_mean(excess, 0, scale=p * np.mean([c.discounted_rollouts for c in discounted]))
-    assert np.mean(pool_means) == pytest.approx(known, abs=2e-3)
+    assert np.mean(pool_means) == pytest.approx(known, abs=4e-3)
 
 
 # State

@@ -230,7 +230,18 @@ COPIES = {
 @pytest.mark.parametrize("options", CHANGES, ids=str)
 def test_options_set_on_the_configuration_are_as_in_the_constructor(options, way):
     trainer = build(set_options(COPIES[way](config()), options))
-    assert fields_of(trainer.args) == fields_of(config(**options))
+    expected = build_config(**{"output_dir": "unused"} | QUICK | options)
+    assert fields_of(trainer.args) == fields_of(expected)
+
+
+def test_a_rejected_configuration_can_be_corrected():
+    args = set_options(config(), {"num_generations": 1})
+    with pytest.raises(ValueError, match="requires baseline='batch'"):
+        build(args)
+    assert fields_of(build(set_options(args, {"baseline": "batch"})).args) == fields_of(
+        config(num_generations=1, baseline="batch")
+    )
+    assert build(set_options(args, {"baseline": "pool", "num_generations": None})).args.samples_per_round == 8
 
 
 def test_values_that_were_set_stay_when_other_options_change():

@@ -11,8 +11,13 @@ from ..helpers import build, even_reward
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 
 
-@pytest.mark.parametrize("mode", ["uniform", "seq-balance"])
-@pytest.mark.parametrize("loss_type", LOSSES)
+def cases():
+    for i, loss_type in enumerate(LOSSES):
+        for j, mode in enumerate(("uniform", "seq-balance")):
+            yield pytest.param(loss_type, mode, marks=[pytest.mark.slow] * (i % 2 == j))
+
+
+@pytest.mark.parametrize(("loss_type", "mode"), cases())
 def test_the_update_is_that_of_all_rows(loss_type, mode, tmp_path):
     def run(zero_variance_groups):
         options = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}

@@ -106,12 +106,19 @@ def test_20_interrupted_steps(mode, tmp_path):
     assert_flat(samples, objects_per_sample=10)
 
 
+def tqdm_threads():
+    return [thread for thread in threading.enumerate() if type(thread).__name__ == "TMonitor"]
+
+
 @pytest.mark.parametrize("mode", ["default", "batch"])
 def test_a_training_leaves_no_thread_and_no_open_file(mode, tmp_path):
     """Also no thread of tqdm, with `disable_tqdm`."""
     build(tmp_path / "first", **SOAKED[mode]).train()  # what is opened once in a process
+    for thread in tqdm_threads():  # of other tests' bars
+        thread.exit()
+        thread.tqdm_cls.monitor = None
     before = resources()
     build(tmp_path / "second", **SOAKED[mode]).train()
     after = resources()
     assert (after["threads"], after["open files"]) == (before["threads"], before["open files"])
-    assert not any("TMonitor" in type(thread).__name__ for thread in threading.enumerate())
+    assert not tqdm_threads()

@@ -33,14 +33,21 @@ class RecordedRounds(RoundGenerator):
     def build_sampler(self, prompts, slots):
         trainer, owners = self.trainer, prompts.row_ranks
         sampler = super().build_sampler(prompts, slots)
-        generate, trainer.sampler, generated = sampler.generate, sampler, set()
+        trainer.sampler, generated, local = sampler, set(), []
+        sample_round, generate = sampler._sample_round, sampler.generate_and_score
 
-        def remember(rows, first_round):
-            generated.update(sampler.dataset_row_index(*row) for row in rows)
-            trainer.rows = [(sampler._data[sampler.dataset_row_index(*row)]["prompt"], row[1]) for row in rows]
-            return generate(rows, first_round)
+        def remember_requests():
+            per_rank = -(-len(sampler._requests) // sampler.num_processes)
+            requests = sampler._requests + [sampler._requests[-1]] * (per_rank * sampler.num_processes)
+            local[:] = requests[sampler.process_index * per_rank :][:per_rank]
+            generated.update(sampler.dataset_row_index(*request) for request in local)
+            return sample_round()
 
-        sampler.generate = remember
+        def remember_rows(rows, is_first_round):
+            trainer.rows = [(row["prompt"], draw) for row, (_, draw) in zip(rows, local, strict=True)]
+            return generate(rows, is_first_round)
+
+        sampler._sample_round, sampler.generate_and_score = remember_requests, remember_rows
         own = {prompt for prompt, owner in enumerate(owners) if owner == trainer.accelerator.process_index}
         trainer.traffic.append({"generated": generated, "own": own, "owners": owners})
         return sampler
