@@ -58,9 +58,8 @@ def bernoulli_rollouts(
     The defaults are those of GRPO: one round, which meets any exit condition.
     """
     p = np.asarray(pass_rates)
-    rewards_PD = np.full(
-        (len(p), samples_per_round * max_rounds), np.nan
-    )  # by draw; NaN for draws that are not needed
+    # By prompt and draw; NaN for draws that are not needed.
+    rewards_PD = np.full((len(p), samples_per_round * max_rounds), np.nan)
     active = np.arange(len(p))
     for first in range(0, samples_per_round * max_rounds, samples_per_round):
         is_positive = rng.random((len(active), samples_per_round)) < p[active, None]

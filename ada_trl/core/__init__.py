@@ -21,5 +21,14 @@ from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .prompt_id import prompt_key
 from .rollouts import Rollouts, Scoring
 from .selection import select_groups
-from .sequential import Candidate, Slot, SlotRule, collect_rollouts, needs_more, sample_slots, sampled_prompts
+from .sequential import (
+    Candidate,
+    Slot,
+    SlotRule,
+    collect_rollouts,
+    count_outcomes,
+    needs_more,
+    sample_slots,
+    sampled_prompts,
+)
 from .success_counts import EMAPassRate, brier_metrics

@@ -95,7 +95,6 @@ class Slot:
 
     def __post_init__(self) -> None:
         self._histories = list(self.candidates)  # with the rounds of this step
-        self._outcomes: set = set()  # distinct rewards of the current candidate
 
     @property
     def max_rounds(self) -> int:
@@ -136,41 +135,51 @@ class Slot:
         rounds = zip(self.candidate_of_round, self.rounds, strict=False)
         return np.concatenate([rewards for candidate, rewards in rounds if candidate == index])
 
-    def add_round(self, rewards: np.ndarray) -> None:
+    def add_round(self, rewards: np.ndarray, counts: tuple[int, int] | None = None) -> None:
         """
         Add a round, and decide how the slot goes on.
 
         Args:
             rewards (`np.ndarray`):
                 Rewards of the round's rollouts, `(M, F)`.
+            counts (`tuple[int, int]`, *optional*):
+                Its [`count_outcomes`], which takes less time for the rounds of many slots in one call.
         """
+        positives, negatives = counts or count_outcomes([rewards], self.scoring)[0]
         current = self.candidate_of_round[len(self.rounds)]
         self.rounds.append(rewards)
-        rewards = self.scoring.clean(rewards)
-        reward_n, success_n = self.scoring.totals(rewards)
-        is_scored = ~np.isnan(reward_n) & ~np.isnan(success_n)
-        positives = int((success_n[is_scored] > self.scoring.threshold).sum())
         before = self._histories[current]
         self._histories[current] = before._replace(
             rounds=before.rounds + 1,
             positives=before.positives + positives,
-            negatives=before.negatives + int(is_scored.sum()) - positives,
+            negatives=before.negatives + negatives,
         )
-        outcomes = self.scoring.distinguish(rewards) if self.rule.compares_each_reward else success_n
-        self._outcomes |= set(outcomes[is_scored].tolist())
         if self.rule.one_round_per_step:
             self.done = (
                 True  # whether the prompt is sampled again in the next step is the queue's decision, see `unsolved`
             )
         elif self.unsolved is not None:
             self.candidate_of_round.append(current)
-        elif len(self._outcomes) > 1 or current + 1 == len(self.candidates):
+        elif current + 1 == len(self.candidates) or not self._has_zero_variance(current):
             self.done = (
                 True  # without another candidate the last one stays in the batch, if need be with zero advantages
             )
         else:
             self.candidate_of_round.append(current + 1)
-            self._outcomes = set()
+
+    def _has_zero_variance(self, index: int) -> bool:
+        rewards = self.scoring.clean(self.rewards_of(index))
+        reward_N, success_N = self.scoring.totals(rewards)
+        outcome_N = self.scoring.distinguish(rewards) if self.rule.compares_each_reward else success_N
+        return len(set(outcome_N[~np.isnan(reward_N) & ~np.isnan(success_N)].tolist())) <= 1
+
+
+def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[tuple[int, int]]:
+    """Numbers of positive and negative rollouts of each round, from its rewards `(M, F)`."""
+    if not rounds:
+        return []
+    scored = Rollouts.score(rounds, scoring)
+    return list(zip(scored.positives_P.tolist(), scored.negatives_P.tolist(), strict=True))
 
 
 Submit = Callable[[int, int], None]
@@ -229,10 +238,13 @@ def sample_slots(
             submit(state.number, state.submitted * state.slot.round_size)
             state.submitted += 1
             in_flight += 1
-        for number, first_draw, rewards in collect():
+        received = collect()
+        # In one call: NumPy takes longer for a round of a few rollouts than for its rewards.
+        counts = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
+        for (number, first_draw, rewards), of_round in zip(received, counts, strict=True):
             in_flight -= 1
             state = states[number]
-            state.receive(first_draw, rewards)
+            state.receive(first_draw, rewards, of_round)
             # A speculative round may be in flight already.
             if not state.slot.done and state.submitted == len(state.slot.rounds):
                 waiting.append(state)
@@ -247,12 +259,13 @@ class _SlotState:
     number: int
     slot: Slot
     submitted: int = 0  # rounds
-    pending: dict[int, np.ndarray] = field(default_factory=dict)  # by first draw, until their turn
+    # Rewards and counts of rounds by first draw, until their turn.
+    pending: dict[int, tuple[np.ndarray, tuple[int, int]]] = field(default_factory=dict)
 
-    def receive(self, first_draw: int, rewards: np.ndarray) -> None:
-        self.pending[first_draw] = rewards
+    def receive(self, first_draw: int, rewards: np.ndarray, counts: tuple[int, int]) -> None:
+        self.pending[first_draw] = rewards, counts
         while not self.slot.done and (turn := len(self.slot.rounds) * self.slot.round_size) in self.pending:
-            self.slot.add_round(self.pending.pop(turn))
+            self.slot.add_round(*self.pending.pop(turn))
 
 
 class SampledPrompt(NamedTuple):

@@ -35,6 +35,7 @@ from ..core import (
     batch_advantages,
     collect_rollouts,
     completion_metrics,
+    count_outcomes,
     first_round_metrics,
     normalize_each_reward,
     pass_at_k_metrics,
@@ -424,10 +425,10 @@ class AdaGRPOTrainer(GRPOTrainer):
 
         def receive(rewards: torch.Tensor) -> None:
             rows = rewards.double().cpu().numpy()
-            first = 0
-            for slot in plan.slots:
-                slot.add_round(rows[first : first + slot.round_size])
-                first += slot.round_size
+            rounds = np.split(rows, np.cumsum([slot.round_size for slot in plan.slots])[:-1])
+            counts = count_outcomes(rounds, plan.slots[0].scoring)
+            for slot, of_slot, counts_of_slot in zip(plan.slots, rounds, counts, strict=True):
+                slot.add_round(of_slot, counts_of_slot)
             queue_metrics.update(self.prompt_source.finish_step(plan.slots))
             if is_ahead:  # only now, because the rewards decide which prompts are retried
                 self._prefetch_next_step()

@@ -1,11 +1,13 @@
 """
 Overhead of adaptive sampling, excluding the generation of additional rollouts.
 
-`python -m benchmarks.speed.overhead` prints (1) the CPU time of the sampling logic of a step of 4,096 and of 16,384 rollouts, and (2)
-time per step and peak memory of variants relative to the first one of their group, alternating in separate processes: `adaptive_sampling="uniform"`
-and `GRPOTrainer`; Est with the value head and with success counts; the batch baseline with one rollout per prompt, and GRPO n=4 with
-as many rows, on the arithmetic task and with prompts of 64 tokens. Ratios are of the fastest steps, which are least affected by
-other load on the machine, and of the medians.
+`python -m benchmarks.speed.overhead` prints
+
+1. the CPU time of the sampling logic of a step of 4,096 and of 16,384 rollouts;
+2. time per step and peak memory of variants relative to the first one of their group, alternating in separate processes:
+   `adaptive_sampling="uniform"` and `GRPOTrainer`; Est with the value head and with success counts; the batch baseline with one
+   rollout per prompt, and GRPO n=4 with as many rows, on the arithmetic task and with prompts of 64 tokens. Ratios are of the
+   fastest steps, which are least affected by other load on the machine, and of the medians.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from ada_trl.core import (
     Scoring,
     Slot,
     SlotRule,
+    batch_advantages,
     collect_rollouts,
     first_round_metrics,
     pool_advantages,
@@ -68,13 +71,13 @@ GROUPS = (
 )
 
 
-def host_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> float:
+def host_seconds(baseline: str, num_prompts: int, samples_per_round: int, max_rounds: int) -> float:
     """
-    CPU seconds of a Seq-balance step without generation and rewards: rounds, selection, advantages and metrics. (Almost) no
-    prompt meets its exit condition.
+    CPU seconds of a step's sampling logic, without generation and rewards: rounds, selection, advantages and metrics. With the
+    baseline `"pool"` it is a step of Seq-balance in which (almost) no prompt meets the exit condition.
     """
     rng, requests = np.random.default_rng(0), []
-    sampling = {"min_positives": 2, "min_negatives": 2, "max_rounds": max_rounds}
+    quota = 2 if baseline == "pool" else 0
 
     def collect():
         rewards = (rng.random((len(requests), samples_per_round, 1)) < 0.001).astype(float)
@@ -83,21 +86,28 @@ def host_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> f
         return received
 
     started = time.process_time()
-    scoring = Scoring(weights=(1.0,), threshold=0.7)
-    slots = [Slot(SlotRule(**sampling), scoring, [Candidate(i)], samples_per_round) for i in range(num_prompts)]
+    rule, scoring = SlotRule(quota, quota, max_rounds), Scoring(weights=(1.0,), threshold=0.7)
+    slots = [Slot(rule, scoring, [Candidate(i)], samples_per_round) for i in range(num_prompts)]
     sample_slots(slots, lambda *request: requests.append(request), collect)
     prompts = sampled_prompts(slots)
     rollouts = collect_rollouts(slots, prompts)
+    if baseline == "pool":
+        selected = select_groups(rollouts, 4, [(0, i) for i in range(num_prompts)])
+        advantage_N = pool_advantages(rollouts)
+    else:
+        selected, advantage_N = np.arange(len(rollouts)), batch_advantages(rollouts)
     is_on_distribution_P = np.array([prompt.is_on_distribution for prompt in prompts])
     sampling_metrics(
         rollouts,
-        select_groups(rollouts, 4, [(0, i) for i in range(num_prompts)]),
-        pool_advantages(rollouts),
+        selected,
+        advantage_N,
+        min_positives=quota,
+        min_negatives=quota,
         samples_per_round=samples_per_round,
-        num_generations=4,
+        max_rounds=max_rounds,
+        num_generations=min(samples_per_round, 4),
         weighting="inverse_sqrt",
         is_on_distribution_P=is_on_distribution_P,
-        **sampling,
     )
     first_round_metrics(
         rollouts,
@@ -109,14 +119,19 @@ def host_seconds(num_prompts: int, samples_per_round: int, max_rounds: int) -> f
     return time.process_time() - started
 
 
+HOST_WORK = {
+    "batch baseline, 4,096 prompts × 1 rollout": ("batch", 4096, 1, 1),
+    "Seq-balance, 512 prompts × 1 round of 8": ("pool", 512, 8, 1),
+    "Seq-balance, 512 prompts × 4 rounds of 8": ("pool", 512, 8, 4),
+}
+
+
 def print_host_work(repeats: int = 10) -> None:
-    sizes = {"512 prompts × 1 round of 8": (512, 8, 1), "512 prompts × 4 rounds of 8": (512, 8, 4)}
-    runs = [[host_seconds(*size) for size in sizes.values()] for _ in range(repeats)]
+    runs = [[host_seconds(*step) for step in HOST_WORK.values()] for _ in range(repeats)]
     fastest = [min(seconds) for seconds in zip(*runs, strict=True)]
-    for name, seconds in zip(sizes, fastest, strict=True):
-        print(
-            f"Sampling logic of a step, {name}: {1e3 * seconds:.1f} ms of CPU, {seconds / fastest[0]:.2f} of the first"
-        )
+    print(f"Sampling logic of a step (fastest of {repeats}), and relative to the first one")
+    for name, seconds in zip(HOST_WORK, fastest, strict=True):
+        print(f"  {name}: {1e3 * seconds:.1f} ms of CPU, {seconds / fastest[0]:.2f}")
 
 
 class CpuSeconds(TrainerCallback):

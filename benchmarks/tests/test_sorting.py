@@ -65,7 +65,7 @@ def test_sampled_evaluation_is_seeded_and_precise_enough():
     first, again, other = (sorting.evaluate(model, tokenizer, rows, samples=2, seed=seed) for seed in (0, 0, 1))
     assert first == again != other
     assert 0.5 / (sorting.NUM_TEST * sorting.SAMPLES) ** 0.5 < 0.01
-    train, test, _ = sorting.read(Path(), "sorting")
+    train, test = sorting.read(Path(), "sorting")
     assert len(train) == sorting.NUM_TRAIN and len(test) == sorting.NUM_TEST
     assert not set(train["prompt"]) & set(test["prompt"])
 
