@@ -277,8 +277,12 @@ class AdaGRPOTrainer(GRPOTrainer):
                 pad_token_id=trl_private.tokenizer(self).pad_token_id,
                 batch_size=self.args.per_device_train_batch_size,
             )
-        hash_entire_row = self.environment_factories is not None
-        return PassRateTracker(decay=self.args.ema_decay, reader=reader, hash_entire_row=hash_entire_row)
+        return PassRateTracker(
+            decay=self.args.ema_decay,
+            reader=reader,
+            hash_entire_row=self.environment_factories is not None,
+            allocates=self.strategy.uses_estimated_budgets,
+        )
 
     def _build_prompt_queue(self) -> PromptQueue:
         args = self.args

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from trl import GRPOConfig
 
 from ..utils.distributed import synchronized_errors
 from .errors import VLLMServerError
@@ -18,7 +19,6 @@ from .responses import prompt_logprobs
 
 
 if TYPE_CHECKING:
-    from ..trainer.ada_grpo_config import AdaGRPOConfig
     from .generation import AdaVLLMGeneration
 
 
@@ -146,7 +146,7 @@ class WeightCheck:
         return max(ROUNDING.get(dtype, QUANTIZED) for dtype in dtypes)
 
 
-def has_comparable_logprobs(args: "AdaGRPOConfig") -> bool:
+def has_comparable_logprobs(args: GRPOConfig) -> bool:
     """
     Whether vLLM samples from the model's own distribution, so that its log-probabilities of the sampled tokens are those of the
     model. Any of the `generation_kwargs` may change the distribution.

@@ -77,7 +77,7 @@ def test_help_text_and_settings_page_name_every_choice(name):
     text, row = FIELDS[name].metadata["help"], " ".join(settings_rows()[name])
     assert text.strip()
     for choice in NAMED.get(name, ()):
-        assert f"`'{choice}'`" in text and f'`"{choice}"`' in row, choice
+        assert f"`'{choice}'`" in text and f"`'{choice}'`" in row, choice
 
 
 @page
@@ -132,7 +132,11 @@ def logged(tmp_path_factory):
     for mode in (
         {},
         {"adaptive_sampling": "est", "pass_rate_estimator": "value"},
-        {"adaptive_sampling": "est", "per_device_train_batch_size": 16, "max_steps": 4},  # different numbers of rollouts
+        {
+            "adaptive_sampling": "est",
+            "per_device_train_batch_size": 16,
+            "max_steps": 4,
+        },  # different numbers of rollouts
         {"adaptive_sampling": "uniform", "pass_rate_estimator": "ema"},
         {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
         {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"},

@@ -103,7 +103,7 @@ def test_return_values_are_checked(returned, message, tmp_path):
 def test_plain_grpo_with_a_function_is_not_plain(tmp_path):
     """Its rollouts are GRPO's, its advantages are not."""
     plain, own = (
-        train(tmp_path / name, func, adaptive_sampling="uniform", num_generations=4)
+        train(tmp_path / name, func, adaptive_sampling="uniform", num_generations=8)
         for name, func in (("plain", None), ("own", lambda rollouts: -pool_advantages(rollouts, weighting="none")))
     )
     assert torch.equal(plain.batches[0]["completion_ids"], own.batches[0]["completion_ids"])
