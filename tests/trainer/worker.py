@@ -28,7 +28,7 @@ from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model
 
 
 class RecordedRounds(RoundGenerator):
-    """Records which rows are generated on each rank, and what it holds."""
+    """Records which rows are generated on each rank, what it holds, and how much it sends to all."""
 
     def build_sampler(self, prompts, slots):
         trainer, owners = self.trainer, prompts.row_ranks
@@ -49,7 +49,19 @@ class RecordedRounds(RoundGenerator):
 
         sampler._sample_round, sampler.generate_and_score = remember_requests, remember_rows
         own = {prompt for prompt, owner in enumerate(owners) if owner == trainer.accelerator.process_index}
-        trainer.traffic.append({"generated": generated, "own": own, "owners": owners})
+        traffic = {"generated": generated, "own": own, "owners": owners, "gathered": trainer.gathered}
+        trainer.traffic.append(traffic)
+
+        def counted(call):
+            def method(*args):
+                with counted_gathers() as sizes:
+                    result = call(*args)
+                traffic["gathered"] += sum(sizes)
+                return result
+
+            return method
+
+        sampler.sample, sampler.fetch = counted(sampler.sample), counted(sampler.fetch)
         return sampler
 
 
@@ -61,7 +73,9 @@ class Scripted(AdaGRPOTrainer):
         self._round_generator = RecordedRounds(self)
 
     def _plan_step(self, inputs):
-        plan = super()._plan_step(inputs)
+        with counted_gathers() as sizes:
+            plan = super()._plan_step(inputs)
+        self.gathered = sum(sizes)
         if plan.rows:  # one round
             draws = [draw for slot in plan.slots for draw in range(slot.round_size)]
             start = self.accelerator.process_index * len(plan.rows)
@@ -78,9 +92,8 @@ class Scripted(AdaGRPOTrainer):
         return generated
 
     def _sample_in_rounds(self, plan):
-        with counted_gathers() as sizes:
-            batch, output = super()._sample_in_rounds(plan)
-        self.traffic[-1] |= {"gathered": sum(sizes), "held": set(self.sampler._data)}
+        batch, output = super()._sample_in_rounds(plan)
+        self.traffic[-1]["held"] = set(self.sampler._data)
         return batch, output
 
     def _log_sampling(self, batch, selected):
