@@ -66,7 +66,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "compiled")) for n in SHAPES])
+SLOW = ("compiled", "workers")  # PyTorch waits five seconds for a persistent worker to end
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SHAPES])
 def test_options(name, tmp_path):
     trainer = train(tmp_path, **SHAPES[name])
     assert trainer.state.global_step == trainer.state.max_steps > 0
