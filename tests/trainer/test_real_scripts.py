@@ -198,19 +198,8 @@ def no_tokens(run):
 
 
 NO_END = {"suppress_tokens": [tiny_tokenizer().eos_token_id, tiny_tokenizer().pad_token_id]}
-WRONG_KIND = everywhere(".")  # an error of TRL or PyTorch
 EVALUATED = {"eval_dataset": Dataset.from_dict({"prompt": ["9+9="] * 2}), "per_device_eval_batch_size": 4}
 REWARDS = {
-    "None": Script(returning(lambda rewards: None), rejected=WRONG_KIND),
-    "None from the second, asynchronous one": Script(
-        [even_reward, asynchronous_none], options={"success_reward": "even_reward"}, rejected=WRONG_KIND
-    ),
-    "a number": Script(returning(lambda rewards: 1.0), rejected=WRONG_KIND),
-    "strings": Script(returning(lambda rewards: [str(reward) for reward in rewards]), rejected=WRONG_KIND),
-    "a dictionary": Script(returning(lambda rewards: {"reward": rewards}), rejected=WRONG_KIND),
-    "columns": Script(returning(lambda rewards: np.array(rewards)[:, None]), rejected=WRONG_KIND),
-    "objects": Script(returning(lambda rewards: [object() for _ in rewards]), rejected=WRONG_KIND),
-    "too large integers": Script(returning(lambda rewards: [10**400 for _ in rewards]), rejected=WRONG_KIND),
     "too few": Script(returning(lambda rewards: rewards[1:]), rejected=everywhere(".")),
     "all unscored": Script(returning(lambda rewards: [None] * len(rewards)), check=no_advantages),
     "NaN": Script(returning(lambda rewards: [math.nan if i % 3 else reward for i, reward in enumerate(rewards)])),
