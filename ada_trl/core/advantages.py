@@ -140,7 +140,11 @@ def _leave_one_out_stds(rewards: np.ndarray) -> np.ndarray:
     centered, num_others = rewards - rewards.mean(), len(rewards) - 1
     mean = (centered.sum() - centered) / num_others
     mean_square = ((centered**2).sum() - centered**2) / num_others
-    return np.where(others_differ, np.sqrt(np.maximum(mean_square - mean**2, 0.0)), 0.0)
+    variance = np.where(others_differ, mean_square - mean**2, 0.0)
+    # Without an outlier, the others may differ by less than the rounding error of these sums.
+    for i in np.flatnonzero(others_differ & (variance < 1e-6 * mean_square)):
+        variance[i] = np.delete(rewards, i).var()
+    return np.sqrt(variance)
 
 
 def _std(values: np.ndarray) -> float:

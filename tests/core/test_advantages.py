@@ -22,7 +22,9 @@ from .simulation import assert_mean, by_prompt, rollouts_of, sample_binary
 
 
 NAN = math.nan
-REWARDS = st.one_of(st.sampled_from([0.0, 1.0, NAN]), st.floats(-100, 100))
+REWARDS = st.one_of(
+    st.sampled_from([0.0, 1.0, NAN]), st.floats(-100, 100, width=32)
+)  # as reward functions return them
 POOLS = st.lists(st.lists(REWARDS, min_size=1, max_size=6), min_size=1, max_size=5)
 
 
@@ -154,6 +156,11 @@ def test_batch_advantages_are_those_of_a_loop_over_all_others(scale, pools):
 def test_rollouts_without_a_success_reward_but_with_a_reward_have_an_advantage():
     rollouts = rollouts_of([1.0, 0.0], [NAN, 2.0], success=[[NAN, 0.0], [1.0, NAN]])
     assert batch_advantages(rollouts).tolist() == [0.0, -1.5, 0.0, 1.5]
+
+
+def test_an_outlier_is_clipped_however_similar_the_other_rewards_are():
+    """The standard deviation of the others, 5e-4, is far below the rounding error of sums that contain the outlier."""
+    assert batch_advantages(rollouts_of([0.0, 1e-3, 1e6]), scale="batch")[2] == 1.5
 
 
 @pytest.mark.parametrize("scale", ["none", "batch"])
