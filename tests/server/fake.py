@@ -166,6 +166,8 @@ class FakeServer:
     async def _complete(
         self, request: web.Request, model: str, n: int, prompt_ids: list[int], features: dict | None = None
     ) -> web.StreamResponse:
+        if model not in self.served:  # another prompt of this request has restarted the server
+            return web.json_response({"error": {"message": f"no model {model}"}}, status=404)
         prompt = self.tokenizer.decode(prompt_ids)
         position = (self.rounds[prompt], self.draws[prompt], next(self.numbers))
         call = Call(prompt, n, *position, model, request, self.tokenizer, features, prompt_ids)
