@@ -140,7 +140,9 @@ def advantages_of_a_loop(rewards, scale):
         advantage = reward - np.mean(others)
         if scale == "batch":
             std = np.std(others)
-            advantage = np.clip(advantage / std, -LARGEST_DEVIATION, LARGEST_DEVIATION) if std > 1e-12 else 0.0
+            advantage = (
+                np.clip(advantage / std, -LARGEST_DEVIATION, LARGEST_DEVIATION) if len(set(others)) > 1 else 0.0
+            )
         expected.append(advantage)
     return expected
 
