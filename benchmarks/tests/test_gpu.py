@@ -10,22 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.gpu import learn
 from benchmarks.gpu.units import Unit, run
 
-
-def square(value: int) -> dict:
-    if value == 0:
-        raise ValueError("The value is 0.")
-    return {"square": value**2}
-
-
-def hang(file: str) -> dict:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with open(file, "w") as pids:
-        pids.write(str(child.pid))
-    time.sleep(600)
-    return {}
+from .units_of_work import hang, square
 
 
 def test_finished_units_are_not_run_again(tmp_path, capsys):
@@ -52,6 +39,8 @@ def test_at_the_limit_processes_end_with_what_they_have_started(tmp_path, capsys
 
 
 def test_any_prefix_of_the_plan_is_balanced():
+    from benchmarks.gpu import learn  # imports torch, which the processes of the other tests do not need
+
     runs = learn.plan("mixture", learn.SEEDS)
     cells = {(run.method, run.rate) for run in runs}
     assert len(cells) == 6 and len(set(runs)) == len(runs) == 6 * len(learn.SEEDS)
