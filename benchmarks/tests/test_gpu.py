@@ -32,7 +32,7 @@ def test_finished_units_are_not_run_again(tmp_path, capsys):
 def test_at_the_limit_processes_end_with_what_they_have_started(tmp_path, capsys):
     units = [Unit("slow", hang, {"file": str(tmp_path / "pid")}), Unit("waiting", square, {"value": 1})]
     started = time.monotonic()
-    assert run(units, tmp_path / "units.json", 15) == {}
+    assert run(units, tmp_path / "units.json", 8) == {}
     assert time.monotonic() - started < 40
     assert "slow; waiting" in capsys.readouterr().out
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
