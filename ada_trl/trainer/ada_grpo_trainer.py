@@ -11,7 +11,6 @@ batch to train on. In reading order:
 """
 
 import functools
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterable
@@ -142,7 +141,6 @@ class AdaGRPOTrainer(GRPOTrainer):
     advantage_func: Callable[[Rollouts], np.ndarray] | None = None
     _interception: Interception | None = None  # see interception.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
-    _warned_mid_generation_checkpoint = False
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a dataset that can be indexed
     _repeats_evaluated_rows = True  # whether an evaluation samples each prompt `num_generations_eval` times
@@ -764,7 +762,6 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def _save_checkpoint(self, model, trial):
-        self._warn_of_unfinished_generation()
         # Before TRL's part, which ends by pushing the checkpoint to the hub.
         directory = os.path.join(
             self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -783,25 +780,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         # A checkpoint on a signal is saved before the optimizer step of the last micro-batch.
         is_unfinished = self._last_micro_batch_at == step or trl_private.micro_step(self) % micro_steps > 0
         return max(untrained, int(is_unfinished)) + (self._prefetched is not None)
-
-    def _warn_of_unfinished_generation(self) -> None:
-        """Warn that a resumed run generates this batch again: its rollouts are not part of a checkpoint, as in TRL."""
-        args, micro_steps = self.args, trl_private.micro_steps_per_generation(self)
-        unfinished = trl_private.micro_step(self) % micro_steps and self.state.global_step < self.state.max_steps
-        if unfinished and not self._warned_mid_generation_checkpoint:
-            self._warned_mid_generation_checkpoint = True
-            steps = micro_steps // math.gcd(micro_steps, args.gradient_accumulation_steps)
-            fix = f"Set save_steps to a multiple of {steps}."
-            loader = self.callback_handler.train_dataloader
-            if has_length(loader) and len(loader) % args.gradient_accumulation_steps:
-                fix = (  # the last step of an epoch has fewer micro-batches, so that no multiple fits
-                    f"Set save_strategy='epoch', or gradient_accumulation_steps ({args.gradient_accumulation_steps}) to a divisor of the "
-                    f"{len(loader)} micro-batches of an epoch."
-                )
-            logger.warning(
-                f"Checkpoint {self.state.global_step} falls inside a generation batch of {steps} steps. A resumed run "
-                f"generates it again and will not reproduce the uninterrupted run. {fix}"
-            )
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

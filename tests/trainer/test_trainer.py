@@ -7,7 +7,6 @@ import re
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
@@ -406,19 +405,6 @@ def test_trl_warns_of_unscored_completions_once_per_step(tmp_path, caplog):
     assert sum("All reward functions returned None" in record.getMessage() for record in caplog.records) == 3
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"steps_per_generation": 2}], ids=str)
-def test_a_checkpoint_within_a_generation_is_reported(options, streaming, tmp_path, caplog):
-    rows = prompt_dataset().to_iterable_dataset() if streaming else prompt_dataset()
-    common = {"dataset": rows, "save_strategy": "steps", "max_steps": 4} | options
-    build(tmp_path / "good", save_steps=2, **common).train()
-    assert "falls inside a generation batch" not in caplog.text
-    build(tmp_path / "bad", save_steps=1, **common).train()
-    assert caplog.text.count("falls inside a generation batch") == 1
-    assert "Checkpoint 1 falls inside a generation batch of 2 steps" in caplog.text
-    assert "Set save_steps to a multiple of 2." in caplog.text
-
-
 def test_a_reward_that_is_equal_to_the_threshold_is_not_positive(tmp_path):
     """In float32 0.1 is larger than in float64."""
 
@@ -445,11 +431,3 @@ def test_a_zero_variance_group_with_an_unscored_rollout_is_masked_in_grpos_mode(
     (batch,), (logs,) = trainer.batches, logs_of(trainer)
     assert batch["num_items_in_batch"] == 0
     assert logs["ada/tokens/discarded"] == logs["ada/tokens/generated"] > 0
-
-
-def test_no_multiple_of_steps_is_advised_where_an_epoch_ends_with_a_shorter_step(tmp_path, caplog):
-    options = {"adaptive_sampling": "uniform", "num_generations": 2, "gradient_accumulation_steps": 3}
-    options |= {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
-    rows = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(20)]})
-    build(tmp_path, dataset=rows, **options, max_steps=2, save_strategy="steps", save_steps=1).train()
-    assert "Set save_strategy='epoch', or gradient_accumulation_steps (3) to a divisor of the" in caplog.text
