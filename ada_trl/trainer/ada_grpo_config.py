@@ -12,6 +12,7 @@ from ..sampling.strategies import SamplingStrategy, build_strategy
 from .validation import (
     CHOICES,
     DERIVED,
+    WEIGHTED_SUM,
     check_removed,
     check_rules,
     check_types,
@@ -104,8 +105,8 @@ class AdaGRPOConfig(GRPOConfig):
     success_reward: str | None = described(
         None,
         "Name of the reward function whose unweighted value is compared with `positive_threshold`, so that shaping terms do not "
-        "affect the exit conditions. If `None`, the weighted sum of all rewards; with several reward functions, modes that depend "
-        "on successes require it.",
+        "affect the exit conditions, or `'sum'` for the weighted sum of all rewards. If `None`, the weighted sum; with several "
+        "weighted reward functions, modes that depend on successes require it.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
@@ -235,6 +236,11 @@ class AdaGRPOConfig(GRPOConfig):
     def float32_threshold(self) -> float:
         """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
         return float(np.float32(self.positive_threshold))
+
+    @property
+    def success_function(self) -> str | None:
+        """Name of the reward function that defines successes; `None` if the weighted sum does."""
+        return None if self.success_reward == WEIGHTED_SUM else self.success_reward
 
     @property
     def prompts_per_step(self) -> int:

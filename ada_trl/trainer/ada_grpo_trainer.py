@@ -380,14 +380,14 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _scoring(self) -> Scoring:
         """What the rewards amount to, from TRL's present weights."""
-        name = self.args.success_reward
+        name = self.args.success_function
         column = None if name is None else self.reward_func_names.index(name)
         return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column)
 
     def _slot_rule(self) -> SlotRule:
         strategy, args = self.strategy, self.args
         # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
-        compares_each = self.multi_objective_aggregation == "normalize_then_sum" and args.success_reward is None
+        compares_each = self.multi_objective_aggregation == "normalize_then_sum" and args.success_function is None
         return SlotRule(
             strategy.min_positives,
             strategy.min_negatives,

@@ -306,7 +306,7 @@ class TrainingDiagnostics:
         is_one_sided = low < high and not low <= threshold < high
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
-        reward = f"the reward of {args.success_reward}" if args.success_reward else "the reward"
+        reward = f"the reward of {args.success_function}" if args.success_function else "the reward"
         rollouts = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
         hard = (
             f"If a good completion gets more than {threshold:g}, the prompts are hard; otherwise s"

@@ -55,6 +55,9 @@ DERIVED = (
     *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "prompt_weighting"),
     *("pass_rate_estimator", "vllm_weight_sync_dir"),
 )
+WEIGHTED_SUM = (
+    "sum"  # of `success_reward`: that of all reward functions, for example if each of them scores other prompts
+)
 EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation where a training step samples one
 
 # Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come from the
@@ -421,7 +424,7 @@ def check_success_reward(args: "AdaGRPOConfig", reward_names: Sequence[str]) -> 
             prompts are sampled or weighted and several reward functions have a weight.
     """
     name, shown = args.success_reward, ", ".join(map(repr, reward_names)) or "none"
-    if name is not None and reward_names.count(name) != 1:
+    if name not in (None, WEIGHTED_SUM) and reward_names.count(name) != 1:
         raise ValueError(
             f"success_reward ({name!r}) must name exactly one reward function; this trainer has {shown}. Use one of these "
             "names, or leave success_reward unset."
@@ -431,7 +434,7 @@ def check_success_reward(args: "AdaGRPOConfig", reward_names: Sequence[str]) -> 
         return  # GRPOTrainer reports it
     if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:
         raise ValueError(
-            f"success_reward (None) must be one of {shown}, because adaptive_sampling={args.adaptive_sampling!r} with "
+            f"success_reward (None) must be one of {shown} or {WEIGHTED_SUM!r}, because adaptive_sampling={args.adaptive_sampling!r} with "
             f"prompt_weighting={args.prompt_weighting!r} depends on which rollouts are correct, and the sum of several rewards "
             "may exceed positive_threshold without a correct answer. Set it, or use baseline='batch'."
         )

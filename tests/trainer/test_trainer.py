@@ -431,3 +431,17 @@ def test_a_zero_variance_group_with_an_unscored_rollout_is_masked_in_grpos_mode(
     (batch,), (logs,) = trainer.batches, logs_of(trainer)
     assert batch["num_items_in_batch"] == 0
     assert logs["ada/tokens/discarded"] == logs["ada/tokens/generated"] > 0
+
+
+def test_functions_that_score_different_prompts_define_successes_by_their_sum(tmp_path):
+    def of_first(prompts, completions, **kwargs):
+        return [float(len(c) % 2) if p == PROMPTS[0] else None for p, c in zip(prompts, completions, strict=True)]
+
+    def of_others(prompts, completions, **kwargs):
+        return [None if p == PROMPTS[0] else float(len(c) % 2) for p, c in zip(prompts, completions, strict=True)]
+
+    with pytest.raises(ValueError, match=r"success_reward \(None\) must be one of 'of_first', 'of_others' or 'sum'"):
+        build(tmp_path, [of_first, of_others])
+    trainer = build(tmp_path, [of_first, of_others], success_reward="sum")
+    trainer.train()
+    assert all(logs["ada/frac_unscored"] == 0 for logs in logs_of(trainer))
