@@ -10,6 +10,8 @@ import pytest
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from ada_trl import AdaGRPOTrainer
+
 from ..helpers import MODES, build, even_reward
 
 
@@ -62,7 +64,7 @@ class Sampled(TrainerCallback):
 def test_300_steps(mode, tmp_path):
     sampled = Sampled()
     options = {"max_steps": 300, "logging_steps": 5, "learning_rate": 1e-4, "callbacks": [sampled]} | SOAKED[mode]
-    build(tmp_path, dataset=dataset(), **options).train()
+    build(tmp_path, dataset=dataset(), trainer_class=AdaGRPOTrainer, **options).train()
     assert_flat(sampled.samples, objects_per_sample=10)  # of 20 steps: a leak of one object per step is 20
 
 
