@@ -47,8 +47,15 @@ class TimeoutVLLMClient(VLLMClient):
         self.transport = HTTPTransport(base_url, request_timeout)
         try:
             super().__init__(base_url=base_url, group_port=group_port, connection_timeout=connection_timeout)
-        except BaseException:
+        except BaseException as error:
             self.transport.close()
+            if isinstance(
+                error, KeyError | IndexError | TypeError
+            ):  # TRL reads the name of the model from the response
+                raise VLLMServerError(
+                    f"{base_url} has responded to /v1/models without the name of a model ({error!r})",
+                    "Correct vllm_server_base_url, or start a vLLM server at this address.",
+                ) from error
             raise
 
     def send(self, method: str, path: str, read: Callable[[dict], Any] = dict, **options: Any) -> Any:
