@@ -311,3 +311,26 @@ def test_default_args_are_adaptive(monkeypatch):
     model.config._name_or_path = "org/tiny"
     trainer = AdaGRPOTrainer(model, even_reward, train_dataset=prompt_dataset(), processing_class=tiny_tokenizer())
     assert trainer.args.output_dir == "tiny-AdaGRPO"
+
+
+@pytest.mark.parametrize("mode", [{}, {"adaptive_sampling": "seq-pos"}, {"adaptive_sampling": "est"}], ids=str)
+def test_a_division_by_the_deviation_of_the_group_is_the_only_weight(mode):
+    """A script that keeps `scale_rewards="group"` would otherwise multiply both weights of hard prompts."""
+    assert config(**mode, scale_rewards="group").prompt_weighting == "none"
+    assert config(**mode, scale_rewards="group", prompt_weighting="inverse").prompt_weighting == "inverse"
+    assert config(**mode).prompt_weighting == "inverse_sqrt"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"baseline": "batch", "per_device_eval_batch_size": 16}, 8),
+        ({"baseline": "batch", "per_device_eval_batch_size": 12}, None),
+        ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations_eval": 2}, 2),
+        ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations": 4}, None),
+        ({"per_device_eval_batch_size": 8}, None),
+    ],
+)
+def test_evaluations_sample_eight_completions_where_a_step_samples_one(options, expected):
+    """`None` is TRL's default, `num_generations`."""
+    assert config(**options).num_generations_eval == expected

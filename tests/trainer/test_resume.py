@@ -1,6 +1,7 @@
 """Resumed runs equal uninterrupted ones, bit for bit, and checkpoints that lack something or are damaged."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -90,6 +91,29 @@ def test_the_batch_baseline_resumes_from_a_grpo_checkpoint(tmp_path, caplog):
     trainer = build(tmp_path / "batch", num_generations=1, baseline="batch", **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
     assert trainer.state.global_step == 2 and "from the start of the dataset" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"num_generations": 1, "baseline": "batch"}, "has 8 prompts, and one of the checkpoint {}"),
+        ({"num_generations": 1, "baseline": "batch", "ignore_data_skip": True}, None),
+        ({"num_generations": 2, "adaptive_sampling": "uniform"}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("file", "prompts"), [("kept", "4"), ("missing", "another number")])
+def test_another_number_of_prompts_than_in_the_checkpoint_is_reported(file, prompts, options, found, tmp_path, caplog):
+    """A checkpoint of GRPOTrainer has no file of ours. The data position counts steps, so it is another one then."""
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    build(tmp_path / "first", adaptive_sampling="uniform", num_generations=2, **saving).train()
+    checkpoint = tmp_path / "first" / "checkpoint-1"
+    if file == "missing":
+        (checkpoint / "ada_state.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path / "second", **options).train(resume_from_checkpoint=str(checkpoint))
+    assert caplog.text.count("position in the dataset differs") == (found is not None)
+    assert found is None or found.format(prompts) in caplog.text
 
 
 # The prompt queue
