@@ -39,7 +39,7 @@ def line(panel, label):
 
 def test_quota_figure_shows_missing_and_met_quotas_by_round():
     rollouts, positives, negatives, met = paper.quota_figure({"run": ROUNDS}).axes
-    assert [line.get_ydata().tolist() for line in rollouts.lines] == [[48] * 6]
+    assert [curve.get_ydata().tolist() for curve in rollouts.lines] == [[48] * 6]
     assert [line(positives, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.25] * 6]
     assert [line(negatives, f"round {k}") for k in (1, 2)] == [[0] * 6] * 2
     assert [line(met, f"round {k}") for k in (1, 2)] == [[0.5] * 6, [0.75] * 6]
