@@ -72,7 +72,7 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
     }
     runs = {label: by_seed(rows, PROMPT_SET, method, rate) for (method, rate), label in labels.items()}
     runs = {label: {seed: run for seed, run in own.items() if seed in part.seeds} for label, own in runs.items()}
-    if name == "group size":  # planned without a reference of its own: the same base and seeds of the first part
+    if name == "group size":  # its reference is in the first part, with the same base and seeds
         for method in (names.GRPO_4, names.BATCH):
             own = by_seed(rows, PROMPT_SET, method, PLANNED_RATE)
             runs[method] = {seed: run for seed, run in own.items() if seed in part.seeds}

@@ -155,15 +155,13 @@ class Slot:
             negatives=before.negatives + negatives,
         )
         if self.rule.one_round_per_step:
-            self.done = (
-                True  # whether the prompt is sampled again in the next step is the queue's decision, see `unsolved`
-            )
+            # Whether the prompt is sampled again in the next step is the queue's decision, see `unsolved`.
+            self.done = True
         elif self.unsolved is not None:
             self.candidate_of_round.append(current)
         elif current + 1 == len(self.candidates) or not self._has_zero_variance(current):
-            self.done = (
-                True  # without another candidate the last one stays in the batch, if need be with zero advantages
-            )
+            # Without another candidate the last one stays in the batch, if need be with zero advantages.
+            self.done = True
         else:
             self.candidate_of_round.append(current + 1)
 

@@ -173,6 +173,9 @@ class AdaGRPOConfig(GRPOConfig):
         "0, generation and training alternate.",
     )
 
+    # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
+    _derived = frozenset[str]()
+
     def __new__(cls, *args: Any, **options: Any):
         check_removed(options)  # here, because the constructor would report an unexpected argument
         return super().__new__(cls)
@@ -189,7 +192,8 @@ class AdaGRPOConfig(GRPOConfig):
             self.num_generations_eval = given["num_generations_eval"] or 1
         super().__post_init__()
         self.__dict__.update(given)
-        self._resolve(unset)
+        self._resolve()
+        self._derived = frozenset(unset)
 
     def resolve(self) -> None:
         """
@@ -205,22 +209,20 @@ class AdaGRPOConfig(GRPOConfig):
             check_removed({name: getattr(self, name) for name in CHOICES})
             check_types(self, AdaGRPOConfig.__annotations__)
             resolve_sampling(self)
-            self._resolve(unset)
-        finally:
-            self._derived: dict[str, Any] = {
-                name: getattr(self, name) for name in unset
-            }  # also if the present values are invalid
+            self._resolve()
+        finally:  # also if the present values are invalid, because they may be corrected
+            self._derived = frozenset(unset)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A field that is set is not derived again, even if it is set to the derived value.
-        self.__dict__.get("_derived", {}).pop(name, None)
+        if name in self._derived:
+            self._derived = self._derived - {name}  # another set, because a copy of the configuration shares this one
         super().__setattr__(name, value)
 
-    def _resolve(self, unset: list[str]) -> None:
+    def _resolve(self) -> None:
         resolve_defaults(self)
         check_rules(self)
         self.sampling_strategy  # noqa: B018 (checks the options of rounds and budgets)
-        self._derived = {name: getattr(self, name) for name in unset}
 
     @property
     def sampling_strategy(self) -> SamplingStrategy:

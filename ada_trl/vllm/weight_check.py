@@ -1,7 +1,7 @@
 """
 Whether rollouts come from the weights that are trained, by log-probabilities.
 
-A server is asked for those of a fixed prompt, after each synchronization and after each generation. For a colocated engine, those of
+A server returns those of a fixed prompt, after each synchronization and after each generation. For a colocated engine, those of
 the rollouts themselves are compared.
 """
 

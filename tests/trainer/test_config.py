@@ -234,6 +234,12 @@ def test_options_set_on_the_configuration_are_as_in_the_constructor(options, way
     assert fields_of(trainer.args) == fields_of(expected)
 
 
+def test_options_set_on_a_copy_do_not_count_as_set_on_the_original():
+    original = config()
+    set_options(copy.copy(original), {"num_generations": 4})  # the derived value
+    assert build(set_options(original, {"baseline": "batch"})).args.num_generations == 1
+
+
 def test_a_rejected_configuration_can_be_corrected():
     args = set_options(config(), {"num_generations": 1})
     with pytest.raises(ValueError, match="requires baseline='batch'"):
