@@ -13,6 +13,7 @@ from .comparisons import Comparison
 from .statistics import interval
 
 
+RETRIES = {names.batch_retries(2): "#8fd175", names.batch_retries(4): "#009e73", names.batch_retries(8): "#00563f"}
 STYLES = {
     names.GRPO_4: {"color": COLORS[names.GRPO_4], "marker": "v"},
     names.GRPO_8: {"color": COLORS[names.GRPO_8], "marker": "^"},
@@ -21,6 +22,7 @@ STYLES = {
     names.HYBRID: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
     names.ALGORITHM_2: {"color": "#8c1c13", "marker": "s", "linestyle": "-."},
     names.BATCH: {"color": COLORS[names.BATCH], "marker": "P"},
+    **{method: {"color": color, "marker": "o", "linestyle": "--"} for method, color in RETRIES.items()},
 }
 
 
@@ -76,13 +78,13 @@ def trade_off(axis, found: Comparison, methods: Iterable[str]) -> None:
     axis.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
 
 
-def language_rates(found: Comparison) -> Figure:
+def equal_tokens(found: Comparison, methods: Iterable[str]) -> Figure:
     """Accuracy and pass@16 against tokens, and against each other over training."""
     figure, ((left, middle, right),) = panels(3)
     for axis, column in ((left, "accuracy"), (middle, "pass@16")):
-        draw_curves(axis, found, found.runs, "generated_tokens", column)
+        draw_curves(axis, found, methods, "generated_tokens", column)
         axis.set(xlabel="Generated tokens", title=f"Held-out {column}")
-    trade_off(right, found, found.runs)
+    trade_off(right, found, methods)
     legend(figure, left)
     return figure
 
@@ -166,11 +168,17 @@ def overview(found: Comparison) -> Figure:
     return drawn
 
 
-def draw_all(rates: Comparison, paper: Comparison, equal_steps: dict[str, Comparison]) -> dict[str, Figure]:
-    """Every figure by its file name."""
-    return {
+def draw_all(
+    rates: Comparison, paper: Comparison, equal_steps: dict[str, Comparison], confirmation: Comparison | None
+) -> dict[str, Figure]:
+    """Every figure by its file name; that of the confirmation once it is finished."""
+    drawn = {
         "overview": overview(rates),
-        "language_rates": language_rates(rates),
+        "language_rates": equal_tokens(rates, rates.runs),
         "language_paper": language_paper(paper),
         "learning_accuracy": learning_accuracy(equal_steps),
     }
+    if confirmation is not None:
+        methods = (confirmation.reference, names.BATCH, *RETRIES)
+        drawn["confirmation"] = equal_tokens(confirmation, methods)
+    return drawn

@@ -61,40 +61,47 @@ def confirmation_block(rows: pd.DataFrame) -> str:
 
 
 def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
+    found = part_comparison(name, rows)
+    if found is None:
+        return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
+    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
+    columns: dict[str, Callable[[str], str]] = {
+        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
+        "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
+    }
+    return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
+
+
+def _finished_runs(part: Part, rows: pd.DataFrame) -> int:
     finished = rows[(rows["family"] == "all") & (rows["step"] == part.steps)]
     done = {(row.method, row.seed, row.rate) for row in finished.itertuples()}
-    stored = sum((run.method, run.seed, run.rate) in done for run in part.runs)
-    if stored < len(part.runs):
-        return f"*{name}*: not finished: {stored} of {len(part.runs)} runs."
-    labels = {
-        (method, rate): method.removesuffix(PAPER_SUFFIX) + (f", {rate_text(rate)}" if rate != PLANNED_RATE else "")
-        for method, rate in part.methods
-    }
-    runs = {label: by_seed(rows, PROMPT_SET, method, rate) for (method, rate), label in labels.items()}
-    runs = {label: {seed: run for seed, run in own.items() if seed in part.seeds} for label, own in runs.items()}
+    return sum((run.method, run.seed, run.rate) in done for run in part.runs)
+
+
+def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
+    """The methods of a part of the plan on its seeds; `None` before its last run."""
+    part = PARTS[name]
+    if _finished_runs(part, rows) < len(part.runs):
+        return None
+    methods = part.methods
     if name == "group size":  # its reference is in the first part, with the same base and seeds
-        for method in (names.GRPO_4, names.BATCH):
-            own = by_seed(rows, PROMPT_SET, method, PLANNED_RATE)
-            runs[method] = {seed: run for seed, run in own.items() if seed in part.seeds}
-    reference = names.GRPO_4
-    if name == "confirmation":
-        other = labels[names.GRPO_4, LOWER_RATE]
-        first = Comparison(runs, reference)
-        if first.mean(other, SPEED).mean > first.mean(reference, SPEED).mean:
-            reference = other
-    found = Comparison(runs, reference)
-    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {reference}.\n\n"
-    text += found.table(
-        {
-            "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
-            "Accuracy": lambda m: found.cell(m, ACCURACY),
-            "pass@16": lambda m: found.cell(m, PASS_AT_16),
-            "1k tokens": lambda m: f"{found.mean(m, final('generated_tokens')).mean / 1e3:.0f}",
-            "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
-        },
-        BEFORE,
-    )
-    return text + (f"\n\n{endpoints(found)}" if name == "confirmation" else "")
+        methods = [(names.GRPO_4, PLANNED_RATE), (names.BATCH, PLANNED_RATE), *methods]
+    runs = {}
+    for method, rate in methods:
+        own = by_seed(rows, PROMPT_SET, method, rate)
+        runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
+    lower = _label(names.GRPO_4, LOWER_RATE)
+    found = Comparison(runs, names.GRPO_4)
+    if lower in runs and found.mean(lower, SPEED).mean > found.mean(names.GRPO_4, SPEED).mean:
+        found.reference = lower
+    return found
+
+
+def _label(method: str, rate: float) -> str:
+    return method.removesuffix(PAPER_SUFFIX) + (f" at {rate_text(rate)}" if rate != PLANNED_RATE else "")
 
 
 def endpoints(found: Comparison) -> str:
@@ -109,6 +116,34 @@ def endpoints(found: Comparison) -> str:
         f"{diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
         f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
     )
+
+
+def group_size_sentences(found: Comparison) -> str:
+    """The baseline at equal prompts, and the number of distinct prompts with the same baseline."""
+    pairs = ((names.BATCH_4, names.GRPO_4), (names.BATCH, names.BATCH_4))
+    lines = []
+    for title, (method, other) in zip(("The baseline", "The number of prompts"), pairs, strict=True):
+        speed = found.words(method, SPEED, other, SPEED_WORDS, digits=4)
+        lines.append(
+            f"- {title}: {method} {speed} in mean accuracy; pass@16: {found.words(method, PASS_AT_16, other)}."
+        )
+    return "\n".join(lines)
+
+
+def small_rounds_sentence(found: Comparison) -> str:
+    """The plan's criterion for another default."""
+    method, default = names.SMALL_ROUNDS, names.HYBRID
+    accuracy, diversity = (found.difference(method, measure, default) for measure in (SPEED, PASS_AT_16))
+    rollouts = found.mean(method, per_step("rollouts")).mean / found.mean(default, per_step("rollouts")).mean
+    is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
+    return (
+        f"The criterion for another default is {'met' if is_met else 'not met'}: {names.short(method)} against "
+        f"{names.short(default)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
+        f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
+    )
+
+
+CONCLUSIONS = {"confirmation": endpoints, "group size": group_size_sentences, "paper": small_rounds_sentence}
 
 
 # The language model at equal tokens
@@ -444,7 +479,9 @@ def main() -> None:
     for document, texts in blocks().items():
         for name, text in texts.items():
             fill(name, text, document)
-    for name, figure in figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps")).items():
+    confirmation = part_comparison("confirmation", load(STORED))
+    drawn = figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), confirmation)
+    for name, figure in drawn.items():
         figure.savefig(FIGURES / f"{name}.png", dpi=200 if name == "overview" else 110)
 
 

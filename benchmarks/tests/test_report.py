@@ -166,20 +166,42 @@ def test_endpoints_of_the_plan(gains, speed, holds):
     a, b = (line for line in text.splitlines() if line.startswith("- ("))
     assert a.startswith(f"- (a) {names.BATCH} {speed} {names.GRPO_4} (")
     assert b.startswith(f"- (b) {holds}: {RETRIES} against {names.GRPO_4}: ")
-    assert "| GRPO n=4, 5e-5 | " in text and "*group size*: not finished: 0 of 6 runs." in text
+    assert "| GRPO n=4 at 5e-5 | " in text and "*group size*: not finished: 0 of 6 runs." in text
 
 
 def test_the_better_rate_of_grpo_is_the_reference():
     gains = {(names.GRPO_4, confirmation.LOWER_RATE): (0.05, 0.0), (names.BATCH, RATE): (0.05, 0.0)}
     text = report.confirmation_block(pd.DataFrame(planned("confirmation", gains)))
-    assert "Differences are from GRPO n=4, 5e-5." in text
-    assert "does not learn significantly faster than GRPO n=4, 5e-5" in text
+    assert "Differences are from GRPO n=4 at 5e-5." in text
+    assert "does not learn significantly faster than GRPO n=4 at 5e-5" in text
 
 
 def test_the_group_size_is_compared_with_the_first_part_on_its_seeds():
     rows = planned("confirmation", {(names.BATCH, RATE): (0.05, 0.0)}) + planned("group size", {})
     text = report.confirmation_block(pd.DataFrame(rows)).split("**group size**")[1]
     assert f"| {names.BATCH_4} | " in text and f"| {names.BATCH} | " in text and f"| {names.GRPO_4} | 0.275 " in text
+    baseline, prompts = (line for line in text.splitlines() if line.startswith("- "))
+    assert baseline.startswith(f"- The baseline: {names.BATCH_4} {AS_FAST} {names.GRPO_4} (+0.000")
+    assert prompts.startswith(
+        f"- The number of prompts: {names.BATCH} {FASTER} {names.BATCH_4} (+0.0375 "
+    )  # 3/4 of 0.05
+
+
+@pytest.mark.parametrize(
+    ("gains", "rollouts", "is_met"),
+    [
+        ((-0.004, -0.009), 0.7, "met"),
+        ((-0.02, 0.0), 0.7, "not met"),  # three quarters of it in the mean over the evaluations
+        ((0.0, -0.02), 0.7, "not met"),
+        ((0.0, 0.0), 1.0, "not met"),
+    ],
+)
+def test_small_rounds_become_the_default_by_the_criterion_of_the_plan(gains, rollouts, is_met):
+    method = names.SMALL_ROUNDS + language_model.PAPER_SUFFIX
+    rows = planned("paper", {(method, RATE): gains}, noise=0)
+    rows = [row | {"rollouts": row["rollouts"] * (rollouts if row["method"] == method else 1)} for row in rows]
+    text = report.confirmation_block(pd.DataFrame(rows)).split("**paper**")[1]
+    assert f"The criterion for another default is {is_met}: " in text and f", {rollouts:.2f} of its rollouts." in text
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
@@ -219,12 +241,22 @@ def test_documents_are_filled_from_stored_results():
 
 
 def test_figures_are_drawn_from_stored_results_with_few_lines():
-    drawn = figures.draw_all(report.language_rates(), report.paper_protocol(), report.small_experiment("equal_steps"))
+    drawn = figures.draw_all(
+        *(report.language_rates(), report.paper_protocol(), report.small_experiment("equal_steps")), confirmation=None
+    )
     for name, figure in drawn.items():
         assert (common.FIGURES / f"{name}.png").stat().st_size > 5000
         for axis in figure.axes:
             labels = [label for label in axis.get_legend_handles_labels()[1] if not label.startswith("_")]
             assert len(labels) <= 4, name
+
+
+def test_figure_of_the_confirmation():
+    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
+    assert found is not None
+    drawn = figures.equal_tokens(found, (found.reference, names.BATCH, *figures.RETRIES))
+    labels = drawn.axes[0].get_legend_handles_labels()[1]
+    assert labels == [names.GRPO_4, names.BATCH, *figures.RETRIES]
 
 
 def test_means_and_interval_of_a_curve():
