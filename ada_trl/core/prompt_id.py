@@ -42,10 +42,11 @@ def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     """
     Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has one.
 
-    The hash is the SHA-256 of the prompt as canonical JSON, its first 16 digits if there is an `id` as well. An `id` alone
-    would not do: datasets that are concatenated often have the same ids for different prompts, and some have one `id` for
-    all rows. With an `id`, equal prompts of different ids (and different answers, say) have separate estimates. Fields that
-    are `None` are left out of the hash, because a dataset adds them to messages that lack a field which others have.
+    The hash is the SHA-256 of the prompt as canonical JSON, in which an image is the hash of its pixels; its first 16 digits
+    if there is an `id` as well. An `id` alone would not do: datasets that are concatenated often have the same ids for
+    different prompts, and some have one `id` for all rows. With an `id`, equal prompts of different ids (and different answers,
+    say) have separate estimates. Fields that are `None` are left out of the hash, because a dataset adds them to messages that
+    lack a field which others have.
 
     Args:
         prompt (`Any`):
@@ -58,33 +59,16 @@ def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     """
     row_id = None if row is None else row.get("id")
     try:
-        digest = hashlib.sha256(prompt_text(prompt, quote=True).encode()).hexdigest()
-    except ValueError:
-        if row_id is None:
-            raise
-        return str(row_id)
-    return digest if row_id is None else f"{row_id}-{digest[:16]}"
-
-
-def prompt_text(prompt: Any, *, quote: bool = False) -> str:
-    """
-    Return a prompt as one string: text as it is (or as a JSON string, with `quote=True`), a conversation as canonical JSON, an
-    image in it as the SHA-256 of its pixels.
-
-    Raises:
-        `ValueError`: if the prompt holds something that is neither text nor an image.
-    """
-    if isinstance(prompt, str) and not quote:
-        return prompt
-    try:
-        return json.dumps(
-            _without_none(prompt), sort_keys=True, separators=(",", ":"), ensure_ascii=quote, default=_digest
-        )
+        text = json.dumps(_without_none(prompt), sort_keys=True, separators=(",", ":"), default=_digest)
     except TypeError as error:
-        raise ValueError(
-            f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a column "
-            "'id' to the dataset."
-        ) from error
+        if row_id is None:
+            raise ValueError(
+                f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a column "
+                "'id' to the dataset."
+            ) from error
+        return str(row_id)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return digest if row_id is None else f"{row_id}-{digest[:16]}"
 
 
 def _digest(value: Any) -> list | str:

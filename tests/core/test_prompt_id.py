@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ada_trl.core import prompt_key
-from ada_trl.core.prompt_id import prompt_reference, prompt_text
+from ada_trl.core.prompt_id import prompt_reference
 
 
 CONVERSATION = [{"role": "user", "content": "1+2="}]
@@ -50,9 +50,7 @@ def test_other_ranks_receive_key_and_prompt(keep_prompt):
         assert prompt_reference({**row, "images": empty}) == prompt_reference(row)
 
 
-def test_the_text_of_a_prompt():
-    assert prompt_text("Größe") == "Größe"
-    assert prompt_text([{"role": "user", "content": "Größe"}]) == '[{"content":"Größe","role":"user"}]'
+def test_other_objects_have_no_key():
     with pytest.raises(ValueError, match=r"neither text nor an image .* Add a column 'id'"):
         prompt_key([{"role": "user", "content": object()}])
 
