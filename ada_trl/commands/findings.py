@@ -126,14 +126,14 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
     repeats = math.ceil(SIMULATED_GROUPS / len(positives))
     rates = rng.beta(positives + 0.5, scored - positives + 0.5, (repeats, len(positives))).ravel()
 
-    strategy = args.sampling_strategy
+    rule, size = args.slot_rule, args.round_size
     positives, negatives = np.zeros(len(rates), dtype=int), np.zeros(len(rates), dtype=int)
     active = np.arange(len(rates))
-    for _ in range(strategy.rounds_per_step):  # with one round, Est's budgets have this mean
-        drawn = rng.binomial(strategy.round_size, rates[active])
+    for _ in range(args.rounds_per_step):  # with one round, Est's budgets have this mean
+        drawn = rng.binomial(size, rates[active])
         positives[active] += drawn
-        negatives[active] += strategy.round_size - drawn
-        more = needs_more(positives[active], negatives[active], strategy.min_positives, strategy.min_negatives)
+        negatives[active] += size - drawn
+        more = needs_more(positives[active], negatives[active], rule.min_positives, rule.min_negatives)
         active = active[more]
     rollouts = float((positives + negatives).mean())
     if args.baseline == "batch":

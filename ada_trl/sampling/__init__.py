@@ -1,1 +1,1 @@
-"""Sampling: strategies, prompt sources (data loader, prompt queue), and samplers (synchronous rounds, asynchronous vLLM)."""
+"""Sampling: prompt sources (data loader, prompt queue), and samplers (synchronous rounds, asynchronous vLLM)."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from trl import GRPOConfig
 
-from ..sampling.strategies import SamplingStrategy, build_strategy
+from ..core import SlotRule
 from .validation import (
     CHOICES,
     DERIVED,
@@ -222,12 +222,6 @@ class AdaGRPOConfig(GRPOConfig):
     def _resolve(self) -> None:
         resolve_defaults(self)
         check_rules(self)
-        self.sampling_strategy  # noqa: B018 (checks the options of rounds and budgets)
-
-    @property
-    def sampling_strategy(self) -> SamplingStrategy:
-        """How many rollouts a prompt gets, and which of them are trained on."""
-        return build_strategy(self)
 
     @property
     def group_size_is_explicit(self) -> bool:
@@ -269,6 +263,34 @@ class AdaGRPOConfig(GRPOConfig):
     def retries_across_steps(self) -> bool:
         """Whether unsolved prompts are sampled again in later steps (Seq modes with `baseline="batch"`)."""
         return self.is_sequential and self.baseline == "batch"
+
+    @property
+    def uses_estimated_budgets(self) -> bool:
+        """Whether rollouts are allocated by pass rates that are estimated before sampling (Est)."""
+        return self.adaptive_sampling == "est"
+
+    @property
+    def round_size(self) -> int:
+        """Rollouts of a prompt in one round; the average where budgets differ."""
+        return self.samples_per_round if self.is_sequential else self.num_generations
+
+    @property
+    def rounds_per_step(self) -> int:
+        """Maximum number of rounds of a prompt in one step."""
+        return self.max_rounds if self.selects_groups else 1
+
+    @property
+    def slot_rule(self) -> SlotRule:
+        """When the sampling of a prompt stops. With one round its numbers of positives and negatives are used for metrics only."""
+        return SlotRule(
+            min_positives=self.min_positives or 1,
+            min_negatives=0 if self.adaptive_sampling == "seq-pos" else self.min_negatives or 1,
+            max_rounds=self.max_rounds if self.is_sequential else 1,
+            one_round_per_step=not self.is_multi_round,
+            # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
+            compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
+            and self.success_function is None,
+        )
 
     @property
     def is_multi_round(self) -> bool:

@@ -29,7 +29,6 @@ from ..core import (
     Rollouts,
     Scoring,
     Slot,
-    SlotRule,
     allocate,
     batch_advantages,
     collect_rollouts,
@@ -238,7 +237,6 @@ class AdaGRPOTrainer(GRPOTrainer):
             )
         # Whether training equals GRPOTrainer bit for bit, and only the metrics are ours.
         self.is_vanilla_grpo = args.is_vanilla_grpo and self.advantage_func is None
-        self.strategy = args.sampling_strategy
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
         # Where prompts come from the queue, `get_train_dataloader` replaces it.
@@ -279,7 +277,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             decay=self.args.ema_decay,
             reader=reader,
             hash_entire_row=self.environment_factories is not None,
-            allocates=self.strategy.uses_estimated_budgets,
+            allocates=self.args.uses_estimated_budgets,
         )
 
     def _build_prompt_queue(self) -> PromptQueue:
@@ -366,15 +364,15 @@ class AdaGRPOTrainer(GRPOTrainer):
         with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
         estimates = None if self.pass_rates is None else self.pass_rates.estimate(prompts.local_rows)
-        sizes = [self.strategy.round_size] * len(prompts.slot_ranks)
-        if estimates is not None and self.strategy.uses_estimated_budgets:
+        sizes = [self.args.round_size] * len(prompts.slot_ranks)
+        if estimates is not None and self.args.uses_estimated_budgets:
             sizes = self._allocate(estimates.pass_rates)
-        scoring, rule = self._scoring(), self._slot_rule()
+        scoring, rule = self._scoring(), self.args.slot_rule
         slots = [Slot(rule, scoring, *slot) for slot in zip(prompts.candidates, sizes, strict=True)]
         rows: list[dict] = []
         if not self.args.is_multi_round:
             # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
-            as_loaded = not self.args.uses_prompt_queue and not self.strategy.uses_estimated_budgets
+            as_loaded = not self.args.uses_prompt_queue and not self.args.uses_estimated_budgets
             rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
         return StepPlan(prompts, slots, estimates, self.state.global_step, rows)
 
@@ -383,18 +381,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         name = self.args.success_function
         column = None if name is None else self.reward_func_names.index(name)
         return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column)
-
-    def _slot_rule(self) -> SlotRule:
-        strategy, args = self.strategy, self.args
-        # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
-        compares_each = self.multi_objective_aggregation == "normalize_then_sum" and args.success_function is None
-        return SlotRule(
-            strategy.min_positives,
-            strategy.min_negatives,
-            strategy.max_rounds,
-            one_round_per_step=not args.is_multi_round,
-            compares_each_reward=compares_each,
-        )
 
     def _allocate(self, pass_rates: list[float]) -> list[int]:
         """Numbers of rollouts by estimated pass rates; the main process decides. Collective."""
@@ -513,7 +499,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         """All rollouts of the sampled slots, and those of them that are trained on."""
         prompts = sampled_prompts(plan.slots)
         rollouts = collect_rollouts(plan.slots, prompts)
-        if not self.strategy.selects_groups:
+        if not self.args.selects_groups:
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
             return StepBatch(prompts, rollouts, np.flatnonzero(is_trained_P[rollouts.prompt_N]))
         seed = (self.args.seed, self.state.global_step, self._position_in_step())
@@ -522,7 +508,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
             for prompt in prompts
         ]
-        return StepBatch(prompts, rollouts, select_groups(rollouts, self.strategy.num_generations, seeds))
+        return StepBatch(prompts, rollouts, select_groups(rollouts, self.args.num_generations, seeds))
 
     def _draws(self, batch: StepBatch) -> list[tuple[int, int]]:
         """Slot of each selected rollout, and its index among the rollouts of the slot."""
@@ -579,21 +565,20 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
-        rollouts, strategy, args = batch.rollouts, self.strategy, self.args
-        round_size = strategy.round_size if strategy.is_sequential else int(rollouts.size_P.max())
-        compares_each = plan.slots[0].rule.compares_each_reward
+        rollouts, args, rule = batch.rollouts, self.args, plan.slots[0].rule
+        round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
         sampling = sampling_metrics(
             rollouts,
             batch.selected,
             batch.advantage_N,
-            min_positives=strategy.min_positives,
-            min_negatives=strategy.min_negatives,
+            min_positives=rule.min_positives,
+            min_negatives=rule.min_negatives,
             samples_per_round=round_size,
-            max_rounds=strategy.rounds_per_step,
+            max_rounds=args.rounds_per_step,
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
             is_on_distribution_P=batch.is_on_distribution_P,
-            outcome_N=plan.slots[0].scoring.distinguish(rollouts.rewards_NF) if compares_each else None,
+            outcome_N=plan.slots[0].scoring.distinguish(rollouts.rewards_NF) if rule.compares_each_reward else None,
         )
         metrics = batch.metrics = sampling | batch.metrics  # an exit condition over several steps takes precedence
         if self.pass_rates is not None and plan.estimates is not None:
@@ -605,7 +590,7 @@ class AdaGRPOTrainer(GRPOTrainer):
                 self.reward_func_names,
                 rollouts_per_round=round_size,
                 is_on_distribution_P=batch.is_on_distribution_P,
-                each_prompt_once=strategy.uses_estimated_budgets,
+                each_prompt_once=args.uses_estimated_budgets,
             )
             of_first_round["frac_reward_zero_std"] = [metrics["frac_reward_zero_std/first_round"]]
             trl_private.replace_latest_metrics(self, of_first_round)

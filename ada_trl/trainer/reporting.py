@@ -111,20 +111,20 @@ def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) ->
 
 
 def _describe_sampling(args: AdaGRPOConfig) -> str:
-    strategy, n = args.sampling_strategy, args.num_generations
+    rule, n = args.slot_rule, args.num_generations
     name = args.adaptive_sampling.capitalize()
-    if strategy.uses_estimated_budgets:
+    if args.uses_estimated_budgets:
         budgets = f"{args.min_samples} to {args.max_samples} rollouts per prompt, {n} on average"
         return f"{name}: {budgets}, more where the estimated pass rate is low"
-    if not strategy.is_sequential:
+    if not args.is_sequential:
         mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
         text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
         hint = " (num_generations=1 is sufficient and gives more prompts)"
         return text + hint if args.baseline == "batch" and n > 1 else text
-    condition = f"until {strategy.min_positives} {'is' if strategy.min_positives == 1 else 'are'} correct"
-    if strategy.min_negatives:
-        condition += f" and {strategy.min_negatives} incorrect"
-    if strategy.retries_across_steps:
+    condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
+    if rule.min_negatives:
+        condition += f" and {rule.min_negatives} incorrect"
+    if args.retries_across_steps:
         return f"{name}: {pluralize(n, 'rollout')} per prompt and step, in up to {args.max_rounds} steps, {condition}"
     rounds = f"up to {pluralize(args.max_rounds, 'round')} of {pluralize(args.samples_per_round, 'rollout')}"
     return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"

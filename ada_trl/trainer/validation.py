@@ -20,9 +20,8 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
 from ..core.advantages import POWERS
-from ..core.allocation import check_rule
+from ..core.allocation import check_budget, check_rule
 from ..sampling.prompts import WITHOUT_QUEUE
-from ..sampling.strategies import MODES
 from ..utils.logging import get_logger
 
 
@@ -34,7 +33,7 @@ logger = get_logger(__name__)
 
 
 CHOICES = {
-    "adaptive_sampling": MODES,
+    "adaptive_sampling": ("seq-balance", "seq-pos", "est", "uniform"),
     "pass_rate_estimator": ("ema", "value"),
     "baseline": ("pool", "batch"),
     "zero_variance_groups": ("keep", "mask", "skip", "resample"),
@@ -52,8 +51,8 @@ REMOVED = {
 }
 # Fields whose default depends on other fields. They are derived again when a trainer is built, unless they were set.
 DERIVED = (
-    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "prompt_weighting"),
-    *("pass_rate_estimator", "vllm_weight_sync_dir"),
+    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "min_positives"),
+    *("min_negatives", "prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
 )
 WEIGHTED_SUM = (
     "sum"  # of `success_reward`: that of all reward functions, for example if each of them scores other prompts
@@ -144,9 +143,15 @@ def resolve_defaults(args: "AdaGRPOConfig") -> None:
     """Set the other fields of `args` that are `None` to defaults that depend on the other fields."""
     # GRPOConfig takes booleans.
     args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
-    is_sequential = args.adaptive_sampling in ("seq-balance", "seq-pos")
-    if args.samples_per_round is None and is_sequential:
-        args.samples_per_round = args.num_generations * (1 if args.baseline == "batch" else 2)
+    n, is_balanced = args.num_generations, args.adaptive_sampling == "seq-balance"
+    if args.is_sequential:
+        # With the batch baseline every rollout is trained on, so that nothing has to be balanced.
+        size, positives, negatives = (n, 1, 1) if args.baseline == "batch" else (2 * n, n // 2, n - n // 2)
+        defaults = {"samples_per_round": size, "min_positives": positives if is_balanced else 1}
+        defaults |= {"min_negatives": negatives} if is_balanced else {}
+        for name, value in defaults.items():
+            if getattr(args, name) is None:
+                setattr(args, name, value)
     if args.prompt_weighting is None:
         # The division by the standard deviation of the group is a prompt weight as well.
         is_weighted = args.adaptive_sampling != "uniform" and args.baseline == "pool" and args.scale_rewards != "group"
@@ -184,12 +189,17 @@ def _read_weighting(weighting: Any) -> Any:
 
 
 class Rule(NamedTuple):
-    """A value that an option must not have: the condition for it, the constraint, and a fix."""
+    """A value that an option must not have: the condition for it, the constraint (with names of other options), and a fix."""
 
     option: str
     is_violated: Callable[["AdaGRPOConfig"], bool]
     constraint: str
     fix: str
+
+
+def _least_rollouts(args: "AdaGRPOConfig") -> int:
+    """Rollouts without which no prompt meets its exit condition."""
+    return args.slot_rule.min_positives + args.slot_rule.min_negatives
 
 
 RULES = [
@@ -206,6 +216,7 @@ RULES = [
         "Use 0.7 for binary rewards",
     ),
     Rule("max_rounds", lambda args: args.max_rounds < 1, "must be at least 1", "Use 4 as in the paper"),
+    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2 as in the paper"),
     Rule(
         "ema_decay",
         lambda args: not 0 < args.ema_decay <= 1,
@@ -225,13 +236,45 @@ RULES = [
         "must divide generation_batch_size",
         "Change one of them",
     ),
-    # Combinations that are not defined
     Rule(
         "num_generations",
         lambda args: args.num_generations == 1 and args.baseline == "pool",
         "requires baseline='batch': the group mean is undefined for a single rollout",
         "Set it, or num_generations >= 2",
     ),
+    # Rounds
+    Rule(
+        "min_positives",
+        lambda args: args.min_positives is not None and args.min_positives < 1,
+        "must be at least 1",
+        "Leave it unset",
+    ),
+    Rule(
+        "min_negatives",
+        lambda args: args.min_negatives is not None and args.min_negatives < 1,
+        "must be at least 1",
+        "Leave it unset",
+    ),
+    Rule(
+        "samples_per_round",
+        lambda args: args.retries_across_steps and args.samples_per_round != args.num_generations,
+        "must be num_generations ({num_generations}) with baseline='batch', which trains on every rollout of a round",
+        "Leave it unset",
+    ),
+    Rule(
+        "samples_per_round",
+        lambda args: args.is_sequential and args.samples_per_round < args.num_generations,
+        "must be at least num_generations ({num_generations}), because the first round alone must fill a group",
+        "Raise it, lower num_generations, or leave it unset for twice num_generations",
+    ),
+    Rule(
+        "min_positives",
+        lambda args: args.is_sequential and _least_rollouts(args) > args.samples_per_round * args.max_rounds,
+        "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * max_rounds "
+        "({max_rounds}) rollouts",
+        "Lower min_positives and min_negatives, or raise max_rounds",
+    ),
+    # Combinations that are not defined
     Rule(
         "scale_rewards",
         lambda args: args.scale_rewards == "group" and args.baseline == "batch",
@@ -296,9 +339,14 @@ class Use(NamedTuple):
 
 USES = [
     Use(
-        ("samples_per_round", "min_positives", "min_negatives"),
+        ("samples_per_round", "min_positives"),
         lambda args: args.is_sequential,
         "adaptive_sampling='seq-balance' or 'seq-pos'",
+    ),
+    Use(
+        ("min_negatives",),
+        lambda args: args.adaptive_sampling == "seq-balance",
+        "adaptive_sampling='seq-balance' ('seq-pos' counts successes only)",
     ),
     Use(
         ("max_rounds",),
@@ -343,7 +391,7 @@ def check_rules(args: "AdaGRPOConfig") -> None:
         if rule.is_violated(args):
             mode = f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}"
             raise ValueError(
-                f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint} (with {mode}). {rule.fix}."
+                f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint.format_map(vars(args))} (with {mode}). {rule.fix}."
             )
     defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for use in USES:
@@ -353,6 +401,11 @@ def check_rules(args: "AdaGRPOConfig") -> None:
                     f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but adaptive_sampling="
                     f"{args.adaptive_sampling!r} and baseline={args.baseline!r}. Unset it or change the mode."
                 )
+    if args.uses_estimated_budgets:
+        try:
+            check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
+        except ValueError as error:
+            raise ValueError(f"{error} The budget per prompt is num_generations ({args.num_generations}).") from error
     for name, neutral in NEUTRAL_FOR_SKIP.items():
         if args.zero_variance_groups == "skip" and getattr(args, name) != neutral:
             raise ValueError(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ada_trl.core import allocate, check_budget
+from ada_trl.core import allocate
+from ada_trl.core.allocation import check_budget
 
 
 # Few distinct values as well as any, so that ties occur.

@@ -25,7 +25,7 @@ def test_defaults_follow_the_paper():
     assert (args.samples_per_round, args.max_rounds) == (8, 4)
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert args.sampling_strategy.max_rollouts == 32
+    assert (args.min_positives, args.min_negatives) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_defaults_follow_the_paper():
     ],
 )
 def test_exit_conditions(overrides, expected):
-    strategy = config(**overrides).sampling_strategy
-    assert (strategy.min_positives, strategy.min_negatives) == expected
+    rule = config(**overrides).slot_rule
+    assert (rule.min_positives, rule.min_negatives) == expected
 
 
 def test_samples_per_round_grows_with_the_group():
@@ -80,7 +80,10 @@ INVALID = [
     ({"max_rounds": 2.5}, r"max_rounds \(2.5\) must be a whole number"),
     ({"min_positives": 0}, r"min_positives \(0\) must be at least 1"),
     ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
-    ({"min_positives": 30, "min_negatives": 3}, r"min_positives \(30\) \+ min_negatives \(3\).* = 32 rollouts"),
+    (
+        {"min_positives": 30, "min_negatives": 3},
+        r"min_positives \(30\) and min_negatives \(3\) can never .*\(8\) \* max_rounds \(4\)",
+    ),
     (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) is only used with .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
     (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
