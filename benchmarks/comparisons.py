@@ -109,7 +109,8 @@ class Comparison:
 
     def share_of_tokens(self, method: str) -> str:
         """
-        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's tokens.
+        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's tokens. For the
+        reference, which may have reached it before, a share of at most 1, without an interval.
         """
         shares = []
         for seed, other in self.runs[self.reference].items():
@@ -119,7 +120,8 @@ class Comparison:
         missed = sum(map(math.isinf, shares))
         if missed:
             return f"not reached by {missed} of {len(shares)}"
-        return interval(shares, self.earlier_looks).text(2)
+        mean = interval(shares, self.earlier_looks)
+        return f"{mean.mean:.2f}" if method == self.reference else mean.text(2)
 
     def before_training(self, measure_column: str) -> float:
         """Mean at step 0 over seeds, because the seeds of the language model have different initial weights."""

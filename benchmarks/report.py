@@ -191,8 +191,9 @@ def rates_sentences(found: Comparison) -> str:
     return (
         f"With {found.num_seeds(names.BATCH)} seeds, the batch baseline {batch(SPEED, words=SPEED_WORDS, digits=4)} in mean "
         f"accuracy over the evaluations, a measure that was chosen after the runs. Accuracy after the last step: "
-        f"{batch(ACCURACY)}, {batch(ACCURACY, names.GRPO_8)}. pass@16: {batch(PASS_AT_16)}. The batch baseline reaches the final "
-        f"accuracy of the same seed's {names.GRPO_4} run after {shares} of its tokens."
+        f"{batch(ACCURACY)}, {batch(ACCURACY, names.GRPO_8)} ({found.num_seeds(names.GRPO_8)} seeds). pass@16: {batch(PASS_AT_16)}. "
+        f"The batch baseline reaches the final accuracy of the same seed's {names.GRPO_4} run after {shares} of its tokens, "
+        f"{names.GRPO_4} itself for the first time after {found.share_of_tokens(names.GRPO_4)}."
     )
 
 
@@ -308,7 +309,8 @@ def claims_table(found: Comparison) -> str:
         m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
     }
     claims = {
-        "better than GRPO at equal steps": "<br>".join(
+        f"better than GRPO at equal prompts ({_last_step(found, found.reference)} steps of GRPO, "
+        f"{_last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
             f"{names.short(m)}, {both(m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
         ),
         "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(names.ALGORITHM_2, names.GRPO_16)}; "
@@ -427,17 +429,16 @@ def expect_sorting() -> str:
     rows, sets = [], small_experiment("one_rollout")
     for recipe, (name, method) in SORTING_RECIPES.items():
         if (ROOT / "recipes" / "sorting" / f"{recipe}.yaml").exists():
-            accuracy, tokens = (sets[name].mean(method, final(c)).mean for c in ("accuracy", "generated_tokens"))
-            row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": f"{accuracy:.3f}"}
-            rows.append(row | {"1k tokens": f"{tokens / 1e3:.0f}"})
+            row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": sets[name].cell(method, ACCURACY)}
+            rows.append(row | {"1k tokens": f"{sets[name].mean(method, final('generated_tokens')).mean / 1e3:.0f}"})
     return as_table(rows)
 
 
 def expect_reasoning(found: Comparison) -> str:
     rows = []
     for recipe, method in {"grpo-n4": names.GRPO_4, "batch": names.BATCH}.items():
-        row = {"Recipe": f"`reasoning/{recipe}.yaml`", "Accuracy": f"{found.mean(method, ACCURACY).mean:.3f}"}
-        rows.append(row | {"pass@16": f"{found.mean(method, PASS_AT_16).mean:.3f}"})
+        row = {"Recipe": f"`reasoning/{recipe}.yaml`", "Accuracy": found.cell(method, ACCURACY)}
+        rows.append(row | {"pass@16": found.cell(method, PASS_AT_16)})
     return as_table(rows)
 
 

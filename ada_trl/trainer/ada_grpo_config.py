@@ -164,7 +164,8 @@ class AdaGRPOConfig(GRPOConfig):
     vllm_request_timeout: float = described(
         300.0,
         "Seconds without any response to any rollout request after which a vLLM server is considered stalled and every process "
-        "raises the same error. It must be longer than the longest completion takes; time in the server's queue does not count.",
+        "raises the same error; time in the server's queue does not count. If the server does not serve `/metrics`, it must be "
+        "longer than the longest completion takes.",
     )
     max_staleness: int = described(
         0,

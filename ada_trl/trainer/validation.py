@@ -216,7 +216,7 @@ RULES = [
         "Use 0.7 for binary rewards",
     ),
     Rule("max_rounds", lambda args: args.max_rounds < 1, "must be at least 1", "Use 4 as in the paper"),
-    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2 as in the paper"),
+    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2"),
     Rule(
         "ema_decay",
         lambda args: not 0 < args.ema_decay <= 1,

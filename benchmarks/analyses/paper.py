@@ -126,7 +126,7 @@ def frontier_figure(runs: Mapping[str, Log]) -> "Figure | None":
 def allocation_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
     Rollouts per prompt against its estimated pass rate, in the first and the last third of the run: the allocation of Est
-    (compare figure 7), or the rollouts of Seq methods that track pass rates.
+    (compare figure 7).
     """
     rows = {run: curves for run, log in runs.items() if (curves := _allocations(log))}
     if not rows:
