@@ -225,17 +225,24 @@ def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> di
     }
 
 
-def completion_metrics(lengths: Sequence[int], truncated: Sequence[bool]) -> dict[str, float]:
+def completion_metrics(
+    lengths: Sequence[int], truncated: Sequence[bool], weights: Sequence[float] | None = None
+) -> dict[str, float]:
     """
     Compute GRPO's metrics of completions from their numbers of tokens and whether each reached the maximum length.
 
-    Lengths of terminated completions are 0 if there are none, as in TRL.
+    Lengths of terminated completions are 0 if there are none, as in TRL; everything is NaN without a completion. `weights` are
+    those of the completions in the means, by default equal ones.
     """
     all_lengths, is_truncated = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
-    terminated = all_lengths[~is_truncated] if not is_truncated.all() else np.zeros(1)
-    metrics = {"clipped_ratio": is_truncated.mean()}
-    for name, values in (("length", all_lengths), ("terminated_length", terminated)):
-        metrics |= {f"mean_{name}": values.mean(), f"min_{name}": values.min(), f"max_{name}": values.max()}
+    w = np.ones(len(all_lengths)) if weights is None else np.asarray(weights, dtype=float)
+    parts = {"length": (all_lengths, w), "terminated_length": (all_lengths[~is_truncated], w[~is_truncated])}
+    metrics = {"clipped_ratio": np.average(is_truncated, weights=w) if len(w) else math.nan}
+    for name, (values, own) in parts.items():
+        if not len(values):
+            values, own = np.array([0.0 if len(w) else math.nan]), np.ones(1)
+        metrics |= {f"mean_{name}": np.average(values, weights=own), f"min_{name}": values.min()}
+        metrics[f"max_{name}"] = values.max()
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
 
 

@@ -228,7 +228,17 @@ class PromptQueue(PromptSource):
         }
         if self.retries:
             # The exit condition counts the rollouts of earlier steps too, which the pools of this step do not contain.
-            metrics["frac_exit_condition_met"] = sum(slot.exit_condition_met(0) for slot in slots) / len(slots)
+            histories = [slot.history(0) for slot in slots]
+            unmet = [one for one, slot in zip(histories, slots, strict=True) if not slot.exit_condition_met(0)]
+            rule = slots[0].rule
+            for name, number in {
+                "frac_exit_condition_met": len(slots) - len(unmet),
+                "frac_all_correct": sum(one.positives > 0 and not one.negatives for one in unmet),
+                "frac_all_wrong": sum(one.negatives > 0 and not one.positives for one in unmet),
+                "frac_missing_positives/round_1": sum(one.positives < rule.min_positives for one in histories),
+                "frac_missing_negatives/round_1": sum(one.negatives < rule.min_negatives for one in histories),
+            }.items():
+                metrics[name] = number / len(slots)
         return metrics
 
     @property

@@ -61,6 +61,7 @@ from .checkpointing import load_state, reject_removed_modes, save_state
 from .interception import (
     Interception,
     RecordedStep,
+    completion_lengths,
     injecting,
     intercepting,
     reporting_rewards,
@@ -101,8 +102,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
 
     `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is an unbiased
-    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once in the first
-    three. Everything adaptive is logged under `ada/`.
+    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once. Everything adaptive is logged under `ada/`.
 
     Args:
         model, reward_funcs, args, ...:
@@ -223,7 +223,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             )
         self.vllm = VLLMSession(self)
         # Again: GRPOTrainer has now loaded the reward models and the processor.
-        check_success_reward(args, self.reward_func_names)
+        check_success_reward(args, self.reward_func_names, self.reward_weights.tolist())
         check_value_head(args, self.environment_factories is not None, trl_private.is_vision_language_model(self))
         if args.max_staleness and not self.vllm.samples_async:
             raise ValueError(
@@ -304,8 +304,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             num_slots=trl_private.prompts_per_generation(self),
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
             retries=args.retries_across_steps,
-            # The batches of an optimizer step that a signal interrupts, and the one that was prefetched.
-            kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 2,
+            # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
+            # the one that was prefetched.
+            kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
         )
 
     def _read_queue_inputs(self) -> tuple:
@@ -438,12 +439,25 @@ class AdaGRPOTrainer(GRPOTrainer):
         batch.metrics |= queue_metrics | self._average_seconds(recorded.seconds) | self.vllm.collect_metrics()
         mean_length = trl_private.latest_metric(self, "completions/mean_length") or 0.0
         batch.metrics["tokens/generated"] = round(mean_length * len(rollouts))
+        self._replace_completion_metrics(batch, recorded.columns)
         if is_ahead:  # before rows are masked
             batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
             batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
         if not self.is_vanilla_grpo:
             trl_private.append_extra_columns(self, batch.pool_columns)
         return batch, output
+
+    def _replace_completion_metrics(self, batch: StepBatch, columns: tuple) -> None:
+        """Log the lengths of an unbiased sample where TRL has logged those of retries, or more of the hard prompts. Collective."""
+        is_counted_P, rollouts = batch.is_on_distribution_P, batch.rollouts
+        if is_counted_P.all() and not self.args.uses_estimated_budgets:
+            return
+        of_ranks = gather_object(completion_lengths(self, columns))
+        counted = np.flatnonzero(is_counted_P[rollouts.prompt_N])
+        lengths, truncated = ([of_ranks[i][part] for i in counted] for part in (0, 1))
+        weights = 1 / rollouts.size_P[rollouts.prompt_N[counted]]  # each prompt counts once
+        metrics = completion_metrics(lengths, truncated, weights.tolist())
+        trl_private.replace_latest_metrics(self, {name: [value] for name, value in metrics.items()})
 
     def _prefetch_next_step(self) -> None:
         """Request the next step's rollouts, to be generated with the newest weights while this step is trained on. Collective."""
@@ -520,6 +534,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._step_of_batches, self._batches_of_step = -1, 0
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
+        self._micro_step_at_start = 0  # of that step
 
     def _position_in_step(self) -> int:
         """
@@ -650,6 +665,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         return score_on_all_ranks(self, *given)
 
     def _prepare_inputs(self, generation_batch):
+        if self.model.training and self._last_micro_batch_at != self.state.global_step:
+            self._micro_step_at_start = trl_private.micro_step(self)
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training:
             self._last_micro_batch_at = self.state.global_step
@@ -762,9 +779,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Number of the latest generation batches that a run which resumes from this checkpoint has to sample again."""
         step, micro_steps = self.state.global_step, trl_private.micro_steps_per_generation(self)
         untrained = sum(at >= step for at in self._generated_at)
-        # A checkpoint on a signal is saved before the optimizer step of the last micro-batch.
-        is_unfinished = self._last_micro_batch_at == step or trl_private.micro_step(self) % micro_steps > 0
-        return max(untrained, int(is_unfinished)) + (self._prefetched is not None)
+        # A checkpoint on a signal is saved before the optimizer step of its micro-batches, which are repeated.
+        is_interrupted = self._last_micro_batch_at == step
+        start = self._micro_step_at_start if is_interrupted else trl_private.micro_step(self)
+        is_shared = start % micro_steps > 0  # by the steps before and after: a batch that was sampled earlier
+        return untrained + is_shared + (self._prefetched is not None)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from ..core import Rollouts, Slot
 from ..core.sequential import SampledPrompt
 from ..sampling.prompts import PromptBatch
+from .validation import MEAN_OVER_ROWS
 
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 POOL_COLUMNS = ("pool_size", "pool_positives")  # of the table of completions
-MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 
 
 @dataclass

@@ -57,6 +57,7 @@ DERIVED = (
 WEIGHTED_SUM = (
     "sum"  # of `success_reward`: that of all reward functions, for example if each of them scores other prompts
 )
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
 EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation where a training step samples one
 
 # Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come from the
@@ -307,6 +308,12 @@ RULES = [
         "Use 'uniform', 'seq-pos' or 'seq-balance'",
     ),
     Rule(
+        "zero_variance_groups",
+        lambda args: args.zero_variance_groups == "mask" and args.beta != 0 and args.loss_type in MEAN_OVER_ROWS,
+        "with beta ({beta}) is not supported with loss_type='{loss_type}', which divides the KL term by the masked rows too",
+        "Use loss_type='dapo', or zero_variance_groups='keep'",
+    ),
+    Rule(
         "max_staleness",
         lambda args: args.max_staleness > 0 and args.is_multi_round,
         "supports only modes with one sampling round per step",
@@ -468,9 +475,17 @@ def check_value_head(args: "AdaGRPOConfig", has_environments: bool, has_images: 
         )
 
 
-def check_success_reward(args: "AdaGRPOConfig", reward_names: Sequence[str]) -> None:
+def check_success_reward(
+    args: "AdaGRPOConfig", reward_names: Sequence[str], weights: Sequence[float] | None = None
+) -> None:
     """
     Check that it is known which reward decides whether a rollout is a success.
+
+    Args:
+        args ([`AdaGRPOConfig`]), reward_names (`Sequence[str]`):
+            Configuration, and names of the reward functions.
+        weights (`Sequence[float]`, *optional*):
+            Their weights as TRL has completed them, with those of environments; by default `reward_weights`.
 
     Raises:
         `ValueError`: If `success_reward` is not the name of exactly one reward function, or is unset although successes decide how
@@ -482,7 +497,7 @@ def check_success_reward(args: "AdaGRPOConfig", reward_names: Sequence[str]) -> 
             f"success_reward ({name!r}) must name exactly one reward function; this trainer has {shown}. Use one of these "
             "names, or leave success_reward unset."
         )
-    weights = args.reward_weights or [1.0] * len(reward_names)
+    weights = weights or args.reward_weights or [1.0] * len(reward_names)
     if len(weights) != len(reward_names):
         return  # GRPOTrainer reports it
     if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:

@@ -135,6 +135,10 @@ def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
         1 - step["ada/prompts/frac_new"] for step in logs
     ]
     assert logs[1]["ada/frac_exit_condition_met"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
+    fractions = [(step["ada/frac_all_wrong"], step["ada/frac_all_correct"]) for step in logs[:2]]
+    assert fractions == [(1, 0), (0, 0.25)], "Of those that have not met it: new prompts."
+    missing = [logs[1][f"ada/frac_missing_{kind}/round_1"] for kind in ("positives", "negatives")]
+    assert missing == [0, 0.25]
 
 
 # What holds in every mode

@@ -102,6 +102,27 @@ def test_a_resumed_run_samples_the_prefetched_prompts_again(tmp_path):
     assert [sorted(resumed[i : i + 8]) for i in (0, 8)] == [sorted(whole[i : i + 8]) for i in (16, 24)]
 
 
+def test_rewards_receive_what_an_override_of_generate_returns(tmp_path):
+    """Rewards are computed before TRL adds these fields to the rows."""
+    received = []
+
+    class Extra(Recorder):
+        def _generate(self, prompts):
+            columns = super()._generate(prompts)
+            return *columns[:5], columns[5] | {"bonus": list(range(len(prompts)))}, *columns[6:]
+
+    def reward(completions, bonus=None, **kwargs):
+        received.append(bonus)
+        return [float(len(text) % 2) for text in completions]
+
+    with FakeServer(half) as server:
+        options = AHEAD | MODES["batch"] | {"max_steps": 2}
+        trainer = build(tmp_path, server, reward, ROWS, trainer_class=Extra, **options)
+        trainer.seen, trainer.server = [], server
+        trainer.train()
+    assert received == [list(range(8))] * 2
+
+
 def test_a_checkpoint_inside_a_generation_batch_goes_back_two_steps(tmp_path):
     options = MODES["retries"] | {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
     with FakeServer(right) as server:

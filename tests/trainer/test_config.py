@@ -117,6 +117,10 @@ INVALID = [
     ),
     (REPLACE | {"max_rounds": 1}, r"\('resample'\) requires max_rounds >= 2 .*got 1.*Raise"),
     (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
+    (
+        {"zero_variance_groups": "mask", "beta": 0.1, "loss_type": "dr_grpo"},
+        r"zero_variance_groups \('mask'\) with beta \(0.1\) is not supported with loss_type='dr_grpo'.*'dapo'",
+    ),
     (EST | {"zero_variance_groups": "resample"}, r"\('resample'\) samples another .*'est' gives every prompt"),
     (BATCH_OF_ONE | {"baseline": "batch"}, "baseline='batch' requires .* at least 2 rollouts, got 1.*per_device"),
     # the vLLM server

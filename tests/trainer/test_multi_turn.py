@@ -75,6 +75,18 @@ def test_an_environment_is_reset_for_every_rollout_and_gives_its_reward(options,
     assert all(content in text for content, text in zip(prompts, decoded, strict=True)), "Logged with the observation."
 
 
+def always_right(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0]], ids=str)
+def test_the_reward_of_an_environment_counts_as_a_weighted_function(weights, tmp_path):
+    """TRL adds its weight to `reward_weights`. Without `success_reward`, the sum of both would define a success."""
+    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
+    with pytest.raises(ValueError, match=r"success_reward \(None\) must be one of 'always_right', 'Counting'"):
+        build(ToolUser, tmp_path, [always_right], dataset, factory=Counting, reward_weights=weights)
+
+
 def test_several_environments(tmp_path):
     dataset = Dataset.from_dict(
         {"environment": ["plain", "double", "plain", "double"], "target": [1, 2, 3, 4]}
@@ -121,7 +133,7 @@ def test_rollouts_of_a_prompt_do_not_share_mutable_columns(tmp_path):
 
     boards = {"target": [1, 2, 3, 4], "board": [[0, 0]] * 4, "notes": [["new"]] * 4}
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4} | boards)
-    trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, reward_weights=[1.0], max_rounds=2)
+    trainer = build(ToolUser, tmp_path, reward, dataset, factory=Board, success_reward="reward", max_rounds=2)
     trainer.train()
     assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
 

@@ -9,12 +9,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
 from ada_trl.trainer.reporting import TrainingDiagnostics, constant_metrics, describe_run, report_start, training_steps
 
-from ..helpers import QUICK, build, even_reward, logs_of, run_module
+from ..helpers import QUICK, Recorder, build, even_reward, logs_of, run_module
 
 
 def config(**options) -> AdaGRPOConfig:
@@ -430,3 +431,36 @@ def test_adaptive_metrics_arrive_at_wandb(tmp_path, monkeypatch):
     tables = [row["completions"] for row in given if "completions" in row]
     assert len(tables) >= 2 and {"pool_size", "pool_positives", "advantage"} <= set(tables[0].columns)
     assert next(tmp_path.rglob("*.wandb")).stat().st_size > 0
+
+
+# Metrics of an unbiased sample
+
+
+class Scripted(Recorder):
+    """Hard prompts, a quarter, have completions of five tokens, the others of one; all end."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        tokenizer = self.processing_class
+        prompts = tokenizer.batch_decode(prompt_ids, skip_special_tokens=True)
+        texts = ["12345" if prompt.startswith("9") else "1" for prompt in prompts]
+        return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]], None
+
+
+@pytest.mark.parametrize("mode", ["batch", "retries", "est"])
+def test_lengths_are_those_of_an_unbiased_sample(mode, tmp_path):
+    """With retries, most rollouts are of hard prompts, and Est samples them more often."""
+
+    def solved(prompts, **kwargs):
+        return [float(not prompt.startswith("9")) for prompt in prompts]
+
+    rows = Dataset.from_dict({"prompt": [f"{'9' if i % 4 == 0 else '1'}{i:02d}+1=" for i in range(64)]})
+    options = {"per_device_train_batch_size": 16, "max_steps": 12, "max_completion_length": 8} | MODES[mode]
+    options |= {"max_samples": 16, "num_generations": 4, "max_steps": 24} if mode == "est" else {}  # two epochs
+    trainer = build(tmp_path, solved, rows, trainer_class=Scripted, learning_rate=0.0, **options)
+    trainer.train()
+    steps = [logs for logs in logs_of(trainer) if "reward" in logs]
+    assert len({logs["ada/tokens/generated"] for logs in steps}) > 1, "More of the hard prompts in some steps."
+    for logs in steps:
+        hard = 1 - logs["reward"]
+        assert logs["completions/mean_length"] == pytest.approx(6 * hard + 2 * (1 - hard))
+        assert logs["completions/max_length"] == (6 if hard else 2) and logs["completions/clipped_ratio"] == 0

@@ -146,6 +146,29 @@ def test_a_checkpoint_on_a_signal_resumes_with_the_batch_that_it_interrupts(mode
     assert again[:number] == interrupted[:number] and resumed.state.global_step == 4
 
 
+@pytest.mark.parametrize(("accumulated", "per_generation"), [(3, 2), (4, 3), (5, 3)])
+def test_a_signal_within_a_step_of_two_batches_loses_no_prompt(accumulated, per_generation, tmp_path):
+    """The second step trains on the rest of an earlier generation batch and on another one."""
+    sampled = []
+
+    def reward(prompts, trainer_state, **kwargs):
+        sampled.append(list(prompts))
+        if signals and trainer_state.global_step == 1:
+            signals.pop().is_checkpoint_requested = True
+        return [1.0] * len(prompts)  # without retries
+
+    options = {"gradient_accumulation_steps": accumulated, "steps_per_generation": per_generation, "max_steps": 4}
+    options |= RETRIES | {"per_device_train_batch_size": 4, "enable_jit_checkpoint": True}
+    trainer = build(tmp_path, reward, numbered(128), **options)
+    signals = [c.jit_manager for c in trainer.callback_handler.callbacks if hasattr(c, "jit_manager")]
+    trainer.train()
+    shared = accumulated // per_generation
+    assert len(sampled) > shared + 1, "The signal arrived after another batch had been sampled."
+    first_run, sampled[:] = list(sampled), []
+    build(tmp_path / "resumed", reward, numbered(128), **options).train(str(tmp_path / "checkpoint-1"))
+    assert sampled[:2] == first_run[shared : shared + 2]
+
+
 @pytest.mark.parametrize("number", [8, 64])
 @pytest.mark.parametrize("mode", ["batch", *QUEUE_MODES])
 def test_ignore_data_skip_starts_from_the_first_row(mode, number, tmp_path):
