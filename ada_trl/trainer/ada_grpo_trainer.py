@@ -102,7 +102,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
 
     `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is an unbiased
-    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once. Everything adaptive is logged under `ada/`.
+    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once. Everything
+    adaptive is logged under `ada/`.
 
     Args:
         model, reward_funcs, args, ...:

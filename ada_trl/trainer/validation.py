@@ -144,15 +144,16 @@ def resolve_defaults(args: "AdaGRPOConfig") -> None:
     """Set the other fields of `args` that are `None` to defaults that depend on the other fields."""
     # GRPOConfig takes booleans.
     args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
-    n, is_balanced = args.num_generations, args.adaptive_sampling == "seq-balance"
     if args.is_sequential:
+        n, is_balanced = args.num_generations, args.adaptive_sampling == "seq-balance"
         # With the batch baseline every rollout is trained on, so that nothing has to be balanced.
         size, positives, negatives = (n, 1, 1) if args.baseline == "batch" else (2 * n, n // 2, n - n // 2)
-        defaults = {"samples_per_round": size, "min_positives": positives if is_balanced else 1}
-        defaults |= {"min_negatives": negatives} if is_balanced else {}
-        for name, value in defaults.items():
-            if getattr(args, name) is None:
-                setattr(args, name, value)
+        if args.samples_per_round is None:
+            args.samples_per_round = size
+        if args.min_positives is None:
+            args.min_positives = positives if is_balanced else 1
+        if args.min_negatives is None and is_balanced:
+            args.min_negatives = negatives
     if args.prompt_weighting is None:
         # The division by the standard deviation of the group is a prompt weight as well.
         is_weighted = args.adaptive_sampling != "uniform" and args.baseline == "pool" and args.scale_rewards != "group"
@@ -196,11 +197,6 @@ class Rule(NamedTuple):
     is_violated: Callable[["AdaGRPOConfig"], bool]
     constraint: str
     fix: str
-
-
-def _least_rollouts(args: "AdaGRPOConfig") -> int:
-    """Rollouts without which no prompt meets its exit condition."""
-    return args.slot_rule.min_positives + args.slot_rule.min_negatives
 
 
 RULES = [
@@ -270,7 +266,10 @@ RULES = [
     ),
     Rule(
         "min_positives",
-        lambda args: args.is_sequential and _least_rollouts(args) > args.samples_per_round * args.max_rounds,
+        lambda args: (
+            args.is_sequential
+            and (args.min_positives or 0) + (args.min_negatives or 0) > args.samples_per_round * args.max_rounds
+        ),
         "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * max_rounds "
         "({max_rounds}) rollouts",
         "Lower min_positives and min_negatives, or raise max_rounds",
