@@ -70,7 +70,6 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
         "Accuracy": lambda m: found.cell(m, ACCURACY),
         "pass@16": lambda m: found.cell(m, PASS_AT_16),
         "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
-        "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
     }
     return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-LIMITS = {"modes": 60, "speed": 90, "learn": 400, "vllm": 300}  # seconds
+LIMITS = {"modes": 120, "speed": 240, "learn": 540, "vllm": 300}  # seconds
 
 
 def main() -> bool:
@@ -19,8 +19,7 @@ def main() -> bool:
     parser.add_argument("--limit", type=float, help="Seconds; the default depends on the stage.")
     parser.add_argument("--smoke", action="store_true", help="Tiny settings, on the CPU too.")
     learn = parser.add_argument_group("only for learn")
-    learn.add_argument("--prompt_set", choices=("mixture", "steps"), default="mixture", help="steps: longer answers.")
-    learn.add_argument("--workers", type=int, default=8, help="Runs at a time.")
+    learn.add_argument("--workers", type=int, default=16, help="Runs at a time.")
     learn.add_argument("--carried", type=Path, default=Path("outputs/gpu"), help="Folder that `pack` has written.")
     args = parser.parse_args()
     settings = {"output_dir": args.output_dir, "limit": args.limit or LIMITS[args.stage], "smoke": args.smoke}
@@ -47,7 +46,7 @@ def main() -> bool:
     if args.stage == "learn":
         from . import learn
 
-        return learn.main(**settings, prompt_set=args.prompt_set, workers=args.workers, carried=args.carried)
+        return learn.main(**settings, workers=args.workers, carried=args.carried)
     from . import vllm_server
 
     return vllm_server.main(**settings)

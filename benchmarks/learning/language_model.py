@@ -140,7 +140,8 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
     path = task_dir / f"before_training_{prompt_set}.json"
     if not path.exists():
         model, tokenizer = load(task_dir / "base")
-        evaluation = task(prompt_set).evaluate(model.eval(), tokenizer, read(task_dir, prompt_set)[1])
+        model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        evaluation = task(prompt_set).evaluate(model, tokenizer, read(task_dir, prompt_set)[1])
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(evaluation))
     return json.loads(path.read_text())
