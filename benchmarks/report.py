@@ -93,10 +93,42 @@ def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
         own = by_seed(rows, PROMPT_SET, method, rate)
         runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
     lower = _label(names.GRPO_4, LOWER_RATE)
-    found = Comparison(runs, names.GRPO_4)
+    found = Comparison(dict(sorted(runs.items())), names.GRPO_4)
     if lower in runs and found.mean(lower, SPEED).mean > found.mean(names.GRPO_4, SPEED).mean:
         found.reference = lower
     return found
+
+
+def confirmation() -> Comparison:
+    """The first part of the plan, whose runs are all stored."""
+    found = part_comparison("confirmation", load(STORED))
+    assert found is not None
+    return found
+
+
+def confirmation_summary(found: Comparison) -> str:
+    """Table, caption and sentences of the README."""
+    columns: dict[str, Callable[[str], str]] = {
+        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Tokens": found.share_of_tokens,
+    }
+    part = PARTS["confirmation"]
+    caption = (
+        f"*Equal tokens: {MODEL}, {part.steps} steps of 64 rollouts at learning rate {rate_text(PLANNED_RATE)} if no other is given; "
+        f"methods, {len(part.seeds)} seeds and two endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per "
+        "prompt. N: largest number of steps in which an unsolved prompt is sampled. pass@16: at least one of 16 rollouts is correct. In "
+        f"parentheses: difference from {found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the "
+        "number of comparisons. "
+        f"Tokens: at the final accuracy of the same seed's run of {found.reference}, as a fraction of that run's tokens.*"
+    )
+    sentences = " ".join(
+        f"{method[0].upper()}{method[1:]}: {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
+        f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}."
+        for method in (names.BATCH, RETRIES)
+    )
+    return f"{found.table(columns, BEFORE)}\n\n{caption}\n\n{sentences}"
 
 
 def _label(method: str, rate: float) -> str:
@@ -160,17 +192,16 @@ def cpu_seconds(found: Comparison, method: str) -> float:
     return min(found.values(method, per_step("cpu_seconds")).values())
 
 
-def rates_table(found: Comparison, for_readme: bool = False) -> str:
+def rates_table(found: Comparison) -> str:
     columns: dict[str, Callable[[str], str]] = {
         "Seeds": found.num_seeds,
         "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
         "Accuracy": lambda m: found.cell(m, ACCURACY),
         "pass@16": lambda m: found.cell(m, PASS_AT_16),
         "Tokens": found.share_of_tokens,
+        "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
+        "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
     }
-    if not for_readme:
-        columns["Entropy"] = lambda m: f"{found.mean(m, final('entropy')).mean:.2f}"
-        columns["CPU s per step"] = lambda m: f"{cpu_seconds(found, m):.1f}"
     return found.table(columns, BEFORE)
 
 
@@ -460,8 +491,8 @@ def blocks() -> dict[Path, dict[str, str]]:
             "small-one-rollout": small_table("one_rollout"),
         },
         README: {
-            "overview": figures.overview_caption(rates),
-            "language-rates": f"{rates_table(rates, for_readme=True)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
+            "overview": figures.overview_caption(confirmation()),
+            "confirmation": confirmation_summary(confirmation()),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
@@ -479,8 +510,7 @@ def main() -> None:
     for document, texts in blocks().items():
         for name, text in texts.items():
             fill(name, text, document)
-    confirmation = part_comparison("confirmation", load(STORED))
-    drawn = figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), confirmation)
+    drawn = figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), confirmation())
     for name, figure in drawn.items():
         figure.savefig(FIGURES / f"{name}.png", dpi=200 if name == "overview" else 110)
 

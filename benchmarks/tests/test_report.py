@@ -20,7 +20,7 @@ from benchmarks.comparisons import (
 from benchmarks.learning import confirmation, language_model, small_models
 from benchmarks.learning.confirmation import PARTS
 from benchmarks.learning.training import Run
-from benchmarks.statistics import AS_FAST, FASTER, SAME, SLOWER
+from benchmarks.statistics import AS_FAST, BETTER, FASTER, SAME, SLOWER, WORSE
 
 
 def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)) -> list[dict]:
@@ -241,22 +241,25 @@ def test_documents_are_filled_from_stored_results():
 
 
 def test_figures_are_drawn_from_stored_results_with_few_lines():
-    drawn = figures.draw_all(
-        *(report.language_rates(), report.paper_protocol(), report.small_experiment("equal_steps")), confirmation=None
-    )
+    sets = report.small_experiment("equal_steps")
+    drawn = figures.draw_all(report.language_rates(), report.paper_protocol(), sets, report.confirmation())
     for name, figure in drawn.items():
         assert (common.FIGURES / f"{name}.png").stat().st_size > 5000
         for axis in figure.axes:
             labels = [label for label in axis.get_legend_handles_labels()[1] if not label.startswith("_")]
-            assert len(labels) <= 4, name
+            assert len(labels) <= 5, name
 
 
-def test_figure_of_the_confirmation():
-    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
+def test_summary_of_the_confirmation():
+    gains = {(names.BATCH, RATE): (0.05, -0.05), (RETRIES, RATE): (0.001, 0.05)}
+    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", gains, noise=0.01)))
     assert found is not None
-    drawn = figures.equal_tokens(found, (found.reference, names.BATCH, *figures.RETRIES))
-    labels = drawn.axes[0].get_legend_handles_labels()[1]
-    assert labels == [names.GRPO_4, names.BATCH, *figures.RETRIES]
+    *table, _, caption, _, sentences = report.confirmation_summary(found).splitlines()
+    assert [row.split(" | ")[0] for row in table[3:6]] == ["| GRPO n=4", "| GRPO n=4 at 5e-5", f"| {names.BATCH}"]
+    assert "difference from GRPO n=4, paired by seed" in caption and "5 seeds" in caption
+    batch, retries = sentences.split(". ")
+    assert batch.startswith(f"Batch baseline, n=1: {FASTER} GRPO n=4 (+0.0") and f"last step {WORSE} GRPO n=4" in batch
+    assert retries.startswith(f"B{RETRIES[1:]}: {AS_FAST} GRPO n=4") and f"last step {BETTER} GRPO n=4" in retries
 
 
 def test_means_and_interval_of_a_curve():
