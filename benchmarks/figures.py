@@ -40,7 +40,9 @@ def panels(columns: int, rows: int = 1):
 
 
 def legend(figure, axis, **options) -> None:
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, **options)
+    handles, labels = axis.get_legend_handles_labels()
+    columns = min(len(labels), 4) if len(labels) != 5 else 3  # without a single entry in the second row
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, **options)
 
 
 def means_by_step(found: Comparison, method: str, columns: Iterable[str]) -> tuple[dict[str, np.ndarray], dict]:
