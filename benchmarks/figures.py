@@ -41,7 +41,7 @@ def panels(columns: int, rows: int = 1):
 
 def legend(figure, axis, **options) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    columns = min(len(labels), 4) if len(labels) != 5 else 3  # without a single entry in the second row
+    columns = 3 if len(labels) == 5 else 4  # so that no entry is alone in the second row
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, **options)
 
 
@@ -159,9 +159,9 @@ def overview(found: Comparison) -> Figure:
     zero_gradient.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
     zero_gradient.minorticks_off()
     methods = (names.GRPO_4, names.BATCH, names.batch_retries(4))
-    for axis, column in zip(measured, ("accuracy", "pass@16"), strict=True):
-        draw_curves(axis, found, methods, "generated_tokens", column, scale=100)
-        axis.set(title=f"{column} of a 135M model, %".replace("accuracy", "Accuracy"), xlabel="Generated tokens")
+    for axis, name in zip(measured, ("Accuracy", "pass@16"), strict=True):
+        draw_curves(axis, found, methods, "generated_tokens", name.lower(), scale=100)
+        axis.set(title=f"{name} of a 135M model, %", xlabel="Generated tokens")
     for axis in drawn.axes:
         axis.grid(alpha=0.25)
         axis.title.set_fontsize(10.5)

@@ -52,6 +52,15 @@ def compare(
     return Comparison({m: by_seed(evaluations, prompt_set, m) for m in methods}, reference, looks)
 
 
+def measures(found: Comparison) -> dict[str, Callable[[str], str]]:
+    """Columns of a table: accuracy and pass@16."""
+    return {
+        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+    }
+
+
 # Confirmation (docs/benchmarks.md, "Plan")
 
 
@@ -65,12 +74,7 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
     text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
-    columns: dict[str, Callable[[str], str]] = {
-        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
-        "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
-    }
+    columns = measures(found) | {"Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"}
     return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
 
 
@@ -108,12 +112,7 @@ def confirmation() -> Comparison:
 
 def confirmation_summary(found: Comparison) -> str:
     """Table, caption and sentences of the README."""
-    columns: dict[str, Callable[[str], str]] = {
-        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
-        "Tokens": found.share_of_tokens,
-    }
+    columns = measures(found) | {"Tokens": found.share_of_tokens}
     part = PARTS["confirmation"]
     caption = (
         f"*Equal tokens: {MODEL}, {part.steps} steps of 64 rollouts at learning rate {rate_text(PLANNED_RATE)} if no other is given; "
@@ -193,16 +192,12 @@ def cpu_seconds(found: Comparison, method: str) -> float:
 
 
 def rates_table(found: Comparison) -> str:
-    columns: dict[str, Callable[[str], str]] = {
-        "Seeds": found.num_seeds,
-        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+    costs: dict[str, Callable[[str], str]] = {
         "Tokens": found.share_of_tokens,
         "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
         "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
     }
-    return found.table(columns, BEFORE)
+    return found.table({"Seeds": found.num_seeds} | measures(found) | costs, BEFORE)
 
 
 def rates_caption(found: Comparison) -> str:
@@ -477,7 +472,7 @@ def expect_reasoning(found: Comparison) -> str:
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
-    rates, paper, sets = language_rates(), paper_protocol(), other_sets()
+    rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
     return {
         DOCS / "benchmarks.md": {
             "confirmation": confirmation_block(load(STORED)),
@@ -491,8 +486,8 @@ def blocks() -> dict[Path, dict[str, str]]:
             "small-one-rollout": small_table("one_rollout"),
         },
         README: {
-            "overview": figures.overview_caption(confirmation()),
-            "confirmation": confirmation_summary(confirmation()),
+            "overview": figures.overview_caption(confirmed),
+            "confirmation": confirmation_summary(confirmed),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"

@@ -23,9 +23,9 @@ from .units import Unit, run
 
 def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     """
-    Names of the parts and their runs: first the part with a base model of its own, then one training seed after another, from
-    the last one. All runs of a seed start from the same base model, so a seed of which a run is stored is left to the machine of
-    that run.
+    Names of the parts and their runs: first the part that starts from another base model, then one training seed after another,
+    from the last one. All runs of a seed start from the same base model, so a seed of which a run is stored is left to the machine
+    of that run.
     """
     runs = [(name, planned) for name, part in PARTS.items() for planned in part.runs]
     begun = {(PARTS[name].base_seed, planned.seed) for name, planned in runs if planned in stored}
@@ -78,8 +78,8 @@ def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: 
     """
     started = time.monotonic()
     chosen = plan(stored_runs(STORED))
-    if smoke:  # one run per part
-        chosen = list({name: (name, planned) for name, planned in plan(set())}.values())
+    if smoke:  # a few runs of every part
+        chosen = plan(set())[::5]
     seeds = sorted({PARTS[name].base_seed for name, _ in chosen})
     folders = {seed: output_dir / "tasks" / f"reasoning-seed-{seed}" for seed in seeds}
     work = prepare_smoke if smoke else prepare
