@@ -13,15 +13,16 @@ from .units import Unit, run, succeeded
 
 STEPS = 3
 GRPO = {"adaptive_sampling": "uniform", "num_generations": 4, "scale_rewards": "group"}
+TWO_ROUNDS = {"max_rounds": 2}  # more take longer and show nothing else
 MODES = {
     names.GRPO_4: GRPO,
     names.BATCH: {"baseline": "batch"},
-    names.SEQ_BALANCE: {"adaptive_sampling": "seq-balance"},
-    names.SEQ_POS: {"adaptive_sampling": "seq-pos"},
+    names.SEQ_BALANCE: {"adaptive_sampling": "seq-balance"} | TWO_ROUNDS,
+    names.SEQ_POS: {"adaptive_sampling": "seq-pos"} | TWO_ROUNDS,
     f"{names.EST} (EMA)": {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
     f"{names.EST} (value head)": {"adaptive_sampling": "est", "pass_rate_estimator": "value"},
     f"{names.BATCH}, retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
-    "zero-variance groups: resample": GRPO | {"zero_variance_groups": "resample"},
+    "zero-variance groups: resample": GRPO | {"zero_variance_groups": "resample"} | TWO_ROUNDS,
     "zero-variance groups: mask": GRPO | {"zero_variance_groups": "mask"},
     "zero-variance groups: skip": GRPO | {"zero_variance_groups": "skip"},
 }

@@ -5,13 +5,17 @@ from statistics import mean
 
 from .. import names
 from ..common import markdown
-from .modes import GRPO, MODES
+from .modes import GRPO
 from .training import SMOKE, Size, measure
 from .units import Unit, run, succeeded
 
 
 STEPS = 3  # the first one is not counted
-METHODS = (names.BATCH, names.GRPO_4, names.SEQ_BALANCE)
+METHODS = {
+    names.BATCH: {"baseline": "batch"},
+    names.GRPO_4: GRPO,
+    names.SEQ_BALANCE: {"adaptive_sampling": "seq-balance"},
+}
 FRAC_CERTAIN = 0.75  # of the prompts get the same reward for all completions in the comparison of skip and keep
 
 
@@ -27,14 +31,14 @@ def units(smoke: bool) -> list[Unit]:
         f"{names.GRPO_4}, continuous batching", first, GRPO | {"use_transformers_continuous_batching": True}
     )
     return [
-        *(unit(method, first, MODES[method]) for method in METHODS),
+        *(unit(method, first, options) for method, options in METHODS.items()),
         *(
             unit(
                 f"{names.GRPO_4}, {choice}", first, GRPO | {"zero_variance_groups": choice}, frac_certain=FRAC_CERTAIN
             )
             for choice in ("keep", "skip")
         ),
-        *(unit(method, size, MODES[method]) for size in others for method in METHODS),
+        *(unit(method, size, options) for size in others for method, options in METHODS.items()),
         *([] if smoke else [batching]),  # takes a minute on a CPU
     ]
 
