@@ -46,7 +46,7 @@ class AsyncVLLMSampler(RolloutSampler):
             `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
 
-    speculate_below = 0.25  # requests in flight per prompt; with fewer the server has capacity to spare
+    speculate_below = 0.5  # requests in flight per prompt; with fewer the server has capacity to spare
 
     def __init__(
         self,
