@@ -21,7 +21,8 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
 README = ROOT / "README.md"
-# Sampling in the benchmarks and in the paper: options of `bernoulli_rollouts` and of the closed forms.
+# Sampling: options of `AdaGRPOConfig`, `bernoulli_rollouts` and the closed forms. The default of Seq-balance, and the paper's.
+DEFAULT = {"min_positives": 1, "min_negatives": 1, "samples_per_round": 4, "max_rounds": 8}
 POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
 BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
 BINARY = Scoring(weights=(1.0,), threshold=0.5)  # one reward function, of 0 and 1

@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from . import names
 from .analyses.outcomes import Outcome, sequential_outcome, single_round_outcome
-from .common import BALANCE, COLORS
+from .common import COLORS, DEFAULT
 from .comparisons import Comparison
 from .statistics import interval
 
@@ -20,6 +20,7 @@ STYLES = {
     names.GRPO_16: {"color": COLORS[names.GRPO_16], "marker": "<"},
     names.DAPO: {"color": COLORS[names.DAPO], "marker": "X", "linestyle": "--"},
     names.HYBRID: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
+    names.SMALL_ROUNDS: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
     names.ALGORITHM_2: {"color": "#8c1c13", "marker": "s", "linestyle": "-."},
     names.BATCH: {"color": COLORS[names.BATCH], "marker": "P"},
     **{method: {"color": color, "marker": "o", "linestyle": "--"} for method, color in RETRIES.items()},
@@ -119,9 +120,9 @@ def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
 
 # The README's first figure
 
-OUTCOMES = {  # the settings of the learning benchmark and the paper
+OUTCOMES = {
     names.GRPO_4: lambda p: single_round_outcome(p, 4),
-    names.HYBRID: lambda p: sequential_outcome(p, **BALANCE),
+    names.SMALL_ROUNDS: lambda p: sequential_outcome(p, **DEFAULT),
     # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
     **dict.fromkeys(
         (names.BATCH, names.batch_retries(4)), lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p))))
@@ -134,7 +135,9 @@ PIXELS = 830  # width of a picture in a README on GitHub
 
 def overview_caption(found: Comparison) -> str:
     """The figure in words."""
-    grpo, ada = (Outcome(*(float(v[0]) for v in OUTCOMES[m]([CAPTION_RATE]))) for m in (names.GRPO_4, names.HYBRID))
+    grpo, ada = (
+        Outcome(*(float(v[0]) for v in OUTCOMES[m]([CAPTION_RATE]))) for m in (names.GRPO_4, names.SMALL_ROUNDS)
+    )
     share = found.before_training("frac_zero_variance")
     return (
         f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
@@ -153,7 +156,7 @@ def overview(found: Comparison) -> Figure:
     zero_gradient, *measured = drawn.subplots(1, 3)
     for method, compute in OUTCOMES.items():
         own = {"color": style(method)["color"], "linestyle": style(method).get("linestyle", "-"), "linewidth": 2}
-        label = "Seq-balance" if method == names.HYBRID else names.short(method)
+        label = "Seq-balance" if method == names.SMALL_ROUNDS else names.short(method)
         zero_gradient.plot(PASS_RATES, 100 * compute(PASS_RATES).zero_gradient, label=label, **own)
     zero_gradient.set(title="P(zero gradient), %", xlabel="Pass rate of the prompt", ylim=(-3, 100), xscale="logit")
     zero_gradient.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])

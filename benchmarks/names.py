@@ -13,8 +13,9 @@ SEQ_POS, SEQ_BALANCE, EST = "Reinforce-Ada Seq-pos", "Reinforce-Ada Seq-balance"
 ALGORITHM_2 = f"{SEQ_BALANCE} (Algorithm 2)"
 SEQ_POS_2 = f"{SEQ_POS} (Algorithm 2)"
 SEQ_POS_HYBRID = f"{SEQ_POS} (1/√p)"
-HYBRID = f"{SEQ_BALANCE} (1/√p)"  # the default of `AdaGRPOConfig`
-SMALL_ROUNDS = f"{SEQ_BALANCE} (1/√p, M=4, K=1+1)"  # rounds of 4 until one rollout is positive and one negative
+HYBRID = f"{SEQ_BALANCE} (1/√p)"
+# The default of `AdaGRPOConfig`: rounds of 4 until one rollout is positive and one negative.
+SMALL_ROUNDS = f"{SEQ_BALANCE} (1/√p, M=4, K=1+1)"
 
 
 def batch_retries(max_rounds: int) -> str:

@@ -160,20 +160,25 @@ def group_size_sentences(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def small_rounds_sentence(found: Comparison) -> str:
-    """The plan's criterion for another default."""
+def paper_sentences(found: Comparison) -> str:
+    """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
     method, default = names.SMALL_ROUNDS, names.HYBRID
+    lines = [
+        f"- {names.short(m)}, accuracy: {found.words(m, ACCURACY)}, pass@16: {found.words(m, PASS_AT_16)}."
+        for m in (names.ALGORITHM_2, default, method)
+    ]
     accuracy, diversity = (found.difference(method, measure, default) for measure in (SPEED, PASS_AT_16))
     rollouts = found.mean(method, per_step("rollouts")).mean / found.mean(default, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
-    return (
-        f"The criterion for another default is {'met' if is_met else 'not met'}: {names.short(method)} against "
+    lines.append(
+        f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(method)} against "
         f"{names.short(default)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
         f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
     )
+    return "\n".join(lines)
 
 
-CONCLUSIONS = {"confirmation": endpoints, "group size": group_size_sentences, "paper": small_rounds_sentence}
+CONCLUSIONS = {"confirmation": endpoints, "group size": group_size_sentences, "paper": paper_sentences}
 
 
 # The language model at equal tokens

@@ -78,24 +78,24 @@ class AdaGRPOConfig(GRPOConfig):
     # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`)
     samples_per_round: int = described(
         None,
-        "Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`, twice "
-        "`num_generations`, the ratio of the paper; with `baseline='batch'`, `num_generations`.",
+        "Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`, "
+        "`num_generations`: the first round is the batch of GRPO. The paper has twice as many.",
     )
     max_rounds: int = described(
-        4,
-        "Maximum number of rounds per prompt (N in the paper). With `baseline='batch'`, a prompt gets one round per step, and one that "
-        "does not meet its exit condition is sampled again in later steps, up to so many times. With "
-        "`zero_variance_groups='resample'`, also the maximum number of prompts that are sampled one after another for one slot.",
-    )
-    min_positives: int | None = described(
         None,
-        "Number of positive rollouts of the exit condition (K_pos). If `None`, 1 for `'seq-pos'` and `num_generations // 2` for "
-        "`'seq-balance'`; with `baseline='batch'`, 1.",
+        "Maximum number of rounds per prompt (N in the paper). If `None`, 8 in Seq modes with `baseline='pool'`, else 4. With "
+        "`baseline='batch'`, a prompt gets one round per step, and one that does not meet its exit condition is sampled again in "
+        "later steps, up to so many times. With `zero_variance_groups='resample'`, also the maximum number of prompts that are "
+        "sampled one after another for one slot.",
     )
-    min_negatives: int | None = described(
-        None,
-        "Number of negative rollouts of the exit condition (K_neg), for `'seq-balance'` only. If `None`, "
-        "`num_generations - num_generations // 2`; with `baseline='batch'`, 1.",
+    min_positives: int = described(
+        1,
+        "Number of positive rollouts of the exit condition (K_pos). In the paper's Seq-balance, half of `num_generations`.",
+    )
+    min_negatives: int = described(
+        1,
+        "Number of negative rollouts of the exit condition (K_neg), for `'seq-balance'` only. In the paper, half of "
+        "`num_generations`.",
     )
     positive_threshold: float = described(
         0.7,
@@ -284,8 +284,8 @@ class AdaGRPOConfig(GRPOConfig):
     def slot_rule(self) -> SlotRule:
         """When the sampling of a prompt stops. With one round its numbers of positives and negatives are used for metrics only."""
         return SlotRule(
-            min_positives=self.min_positives or 1,
-            min_negatives=0 if self.adaptive_sampling == "seq-pos" else self.min_negatives or 1,
+            min_positives=self.min_positives,
+            min_negatives=0 if self.adaptive_sampling == "seq-pos" else self.min_negatives,
             max_rounds=self.max_rounds if self.is_sequential else 1,
             one_round_per_step=not self.is_multi_round,
             # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.

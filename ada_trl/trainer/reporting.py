@@ -146,7 +146,7 @@ def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
     return {
         "mask": "zero-variance groups are excluded from the loss",
         "skip": "rows of zero-variance groups are not computed",
-        "resample": f"zero-variance groups are replaced by up to {args.max_rounds - 1} other prompts",
+        "resample": f"zero-variance groups are replaced (up to {args.max_rounds} prompts for each place in the batch)",
     }.get(args.zero_variance_groups, "")
 
 

@@ -51,8 +51,8 @@ REMOVED = {
 }
 # Fields whose default depends on other fields. They are derived again when a trainer is built, unless they were set.
 DERIVED = (
-    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "min_positives"),
-    *("min_negatives", "prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
+    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "max_rounds"),
+    *("prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
 )
 WEIGHTED_SUM = (
     "sum"  # of `success_reward`: that of all reward functions, for example if each of them scores other prompts
@@ -144,16 +144,11 @@ def resolve_defaults(args: "AdaGRPOConfig") -> None:
     """Set the other fields of `args` that are `None` to defaults that depend on the other fields."""
     # GRPOConfig takes booleans.
     args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
-    if args.is_sequential:
-        n, is_balanced = args.num_generations, args.adaptive_sampling == "seq-balance"
-        # With the batch baseline every rollout is trained on, so that nothing has to be balanced.
-        size, positives, negatives = (n, 1, 1) if args.baseline == "batch" else (2 * n, n // 2, n - n // 2)
-        if args.samples_per_round is None:
-            args.samples_per_round = size
-        if args.min_positives is None:
-            args.min_positives = positives if is_balanced else 1
-        if args.min_negatives is None and is_balanced:
-            args.min_negatives = negatives
+    if args.max_rounds is None and (args.is_sequential or args.zero_variance_groups == "resample"):
+        # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
+        args.max_rounds = 8 if args.selects_groups else 4
+    if args.samples_per_round is None and args.is_sequential:
+        args.samples_per_round = args.num_generations
     if args.prompt_weighting is None:
         # The division by the standard deviation of the group is a prompt weight as well.
         is_weighted = args.adaptive_sampling != "uniform" and args.baseline == "pool" and args.scale_rewards != "group"
@@ -212,7 +207,12 @@ RULES = [
         "must be finite: a rollout is positive if its reward is greater",
         "Use 0.7 for binary rewards",
     ),
-    Rule("max_rounds", lambda args: args.max_rounds < 1, "must be at least 1", "Use 4 as in the paper"),
+    Rule(
+        "max_rounds",
+        lambda args: args.max_rounds is not None and args.max_rounds < 1,
+        "must be at least 1",
+        "Leave it out for the default",
+    ),
     Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2"),
     Rule(
         "ema_decay",
@@ -240,18 +240,8 @@ RULES = [
         "Set it, or num_generations >= 2",
     ),
     # Rounds
-    Rule(
-        "min_positives",
-        lambda args: args.min_positives is not None and args.min_positives < 1,
-        "must be at least 1",
-        "Leave it unset",
-    ),
-    Rule(
-        "min_negatives",
-        lambda args: args.min_negatives is not None and args.min_negatives < 1,
-        "must be at least 1",
-        "Leave it unset",
-    ),
+    Rule("min_positives", lambda args: args.min_positives < 1, "must be at least 1", "Leave it unset"),
+    Rule("min_negatives", lambda args: args.min_negatives < 1, "must be at least 1", "Leave it unset"),
     Rule(
         "samples_per_round",
         lambda args: args.retries_across_steps and args.samples_per_round != args.num_generations,
@@ -262,13 +252,13 @@ RULES = [
         "samples_per_round",
         lambda args: args.is_sequential and args.samples_per_round < args.num_generations,
         "must be at least num_generations ({num_generations}), because the first round alone must fill a group",
-        "Raise it, lower num_generations, or leave it unset for twice num_generations",
+        "Raise it, lower num_generations, or leave it unset for num_generations",
     ),
     Rule(
         "min_positives",
         lambda args: (
             args.is_sequential
-            and (args.min_positives or 0) + (args.min_negatives or 0) > args.samples_per_round * args.max_rounds
+            and args.min_positives + args.slot_rule.min_negatives > args.samples_per_round * args.max_rounds
         ),
         "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * max_rounds "
         "({max_rounds}) rollouts",

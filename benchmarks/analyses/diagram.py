@@ -10,17 +10,17 @@ from matplotlib.patches import FancyBboxPatch
 
 from ada_trl.core import Rollouts, pool_advantages, prompt_weights, select_groups
 
-from ..common import BALANCE, COLORS, FIGURES, bernoulli_rollouts
+from ..common import COLORS, DEFAULT, FIGURES, bernoulli_rollouts
 
 
 PROMPTS = {"3+4=": 0.9, "12+34=": 0.5, "58+67=": 0.3, "431+978=": 0.1, "8765+4329=": 0.02}  # prompt: pass rate
-M, N, GROUP = BALANCE["samples_per_round"], BALANCE["max_rounds"], 4
-SEED = 47  # chosen so that the outcome of every prompt is typical of its pass rate
+M, N, GROUP = DEFAULT["samples_per_round"], DEFAULT["max_rounds"], 4
+SEED = 72  # chosen so that the outcome of every prompt is typical of its pass rate
 WIDTH, HEIGHT = 830, 400  # as shown in a README on GitHub
 TOP, ROW = 122, 44
 COLUMNS = {  # left edge: title, and the setting of the default mode
     8: ("① Prompts", "dataset order"),
-    148: ("② Rollouts", f"rounds of {M}, until {GROUP // 2} are correct and {GROUP // 2} incorrect"),
+    148: ("② Rollouts", f"rounds of {M}, until 1 is correct and 1 incorrect"),
     510: ("③ Baseline", "mean of the pool"),
     638: ("④ Weight", "1/√p"),
     728: (f"⑤ Group of {GROUP}", "advantages"),
@@ -29,7 +29,7 @@ CORRECT, INCORRECT, GREY = COLORS["GRPO n=8"], "#8a8a8a", "#666666"
 
 
 def sample() -> Rollouts:
-    return bernoulli_rollouts([*PROMPTS.values()], np.random.default_rng(SEED), **BALANCE)
+    return bernoulli_rollouts([*PROMPTS.values()], np.random.default_rng(SEED), **DEFAULT)
 
 
 def dot(axis, x: float, y: float, correct: bool, selected: bool = False) -> None:
@@ -64,7 +64,7 @@ def draw_rows(axis, rollouts: Rollouts) -> None:
 
 
 def rollout_x(index: int) -> float:
-    return 152 + 10.2 * index + 9 * (index // M)
+    return 152 + 9.6 * index + 6 * (index // M)
 
 
 def figure() -> Figure:
@@ -76,8 +76,9 @@ def figure() -> Figure:
         axis.text(x, 24, title, fontweight="bold", fontsize=9.5)
         axis.text(x, 46, setting, color=GREY, fontsize=9)
     axis.plot([8, WIDTH - 8], [60, 60], color="#cccccc", linewidth=0.8)
+    axis.text(140, 84, "round", color=GREY, fontsize=9, ha="right")
     for round_index in range(N):
-        axis.text(rollout_x(round_index * M) - 4, 84, f"round {round_index + 1}", color=GREY, fontsize=9)
+        axis.text(rollout_x(round_index * M) - 4, 84, str(round_index + 1), color=GREY, fontsize=9)
     draw_rows(axis, sample())
     y = TOP + ROW * len(PROMPTS) - 8
     for x, correct, selected, text in (

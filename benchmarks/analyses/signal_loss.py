@@ -12,7 +12,7 @@ import numpy as np
 from ada_trl.core import allocate
 
 from .. import names
-from ..common import BALANCE, POS, bernoulli_rollouts, computed_or_stored, fill, markdown, zero_gradient
+from ..common import BALANCE, DEFAULT, POS, bernoulli_rollouts, computed_or_stored, fill, markdown, zero_gradient
 from .outcomes import refill_outcome, sequential_outcome, single_round_outcome
 
 
@@ -22,6 +22,7 @@ METHODS = {  # name: sampling, n; the rollouts of Est depend on the pass rate
     names.DAPO: ({"samples_per_round": 4}, 4),
     names.SEQ_POS: (POS, 4),
     names.SEQ_BALANCE: (BALANCE, 4),
+    f"{names.SEQ_BALANCE} (M=4, K=1+1)": (DEFAULT, 4),
     names.EST: ({}, 2),
 }
 DAPO_ROUNDS = 10

@@ -17,7 +17,7 @@ from ada_trl.core import pool_advantages, select_groups
 from ada_trl.core.advantages import PromptWeighting, Scale
 
 from .. import names
-from ..common import BALANCE, COLORS, POS, binary_rollouts, computed_or_stored, fill, markdown, save_figure
+from ..common import BALANCE, COLORS, DEFAULT, POS, binary_rollouts, computed_or_stored, fill, markdown, save_figure
 from .outcomes import pool_distribution
 from .signal_loss import est_budgets
 
@@ -59,6 +59,7 @@ ESTIMATORS = {
     "Reinforce-Ada Seq-pos (1/√p)": Estimator(POS, weighting="inverse_sqrt"),
     "Reinforce-Ada Seq-balance (Algorithm 2)": Estimator(),
     "Reinforce-Ada Seq-balance (1/√p)": Estimator(weighting="inverse_sqrt"),
+    names.SMALL_ROUNDS: Estimator(DEFAULT, weighting="inverse_sqrt"),
     "Reinforce-Ada Seq-balance (1/p)": Estimator(weighting="inverse"),
 }
 

@@ -31,6 +31,7 @@ from recipes.reasoning import written_steps
 from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
 
 from .. import names
+from ..common import BALANCE, DEFAULT, POS
 from . import long_answers
 from .prompt_sets import by_family, pass_at_k
 from .training import Run, Task, run_missing, store, train_once
@@ -64,7 +65,7 @@ HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"
 EQUAL_TOKENS = {
     names.GRPO_4: _grpo(4),
     names.GRPO_8: _grpo(8),
-    HYBRID_3_PROMPTS: {"num_generations": 4},
+    HYBRID_3_PROMPTS: {"num_generations": 4, **BALANCE},
     names.BATCH: {"baseline": "batch"},
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
     names.BATCH_2: {"baseline": "batch", "num_generations": 2},
@@ -75,10 +76,10 @@ PAPER = {
     # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.
     names.GRPO_4 + PAPER_SUFFIX: _grpo(4),
     names.GRPO_16 + PAPER_SUFFIX: _paper(16, adaptive_sampling="uniform", scale_rewards="group"),
-    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(prompt_weighting="none"),
-    names.HYBRID + PAPER_SUFFIX: _paper(),
-    names.SMALL_ROUNDS + PAPER_SUFFIX: _paper(samples_per_round=4, max_rounds=8, min_positives=1, min_negatives=1),
-    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(adaptive_sampling="seq-pos", prompt_weighting="none"),
+    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(**BALANCE, prompt_weighting="none"),
+    names.HYBRID + PAPER_SUFFIX: _paper(**BALANCE),
+    names.SMALL_ROUNDS + PAPER_SUFFIX: _paper(**DEFAULT),
+    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(**POS, adaptive_sampling="seq-pos", prompt_weighting="none"),
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
 METHODS = EQUAL_TOKENS | PAPER

@@ -27,6 +27,7 @@ from recipes.arithmetic.vllm_server import running_server
 from recipes.sorting.task import prepare as prepare_sorting
 
 from .. import names
+from ..common import BALANCE, POS
 from . import prompt_sets
 from .sorting import SORTING, SORTING_GRADED
 from .training import Run, Task, run_missing, store, stored_runs, train_once
@@ -84,7 +85,8 @@ def _dapo() -> dict:
 
 
 def _seq(mode: str = "seq-balance", **options) -> dict:
-    return {"adaptive_sampling": mode, "num_generations": 4, "samples_per_round": 8, "max_rounds": 4, **options}
+    rounds = POS if mode == "seq-pos" else BALANCE
+    return {"adaptive_sampling": mode, "num_generations": 4, **rounds, **options}
 
 
 def _est(estimator: str, n: int) -> dict:

@@ -15,6 +15,10 @@ Generation time with a simulated GPU server, compared with TRL's client, which s
 It prints seconds, CPU seconds of the client per 1,000 rollouts, and their ratios. CPU time includes the conversion of
 log-probabilities that `GRPOTrainer` makes afterwards.
 
+`--rounds` compares the default rounds of Seq-balance (four rollouts, at most eight rounds, until one is correct and one
+incorrect) with those of the paper (eight, four rounds, two and two): seconds and rollouts of both clients, for pass rates that are
+uniformly distributed and for the fourth power of such rates (hard prompts).
+
 `--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a separate process: peak
 memory, and how long the main thread stalls while responses are parsed: in wall-clock time, and in CPU time of the process, which
 other load on the machine affects less. The third client is ours after `gc.freeze()`: then garbage collections do not visit the
@@ -22,6 +26,7 @@ objects of the imported libraries.
 """
 
 import argparse
+import functools
 import gc
 import queue
 import resource
@@ -41,10 +46,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
 from ada_trl.core import Candidate, Slot, SlotRule, sample_slots
+from ada_trl.sampling.server import AsyncVLLMSampler
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 
-from ..common import BINARY, ratio_of_repeats
+from ..common import BALANCE, BINARY, DEFAULT, ratio_of_repeats
 from .simulated_gpu import ROOT, VOCABULARY, running
 
 
@@ -84,7 +90,8 @@ class Ours:
         with self.vllm.vllm_client.transport.group() as group:
 
             def submit(slot: int, first_draw: int) -> None:
-                future = self.vllm.start_request(group, [rows[row_index(slots, slot, first_draw)]], ROUND)
+                row = rows[row_index(slots, slot, first_draw)]
+                future = self.vllm.start_request(group, [row], slots[slot].round_size)
                 future.add_done_callback(lambda done: arrived.put((slot, first_draw, done)))
 
             def collect() -> list[tuple[int, int, np.ndarray]]:
@@ -93,8 +100,9 @@ class Ours:
                     answers.append(arrived.get())
                 return [(slot, first_draw, rewards(done.result()[0])) for slot, first_draw, done in answers]
 
-            may_speculate = len(slots[0].candidates) == 1  # as in `AsyncVLLMSampler`
-            sample_slots(slots, submit, collect, speculate_below=len(slots) // 4 if may_speculate else 0)
+            # As in `AsyncVLLMSampler`.
+            share = AsyncVLLMSampler.speculate_below if len(slots[0].candidates) == 1 else 0
+            sample_slots(slots, submit, collect, speculate_below=int(share * len(slots)))
 
     def steps(self, rows: list[list[int]]) -> int:
         self.vllm.prefetch(rows)
@@ -117,10 +125,11 @@ class TRL:
 
     def rounds(self, rows: list[list[int]], slots: list[Slot]) -> None:
         wanted: list[tuple[int, int]] = []
+        size = slots[0].round_size
 
         def collect() -> list[tuple[int, int, np.ndarray]]:
-            ids, _ = self.rows([rows[row_index(slots, *request)] for request in wanted], ROUND)
-            received = [(*request, rewards(ids[i * ROUND : (i + 1) * ROUND])) for i, request in enumerate(wanted)]
+            ids, _ = self.rows([rows[row_index(slots, *request)] for request in wanted], size)
+            received = [(*request, rewards(ids[i * size : (i + 1) * size])) for i, request in enumerate(wanted)]
             wanted.clear()
             return received
 
@@ -142,9 +151,9 @@ def rewards(ids: list[list[int]]) -> np.ndarray:
     return np.array([[float(tokens[0] == 1)] for tokens in ids])
 
 
-def sample(client: Ours | TRL, num_slots: int, num_candidates: int, rule: SlotRule) -> int:
+def sample(client: Ours | TRL, num_slots: int, num_candidates: int, rule: SlotRule, size: int = ROUND) -> int:
     candidates = [Candidate(i) for i in range(num_candidates)]
-    slots = [Slot(rule, BINARY, candidates, ROUND) for _ in range(num_slots)]
+    slots = [Slot(rule, BINARY, candidates, size) for _ in range(num_slots)]
     client.rounds(prompts(num_slots * num_candidates), slots)
     return sum(slot.num_rollouts for slot in slots)
 
@@ -190,6 +199,33 @@ def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
     clients["ours"].vllm.close()
 
 
+def compare_rounds(numbers: list[int], repeats: int) -> None:
+    print("| Pass rates | Prompts | Client | Rollouts: paper | default | default / paper | Seconds: paper | default "
+          "| default / paper (single repeats) |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for kind, power in {"uniform": 1, "hard": 4}.items():
+        with running(power=power) as url:
+            clients = {"TRL": TRL(url, MAX_TOKENS), "ours": Ours(url, MAX_TOKENS)}
+            for prompts_per_step in numbers:
+                for name, client in clients.items():
+                    results: list[list[tuple[float, float, int]]] = [[], []]
+                    for _ in range(repeats):
+                        for options, of_rounds in zip((BALANCE, DEFAULT), results, strict=True):
+                            rule, size = dict(options), options["samples_per_round"]
+                            del rule["samples_per_round"]
+                            work = functools.partial(sample, client, prompts_per_step, 1, SlotRule(**rule), size)
+                            of_rounds.append(measured(url, work))
+                    rollouts = [mean(r[2] for r in of_rounds) for of_rounds in results]
+                    seconds = [[r[0] for r in of_rounds] for of_rounds in results]
+                    print(
+                        f"| {kind} | {prompts_per_step} | {name} | {rollouts[0]:.0f} | {rollouts[1]:.0f} "
+                        f"| {rollouts[1] / rollouts[0]:.2f} | {mean(seconds[0]):.1f} | {mean(seconds[1]):.1f} "
+                        f"| {ratio_of_repeats(seconds[1], seconds[0])} |",
+                        flush=True,
+                    )
+            clients["ours"].vllm.close()
+
+
 def flood(kind: str, url: str, limit: float) -> None:
     """Sends one batch from a second thread and measures what the main thread notices of it."""
     client = (TRL if kind == "TRL" else Ours)(url, FLOOD_TOKENS)
@@ -221,6 +257,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 512, 4096])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", action="store_true", help="--rows are the numbers of prompts then")
     parser.add_argument("--flood", action="store_true")
     parser.add_argument("--flood_client", choices=FLOOD_CLIENTS, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -228,6 +265,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.flood_client:
         flood(args.flood_client, args.url, limit=600)
+    elif args.rounds:
+        compare_rounds(args.rows, args.repeats)
     elif args.flood:
         print(
             "| | Seconds | CPU s | Peak memory beyond the start, GiB | Longest stall, ms | in CPU time | 99th percentile |"

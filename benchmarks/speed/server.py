@@ -4,7 +4,7 @@ Step time of adaptive sampling with a vLLM server, with asynchronous and with sy
 `python -m benchmarks.speed.server` starts a real vLLM server with a tiny random model whose completion lengths are heavy-tailed
 (median about 26 tokens, 1 % above 230). It alternates between
 
-- Seq-balance with asynchronous rounds (the default),
+- Seq-balance with asynchronous rounds (as always with a server), at most four of eight rollouts,
 - the same without speculative rounds ([`NonSpeculativeTrainer`]),
 - Seq-balance with synchronous rounds ([`SynchronousTrainer`]),
 - GRPO with n = 4, and
@@ -42,7 +42,7 @@ from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server
 
 from .. import names
-from ..common import ratio_of_repeats
+from ..common import BALANCE, ratio_of_repeats
 
 
 MAX_TOKENS = 300
@@ -224,9 +224,9 @@ def compare(url: str, model: Path, prompts: int, steps: int, repeats: int) -> No
     uniform = {"adaptive_sampling": "uniform"}
     runs: dict[str, list[list[dict]]] = {ada: [], patient: [], synchronous: [], grpo: [], same: []}
     for seed in range(repeats):
-        runs[ada].append(train(url, model, prompts, 4, steps, seed))
-        runs[patient].append(train(url, model, prompts, 4, steps, seed, NonSpeculativeTrainer))
-        runs[synchronous].append(train(url, model, prompts, 4, steps, seed, SynchronousTrainer))
+        runs[ada].append(train(url, model, prompts, 4, steps, seed, **BALANCE))
+        runs[patient].append(train(url, model, prompts, 4, steps, seed, NonSpeculativeTrainer, **BALANCE))
+        runs[synchronous].append(train(url, model, prompts, 4, steps, seed, SynchronousTrainer, **BALANCE))
         runs[grpo].append(train(url, model, prompts, 4, steps, seed, **uniform))
         rollouts = mean(step["ada/samples_per_prompt/mean"] for run in runs[ada] for step in run)
         runs[same].append(train(url, model, prompts, round(rollouts), steps, seed, **uniform))

@@ -35,10 +35,12 @@ class SimulatedGPU:
             Decoded at once.
         length (`int`):
             Tokens of every completion; `0` for heavy-tailed lengths.
+        power (`float`):
+            Pass rates are uniformly distributed numbers to this power.
     """
 
-    def __init__(self, a: float, c: float, max_sequences: int, length: int):
-        self.a, self.c, self.max_sequences, self.length = a, c, max_sequences, length
+    def __init__(self, a: float, c: float, max_sequences: int, length: int, power: float):
+        self.a, self.c, self.max_sequences, self.length, self.power = a, c, max_sequences, length, power
         self.waiting: deque[tuple[int, list]] = deque()  # tokens to generate, and the request's [pending, future]
         self.arrived = asyncio.Event()
         self.rounds: Counter = Counter()
@@ -83,7 +85,7 @@ class SimulatedGPU:
             lengths = np.minimum(
                 MEDIAN_TOKENS * np.exp(TAIL * rng.standard_normal(payload["n"])), payload["max_tokens"]
             )
-            passed = rng.random(payload["n"]) < np.random.default_rng(ids).random()  # the pass rate
+            passed = rng.random(payload["n"]) < np.random.default_rng(ids).random() ** self.power  # the pass rate
             choices += [(ids, max(int(length), 1), int(p)) for length, p in zip(lengths, passed, strict=True)]
         if self.length:
             choices = [(ids, self.length, first) for ids, _, first in choices]
@@ -126,7 +128,7 @@ class SimulatedGPU:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    gpu = SimulatedGPU(arguments.a, arguments.c, arguments.max_sequences, arguments.length)
+    gpu = SimulatedGPU(arguments.a, arguments.c, arguments.max_sequences, arguments.length, arguments.power)
     app = web.Application(client_max_size=2**30)
     for path in ("/health", "/v1/models", "/server_info", "/metrics"):
         app.router.add_get(path, gpu.read)
@@ -160,4 +162,5 @@ if __name__ == "__main__":
     parser.add_argument("--c", type=float, default=0.00005)
     parser.add_argument("--max_sequences", type=int, default=1024)
     parser.add_argument("--length", type=int, default=0)
+    parser.add_argument("--power", type=float, default=1.0)
     asyncio.run(serve(parser.parse_args()))

@@ -15,7 +15,7 @@ from recipes.arithmetic.task import prepare, problems
 from recipes.reasoning.task import prepare as prepare_language_model
 
 from .. import names
-from ..common import ratio_of_repeats
+from ..common import BALANCE, ratio_of_repeats
 from ..learning.language_model import PAPER_PROMPTS
 from ..learning.language_model import task as language_model_task
 from ..learning.small_models import ADDITION
@@ -24,7 +24,7 @@ from ..learning.training import Run, Task, train_once
 
 METHODS = {
     names.GRPO_4: {"adaptive_sampling": "uniform", "scale_rewards": "group"},
-    names.HYBRID: {},
+    names.HYBRID: BALANCE,
 }
 NUM_GENERATIONS = 4
 MICRO_BATCH = 32  # rows of the language model per forward pass

@@ -71,7 +71,7 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
 @pytest.mark.parametrize(
     ("name", "label", "power"),
     [
-        (names.HYBRID, "1/√p̂ (default), relative to 1/√p", -0.5),
+        (names.SMALL_ROUNDS, "1/√p̂ (default), relative to 1/√p", -0.5),
         (names.ALGORITHM_2, "no prompt weight (Algorithm 2), relative to 1", 0),
     ],
 )

@@ -204,17 +204,23 @@ def test_small_rounds_become_the_default_by_the_criterion_of_the_plan(gains, rol
     assert f"The criterion for another default is {is_met}: " in text and f", {rollouts:.2f} of its rollouts." in text
 
 
+def test_the_paper_part_compares_every_adaptive_method_with_grpo():
+    gains = {(names.ALGORITHM_2 + language_model.PAPER_SUFFIX, RATE): (0.05, -0.05)}
+    text = report.confirmation_block(pd.DataFrame(planned("paper", gains))).split("**paper**")[1]
+    first, *others, _ = (line for line in text.splitlines() if line.startswith("- "))
+    accuracy, diversity = first.split(", pass@16: ")
+    assert accuracy.startswith(f"- Seq-balance (Algorithm 2), accuracy: {BETTER} {names.GRPO_4} (+0.050 ")
+    assert diversity.startswith(f"{WORSE} {names.GRPO_4} (-0.050 ")
+    assert len(others) == 2 and all(line.count(f"{SAME} {names.GRPO_4} (") == 2 for line in others)
+
+
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
     assert list(PARTS) == ["confirmation", "group size", "paper"]
     assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12]
     runs = [run for part in PARTS.values() for run in part.runs]
     assert {run.method for run in runs} <= set(language_model.METHODS) and len(set(runs)) == len(runs)
     small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
-    assert (small_rounds["samples_per_round"], small_rounds["min_positives"], small_rounds["min_negatives"]) == (
-        4,
-        1,
-        1,
-    )
+    assert [small_rounds[name] for name in ("samples_per_round", "min_positives", "min_negatives")] == [4, 1, 1]
 
 
 # Documents

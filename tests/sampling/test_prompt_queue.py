@@ -61,7 +61,7 @@ def dynamic(tmp_path, reward, **options):
 
 def test_groups_with_zero_variance_are_replaced(tmp_path):
     probe = Script(set())
-    dynamic(tmp_path, probe, adaptive_sampling="uniform", zero_variance_groups="keep", max_rounds=4)
+    dynamic(tmp_path, probe, adaptive_sampling="uniform", zero_variance_groups="keep", max_rounds=None)
     first_batch = probe.seen
     script = Script(set(ALL_PROMPTS) - set(first_batch[:3]))  # three of the first batch have zero variance
     trainer, output, logs = dynamic(tmp_path, script)

@@ -19,24 +19,22 @@ def config(**overrides):
     return build_config("unused", **QUICK | overrides)
 
 
-def test_defaults_follow_the_paper():
+def test_defaults():
     args = config()
     assert (args.adaptive_sampling, args.num_generations) == ("seq-balance", 4)
-    assert (args.samples_per_round, args.max_rounds) == (8, 4)
+    assert (args.samples_per_round, args.max_rounds) == (4, 8)  # 32 rollouts at most, as in the paper
     assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
     assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert (args.min_positives, args.min_negatives) == (2, 2)
+    assert (args.min_positives, args.min_negatives) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ({}, (2, 2)),
-        ({"num_generations": 8}, (4, 4)),
-        ({"num_generations": 5, "per_device_train_batch_size": 10}, (2, 3)),
+        ({}, (1, 1)),
         ({"min_positives": 1, "min_negatives": 3}, (1, 3)),
         ({"adaptive_sampling": "seq-pos"}, (1, 0)),
-        ({"adaptive_sampling": "seq-pos", "min_positives": 3}, (3, 0)),
+        ({"adaptive_sampling": "seq-pos", "min_positives": 32}, (32, 0)),
         ({"adaptive_sampling": "seq-balance", "baseline": "batch"}, (1, 1)),
     ],
 )
@@ -45,8 +43,19 @@ def test_exit_conditions(overrides, expected):
     assert (rule.min_positives, rule.min_negatives) == expected
 
 
-def test_samples_per_round_grows_with_the_group():
-    assert config(num_generations=8, per_device_train_batch_size=16).samples_per_round == 16
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"num_generations": 8}, (8, 8)),
+        ({"adaptive_sampling": "seq-pos"}, (4, 8)),
+        ({"adaptive_sampling": "seq-pos", "baseline": "batch"}, (1, 4)),
+        ({"adaptive_sampling": "uniform", "zero_variance_groups": "resample"}, (None, 4)),
+        ({"adaptive_sampling": "uniform"}, (None, None)),
+    ],
+)
+def test_default_rounds(overrides, expected):
+    args = config(**overrides)
+    assert (args.samples_per_round, args.max_rounds) == expected
 
 
 UNIFORM, EST, SEQ_POS = ({"adaptive_sampling": mode} for mode in ("uniform", "est-ema", "seq-pos"))
@@ -82,9 +91,9 @@ INVALID = [
     ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
     (
         {"min_positives": 30, "min_negatives": 3},
-        r"min_positives \(30\) and min_negatives \(3\) can never .*\(8\) \* max_rounds \(4\)",
+        r"min_positives \(30\) and min_negatives \(3\) can never .*\(4\) \* max_rounds \(8\)",
     ),
-    (SEQ_POS | {"min_negatives": 1}, r"min_negatives \(1\) is only used with .*seq-balance"),
+    (SEQ_POS | {"min_negatives": 2}, r"min_negatives \(2\) is only used with .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
     (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
     (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) is only used with .*'seq-balance'.*but .*'uniform'"),
@@ -94,8 +103,8 @@ INVALID = [
     (EST | {"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
     (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
     (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
-    (EST | {"min_positives": 1}, r"min_positives \(1\) is only used with"),
-    (EST | {"min_negatives": 1}, r"min_negatives \(1\) is only used with"),
+    (EST | {"min_positives": 2}, r"min_positives \(2\) is only used with"),
+    (EST | {"min_negatives": 2}, r"min_negatives \(2\) is only used with"),
     (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
     (EST | {"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
@@ -254,7 +263,7 @@ def test_a_rejected_configuration_can_be_corrected():
     assert fields_of(build(set_options(args, {"baseline": "batch"})).args) == fields_of(
         config(num_generations=1, baseline="batch")
     )
-    assert build(set_options(args, {"baseline": "pool", "num_generations": None})).args.samples_per_round == 8
+    assert build(set_options(args, {"baseline": "pool", "num_generations": None})).args.samples_per_round == 4
 
 
 def test_values_that_were_set_stay_when_other_options_change():

@@ -24,9 +24,9 @@ def test_tools_are_called_in_every_round_and_their_results_are_not_trained_on(tm
     trainer = build(ToolUser, tmp_path, reward, tools=[add])
     trainer.train()
     logs, output = trainer.state.log_history[0], trainer.output
-    assert [len(rewards) for rewards in calls] == [32, 32]
-    assert all(rewards == [0.0, 1.0] * 16 for rewards in calls), "The tool was called and its answer was used."
-    assert logs["ada/samples_per_prompt/mean"] == 16 and logs["reward"] == 0
+    assert [len(rewards) for rewards in calls] == [16, 16]
+    assert all(rewards == [0.0, 1.0] * 8 for rewards in calls), "The tool was called and its answer was used."
+    assert logs["ada/samples_per_prompt/mean"] == 8 and logs["reward"] == 0
     assert logs["tools/call_frequency"] == 0.5 and logs["tools/failure_frequency"] == 0
     for ids, mask, advantage in zip(output["completion_ids"], output["tool_mask"], output["advantages"], strict=True):
         text = trainer._tokenizer.decode(ids[mask.bool()])

@@ -34,6 +34,7 @@ RUNS = {
     "skipped rows": {
         "rows": 12,
         "num_generations": 2,
+        "samples_per_round": 4,
         "max_rounds": 2,
         "zero_variance_groups": "skip",
         "max_steps": 2,

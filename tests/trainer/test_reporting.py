@@ -47,12 +47,12 @@ SENTENCES = {
     "batch of groups": "Batch baseline: 16 prompts × 2 rollouts per generation batch (num_generations=1 is sufficient and gives more "
     f"prompts); {OTHERS}.",
     "retries": f"Seq-pos: 1 rollout per prompt and step, in up to 4 steps, until 1 is correct; {OTHERS}.",
-    "seq-balance": "Seq-balance: up to 4 rounds of 8 rollouts per prompt, until 2 are correct and 2 incorrect; 4 are trained on; "
+    "seq-balance": "Seq-balance: up to 8 rounds of 4 rollouts per prompt, until 1 is correct and 1 incorrect; 4 are trained on; "
     + WEIGHTED,
     "est": f"Est: 2 to 32 rollouts per prompt, 4 on average, more where the estimated pass rate is low; {WEIGHTED}",
     "uniform": f"{DEFAULTS[2].upper()}{DEFAULTS[3:]}, num_generations=4 (8).",
-    "dynamic sampling": f"Uniform sampling: 8 prompts × 4 rollouts per generation batch; {POOL}; zero-variance groups are replaced by up "
-    f"to 3 other prompts{DEFAULTS}, num_generations=4 (8).",
+    "dynamic sampling": f"Uniform sampling: 8 prompts × 4 rollouts per generation batch; {POOL}; zero-variance groups are replaced (up "
+    f"to 4 prompts for each place in the batch){DEFAULTS}, num_generations=4 (8).",
 }
 
 

@@ -124,7 +124,7 @@ def test_tokens_are_counted_once(tmp_path):
     trainer = build(tmp_path, rewards, prompt_dataset(1), per_device_train_batch_size=16, max_steps=1)
     trainer.train()
     (logs,) = logs_of(trainer)
-    assert len(rewards.calls) == 4 and len(rewards.calls[0]) == 32
+    assert len(rewards.calls) == 8 and len(rewards.calls[0]) == 16
     assert logs["ada/tokens/generated"] == rewards.tokens
     assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == rewards.tokens + rewards.prompt_tokens
     trained = trainer.batches[0]["completion_mask"].sum().item()
@@ -149,6 +149,7 @@ def test_none_rewards(tmp_path):
         max_steps=1,
         samples_per_round=4,
         max_rounds=2,
+        min_positives=2,
     )
     assert any(moved(trainer).values())
     (batch,) = trainer.batches
@@ -172,7 +173,7 @@ def test_infinite_rewards_are_unscored(mode, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_total_reward_that_overflows_is_unscored(dtype, tmp_path, request):
-    scripts = {"1+2=": [3e38, 1, 0, 0, 1, 0, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
+    scripts = {"1+2=": [3e38, 1, 0, 0], "31+4=": [-3e38, 3e38] + [0] * 30}
     trainer = build(
         tmp_path,
         ScriptedRewards(**scripts),
@@ -184,7 +185,7 @@ def test_a_total_reward_that_overflows_is_unscored(dtype, tmp_path, request):
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(dtype)
     trainer.train()
-    assert [rollouts.scored_P.tolist() for rollouts in steps] == [[7, 30]]
+    assert [rollouts.scored_P.tolist() for rollouts in steps] == [[3, 30]]
     (batch,) = trainer.batches
     assert batch["advantages"].isfinite().all() and batch["advantages"].any()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
@@ -235,7 +236,7 @@ def test_columns_reach_the_reward_function_in_every_round(tmp_path):
         return [0.0] * len(prompts)
 
     build(tmp_path, reward, dataset, max_steps=1).train()
-    assert len(calls) == 4
+    assert len(calls) == 8
 
 
 @pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
@@ -247,6 +248,7 @@ def test_scale_rewards_uses_pool_statistics(scale_rewards, tmp_path):
         prompt_dataset(1).select([0, 1]),
         max_steps=1,
         samples_per_round=4,
+        min_positives=2,
         prompt_weighting="none",
         scale_rewards=scale_rewards,
     )
@@ -353,7 +355,7 @@ def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
     assert table["advantage"].tolist() == pytest.approx(batch["advantages"].tolist())
     assert table["reversed"].tolist() == [completion[::-1] for completion in decoded]
     assert table["reward"].tolist() == even_reward(decoded)
-    assert logs_of(trainer)[0]["rows"] == 16  # of the first round
+    assert logs_of(trainer)[0]["rows"] == 8  # of the first round
 
 
 def test_too_few_extra_values_are_rejected_if_completions_are_logged(tmp_path):
@@ -361,7 +363,7 @@ def test_too_few_extra_values_are_rejected_if_completions_are_logged(tmp_path):
         log_extra("column", [0])
         return even_reward(completions)
 
-    with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 16 completions"):
+    with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 8 completions"):
         build(tmp_path, reward, log_completions=True).train()
     trainer = build(tmp_path, reward)
     trainer.train()

@@ -282,7 +282,7 @@ def test_a_failed_step_loses_no_environment(tmp_path):
     )
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert len(trainer._environment_pool[None]) == 32
+    assert len(trainer._environment_pool[None]) == 16
 
 
 def test_an_environment_that_cannot_be_pickled_is_not_sent():
