@@ -31,7 +31,7 @@ from ..helpers import (
 from .fake import reward
 
 
-_DEFAULT_ROUNDS = {"samples_per_round": None, "max_rounds": 4}  # instead of those of `build`
+_DEFAULT_ROUNDS = {"samples_per_round": None, "max_rounds": None}  # instead of those of `build`
 UNIFORM = {"adaptive_sampling": "uniform"} | _DEFAULT_ROUNDS
 ONE_ROUND = _DEFAULT_ROUNDS | {"vllm_request_timeout": 30}
 LORA = {"vllm_weight_sync": "lora"}

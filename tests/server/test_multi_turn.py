@@ -10,6 +10,7 @@ from aiohttp import web
 from datasets import Dataset
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.sampling.server import AsyncVLLMSampler
 
 from ..conversations import Counting, add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
@@ -130,7 +131,8 @@ def build_with_images(tmp_path, server, reward=None, **options):
     )
 
 
-def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path):
+def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path, monkeypatch):
+    monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", 0)
     requested, failed = Counter(), []
 
     async def describes(call):

@@ -185,7 +185,8 @@ def test_speculative_rounds_change_neither_pools_nor_groups(tmp_path, monkeypatc
 # Rewards
 
 
-def test_rewards_run_on_the_main_thread_during_generation(tmp_path):
+def test_rewards_run_on_the_main_thread_during_generation(tmp_path, monkeypatch):
+    monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", 0)  # so that the last rewards overlap with no request
     threads, in_flight = [], []
 
     async def behave(call):

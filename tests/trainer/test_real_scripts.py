@@ -756,14 +756,14 @@ FIELDS = {
     "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
     "scale_rewards": ["none", "batch", "group"],
     "min_samples": [1, 2],
-    "max_rounds": [1, 4],
+    "max_rounds": [None, 1],
     "num_iterations": [1, 2],
     "positive_threshold": [0.7, 50.0],
     "multi_objective_aggregation": ["sum_then_normalize", "normalize_then_sum"],
 }
 USUAL = {
     "min_samples": 2,
-    "max_rounds": 4,
+    "max_rounds": None,
     "zero_variance_groups": "keep",
     "num_iterations": 1,
     "prompt_weighting": None,
