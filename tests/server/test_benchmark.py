@@ -21,3 +21,13 @@ def test_both_clients_sample_as_many_rollouts(mode, url, monkeypatch):
     )
     clients[1].vllm.close()
     assert trl == ours >= 12
+
+
+def test_rounds_are_compared_at_equal_rollouts_of_both_clients(monkeypatch, capsys):
+    monkeypatch.setattr(in_flight, "MAX_TOKENS", 5)
+    in_flight.compare_rounds([6], repeats=1)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["| " + k, "6", c] for k in ("uniform", "hard") for c in ("TRL", "ours")]
+    for of_trl, ours in (rows[:2], rows[2:]):
+        assert of_trl[3:6] == ours[3:6]
+        assert float(ours[5]) <= 1
