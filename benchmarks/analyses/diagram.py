@@ -20,7 +20,10 @@ WIDTH, HEIGHT = 830, 400  # as shown in a README on GitHub
 TOP, ROW = 122, 44
 COLUMNS = {  # left edge: title, and the setting of the default mode
     8: ("① Prompts", "dataset order"),
-    148: ("② Rollouts", f"rounds of {M}, until 1 is correct and 1 incorrect"),
+    148: (
+        "② Rollouts",
+        f"rounds of {M}, until {DEFAULT['min_positives']} is correct and {DEFAULT['min_negatives']} incorrect",
+    ),
     510: ("③ Baseline", "mean of the pool"),
     638: ("④ Weight", "1/√p"),
     728: (f"⑤ Group of {GROUP}", "advantages"),

@@ -28,6 +28,7 @@ objects of the imported libraries.
 import argparse
 import functools
 import gc
+import itertools
 import queue
 import resource
 import subprocess
@@ -199,6 +200,10 @@ def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
     clients["ours"].vllm.close()
 
 
+def sample_rounds(client: Ours | TRL, num_slots: int, samples_per_round: int, **rule: int) -> int:
+    return sample(client, num_slots, 1, SlotRule(**rule), samples_per_round)
+
+
 def compare_rounds(numbers: list[int], repeats: int) -> None:
     print("| Pass rates | Prompts | Client | Rollouts: paper | default | default / paper | Seconds: paper | default "
           "| default / paper (single repeats) |")  # fmt: skip
@@ -206,23 +211,17 @@ def compare_rounds(numbers: list[int], repeats: int) -> None:
     for kind, power in {"uniform": 1, "hard": 4}.items():
         with running(power=power) as url:
             clients = {"TRL": TRL(url, MAX_TOKENS), "ours": Ours(url, MAX_TOKENS)}
-            for prompts_per_step in numbers:
-                for name, client in clients.items():
-                    results: list[list[tuple[float, float, int]]] = [[], []]
-                    for _ in range(repeats):
-                        for options, of_rounds in zip((BALANCE, DEFAULT), results, strict=True):
-                            rule, size = dict(options), options["samples_per_round"]
-                            del rule["samples_per_round"]
-                            work = functools.partial(sample, client, prompts_per_step, 1, SlotRule(**rule), size)
-                            of_rounds.append(measured(url, work))
-                    rollouts = [mean(r[2] for r in of_rounds) for of_rounds in results]
-                    seconds = [[r[0] for r in of_rounds] for of_rounds in results]
-                    print(
-                        f"| {kind} | {prompts_per_step} | {name} | {rollouts[0]:.0f} | {rollouts[1]:.0f} "
-                        f"| {rollouts[1] / rollouts[0]:.2f} | {mean(seconds[0]):.1f} | {mean(seconds[1]):.1f} "
-                        f"| {ratio_of_repeats(seconds[1], seconds[0])} |",
-                        flush=True,
-                    )
+            for number, (name, client) in itertools.product(numbers, clients.items()):
+                works = [functools.partial(sample_rounds, client, number, **rounds) for rounds in (BALANCE, DEFAULT)]
+                results = [[measured(url, work) for work in works] for _ in range(repeats)]
+                seconds, _, rollouts = np.array(results).transpose(2, 1, 0)  # (paper or default, repeat) each
+                (paper, default), (paper_rollouts, default_rollouts) = seconds.mean(axis=1), rollouts.mean(axis=1)
+                print(
+                    f"| {kind} | {number} | {name} | {paper_rollouts:.0f} | {default_rollouts:.0f} "
+                    f"| {default_rollouts / paper_rollouts:.2f} | {paper:.1f} | {default:.1f} "
+                    f"| {ratio_of_repeats([*seconds[1]], [*seconds[0]])} |",
+                    flush=True,
+                )
             clients["ours"].vllm.close()
 
 
