@@ -252,7 +252,7 @@ RULES = [
         "samples_per_round",
         lambda args: args.is_sequential and args.samples_per_round < args.num_generations,
         "must be at least num_generations ({num_generations}), because the first round alone must fill a group",
-        "Raise it, lower num_generations, or leave it unset for num_generations",
+        "Raise it, lower num_generations, or leave it unset",
     ),
     Rule(
         "min_positives",
