@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from ada_trl.sampling.server import AsyncVLLMSampler
 from recipes.arithmetic.task import prepare
 from recipes.arithmetic.vllm_server import running_server
 
@@ -18,6 +19,12 @@ collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch):
     monkeypatch.setattr("ada_trl.vllm.transport.BACKOFF_SECONDS", 0.02)
+
+
+@pytest.fixture
+def no_speculation(monkeypatch):
+    """Only rounds that are needed are requested, so that the requests do not depend on the order of the responses."""
+    monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", 0)
 
 
 @pytest.fixture(autouse=True)

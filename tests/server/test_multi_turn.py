@@ -10,7 +10,6 @@ from aiohttp import web
 from datasets import Dataset
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.sampling.server import AsyncVLLMSampler
 
 from ..conversations import Counting, add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
@@ -131,8 +130,7 @@ def build_with_images(tmp_path, server, reward=None, **options):
     )
 
 
-def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path, monkeypatch):
-    monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", 0)
+def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path, no_speculation):
     requested, failed = Counter(), []
 
     async def describes(call):

@@ -16,6 +16,7 @@ from .helpers import becomes_idle, fail, launch, stall
 from .worker import run
 
 
+pytestmark = pytest.mark.usefixtures("no_speculation")  # requests are compared between numbers of ranks
 IN_TIME = 40.0  # seconds: less than a stalled server would take, more than a busy machine adds
 
 

@@ -29,7 +29,7 @@ def test_versions_on_disk_follow_each_other_and_are_removed(tmp_path):
     assert len({name for names in seen for name in names}) == 3
 
 
-def test_adapters_are_loaded_used_and_unloaded(tmp_path):
+def test_adapters_are_loaded_used_and_unloaded(tmp_path, no_speculation):
     trainer, server = train(tmp_path, FakeServer(), max_steps=2, **LORA)
     actions = [(path.split("/")[-1].split("_")[0], payload["lora_name"]) for path, payload in server.controls]
     first, second = actions[0][1], actions[1][1]
@@ -37,7 +37,7 @@ def test_adapters_are_loaded_used_and_unloaded(tmp_path):
     assert [call.model for call in server.completions] == [first] * 4 + [second] * 4
 
 
-def test_an_adapter_of_any_name_is_sent(tmp_path):
+def test_an_adapter_of_any_name_is_sent(tmp_path, no_speculation):
     model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj"]), adapter_name="policy")
     trainer, server = train(tmp_path, FakeServer(), model=model, peft_config=False, max_steps=2, **LORA)
     assert len(server.completions) == 8 and trainer.vllm_generation.weight_check.difference < 1e-4

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.sampling.server import AsyncVLLMSampler
 
 from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_conversations
@@ -73,6 +74,7 @@ def run(output_dir: str, options: dict) -> dict:
 
 
 def main(output_dir: str, runs: str) -> None:
+    AsyncVLLMSampler.speculate_below = 0  # as the fixture `no_speculation`
     outcomes = [run(f"{output_dir}/{i}", options) for i, options in enumerate(json.loads(runs))]
     rank = AdaGRPOConfig(output_dir, **QUICK).process_index
     (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
