@@ -213,8 +213,7 @@ class TrainingDiagnostics:
 
     - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt weights or
       recorded pass rates depend on it;
-    - for `steps` steps, no reward for more than half of the prompts;
-    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or are masked;
+    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked;
     - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
 
     Args:
@@ -245,7 +244,6 @@ class TrainingDiagnostics:
                 Training step, from 1.
         """
         self._check_threshold(metrics)
-        self._check_scores(metrics["frac_unscored"], step)
         self._check_gradient(metrics["frac_zero_advantage_groups"], rewards, step)
         self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)
 
@@ -259,24 +257,15 @@ class TrainingDiagnostics:
         self._warned.add(problem)
         return steps
 
-    def _check_scores(self, fraction: float, step: int) -> None:
-        if steps := self._steps_to_report("unscored", fraction > 0.5, step):
-            logger.warning(
-                f"For {steps} steps, more than 50% of the prompts have had no rollout with a reward (ada/frac_unscored is "
-                f"{fraction:.0%} now): the reward functions return None or NaN, or have weight 0. Check that they can read the "
-                "completions and the columns."
-            )
-
     def _check_gradient(self, fraction: float, rewards: Sequence[float], step: int) -> None:
         # With the batch baseline, rounding may leave tiny advantages of equal rewards.
         is_constant = len(rewards) > 1 and min(rewards) == max(rewards)
-        is_present = (fraction == 1 or is_constant) and "unscored" not in self._warned
-        if steps := self._steps_to_report("no gradient", is_present, step):
+        if steps := self._steps_to_report("no gradient", fraction == 1 or is_constant, step):
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
             longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
             logger.warning(
                 f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have equal "
-                "rewards, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
+                "rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
                 f"train on easier prompts or raise {longer}; otherwise check with log_completions=True that the reward functions "
                 "distinguish completions of the same prompt."
             )

@@ -254,13 +254,13 @@ def train(tmp_path, caplog):
     ("reward", "options", "fragments"),
     [
         (constant(1.0), ONE_ROUND, ("all rewards are 1 now", "harder prompts", "raise max_rounds or")),
-        (constant(None), ONE_ROUND, ("no rollout with a reward", "None or NaN")),
-        (constant(None), BATCH, ("no rollout with a reward", "None or NaN")),
+        (constant(None), ONE_ROUND, ("ada/frac_zero_advantage_groups is 100% now", "equal rewards or none")),
+        (constant(None), BATCH, ("ada/frac_zero_advantage_groups is 100% now", "equal rewards or none")),
         # The mean of others is not exactly 0.1.
         *((constant(0.1), MODES[mode], ("all rewards are 0.1",)) for mode in ("batch", "batch of groups", "retries")),
         (reward_of_prompt, ONE_ROUND, ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt")),
         (one_scored, UNIFORM, ("ada/frac_zero_advantage_groups is 100% now", "or raise max_completion_length")),
-        (one_scored, BATCH, ("no rollout with a reward",)),
+        (one_scored, BATCH, ("ada/frac_zero_advantage_groups is 100% now",)),
     ],
 )  # fmt: skip
 def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train):
