@@ -213,13 +213,16 @@ def sample_slots(
             Start a request; wait for results. Those of requests still in flight at the end are not needed.
         speculate_below (`int`, *optional*, defaults to `0`):
             If fewer requests are in flight, rounds of active slots are requested before their previous round has returned.
-            The rollouts of such a round are used only if the slot needs them. For slots with one candidate.
+            The rollouts of such a round are used only if the slot needs them. Not if a slot has several candidates: which of
+            them is next is unknown before a round is complete.
         progress (`Progress`, *optional*):
             Called after each `collect`.
     """
     states = [_SlotState(number, slot) for number, slot in enumerate(slots)]
     waiting = deque(states)
     in_flight = 0
+    if any(len(slot.candidates) > 1 for slot in slots):
+        speculate_below = 0
 
     def next_slot() -> _SlotState | None:
         if waiting:

@@ -90,14 +90,12 @@ class AsyncVLLMSampler(RolloutSampler):
         transport = self.vllm.vllm_client.transport
         first = self.local_slots.start
         slots = self.slots[first : self.local_slots.stop]
-        # A slot may continue with another candidate, which is unknown before its round is complete.
-        may_speculate = all(len(slot.candidates) == 1 for slot in slots)
         with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
             sample_slots(
                 slots,
                 lambda slot, first_draw: self._submit(group, first + slot, first_draw),
                 lambda: [(slot - first, draw, rewards) for slot, draw, rewards in self._collect(progress.tick)],
-                speculate_below=int(self.speculate_below * len(slots)) if may_speculate else 0,
+                speculate_below=int(self.speculate_below * len(slots)),
                 progress=progress,
             )
         self._end_idle()

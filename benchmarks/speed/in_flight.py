@@ -102,8 +102,7 @@ class Ours:
                 return [(slot, first_draw, rewards(done.result()[0])) for slot, first_draw, done in answers]
 
             # As in `AsyncVLLMSampler`.
-            share = AsyncVLLMSampler.speculate_below if len(slots[0].candidates) == 1 else 0
-            sample_slots(slots, submit, collect, speculate_below=int(share * len(slots)))
+            sample_slots(slots, submit, collect, speculate_below=int(AsyncVLLMSampler.speculate_below * len(slots)))
 
     def steps(self, rows: list[list[int]]) -> int:
         self.vllm.prefetch(rows)

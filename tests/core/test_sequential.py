@@ -204,5 +204,14 @@ def test_speculative_rounds_shorten_the_tail_after_every_prompt_was_requested():
     assert [prompt for prompt, _ in speculative.log[:10]] == list(range(10))
 
 
+def test_no_round_is_speculative_if_a_slot_has_several_candidates():
+    """The next round may be one of another prompt."""
+    slots = [Slot(SlotRule(1, 1, 1), BINARY, [Candidate(i), Candidate(i + 10)], round_size=4) for i in range(10)]
+    requests = Requests(reward, lambda prompt, k: 1.0)
+    sample_slots(slots, requests.submit, requests.collect, speculate_below=40)
+    assert {len(slot.rounds) for slot in slots} == {1, 2}
+    assert len(requests.log) == sum(len(slot.rounds) for slot in slots)
+
+
 def test_no_prompts():
     assert run(0)[0] == []
