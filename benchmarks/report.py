@@ -162,17 +162,17 @@ def group_size_sentences(found: Comparison) -> str:
 
 def paper_sentences(found: Comparison) -> str:
     """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
-    method, default = names.SMALL_ROUNDS, names.HYBRID
+    small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
     lines = [
         f"- {names.short(m)}, accuracy: {found.words(m, ACCURACY)}, pass@16: {found.words(m, PASS_AT_16)}."
-        for m in (names.ALGORITHM_2, default, method)
+        for m in (names.ALGORITHM_2, paper, small)
     ]
-    accuracy, diversity = (found.difference(method, measure, default) for measure in (SPEED, PASS_AT_16))
-    rollouts = found.mean(method, per_step("rollouts")).mean / found.mean(default, per_step("rollouts")).mean
+    accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
+    rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
     lines.append(
-        f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(method)} against "
-        f"{names.short(default)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
+        f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
+        f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
         f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
     )
     return "\n".join(lines)
