@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-LIMITS = {"modes": 120, "speed": 240, "learn": 540, "vllm": 300}  # seconds
+LIMITS = {"modes": 120, "speed": 240, "learn": 540, "right": 240, "fast": 360}  # seconds
 
 
 def main() -> bool:
@@ -20,11 +20,11 @@ def main() -> bool:
     parser.add_argument("--smoke", action="store_true", help="Tiny settings, on the CPU too.")
     learn = parser.add_argument_group("only for learn")
     learn.add_argument("--workers", type=int, default=16, help="Runs at a time.")
-    learn.add_argument("--carried", type=Path, default=Path("outputs/gpu"), help="Folder that `pack` has written.")
+    learn.add_argument("--carried", type=Path, default=Path("/tmp/gpu/model"), help="Folder of the model's package.")
     args = parser.parse_args()
     settings = {"output_dir": args.output_dir, "limit": args.limit or LIMITS[args.stage], "smoke": args.smoke}
 
-    needed = {"learn": "reasoning_gym", "vllm": "vllm"}.get(args.stage)
+    needed = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm"}.get(args.stage)
     if needed and not importlib.util.find_spec(needed):
         print(f"{args.stage} skipped: {needed} is not installed.")
         return True
@@ -47,9 +47,13 @@ def main() -> bool:
         from . import learn
 
         return learn.main(**settings, workers=args.workers, carried=args.carried)
-    from . import vllm_server
+    if args.stage == "right":
+        from . import right
 
-    return vllm_server.main(**settings)
+        return right.main(**settings)
+    from . import fast
+
+    return fast.main(**settings)
 
 
 if __name__ == "__main__":

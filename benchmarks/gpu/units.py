@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -38,11 +39,14 @@ class Unit(NamedTuple):
             Function of a module, called in another process. Its result can be written as JSON.
         options (`dict[str, Any]`):
             Arguments of `work`.
+        seconds (`float`, *optional*):
+            Time limit of this unit, which has failed when it is reached.
     """
 
     name: str
     work: Callable[..., dict[str, Any]]
     options: dict[str, Any]
+    seconds: float = math.inf
 
 
 def load(path: Path) -> dict[str, dict]:
@@ -51,7 +55,12 @@ def load(path: Path) -> dict[str, dict]:
 
 
 def run(
-    units: Sequence[Unit], path: Path, seconds: float, workers: int = 1, equally_long: bool = False
+    units: Sequence[Unit],
+    path: Path,
+    seconds: float,
+    workers: int = 1,
+    equally_long: bool = False,
+    reuse_processes: bool = True,
 ) -> dict[str, dict]:
     """
     Run the units that have no result in the file `path`, or an error. At the limit, the running processes are ended, with all
@@ -69,6 +78,8 @@ def run(
             the later calls of a process fail, too.
         equally_long (`bool`, *optional*, defaults to `False`):
             Whether no unit is started when less time is left than the fastest one has taken.
+        reuse_processes (`bool`, *optional*, defaults to `True`):
+            Whether a process runs several units, which saves the imports.
 
     Returns:
         `dict[str, dict]`: results of all units in the file, with `seconds`, or with `error` if the unit has failed.
@@ -91,20 +102,24 @@ def run(
                 busy[connection] = process, unit, time.monotonic()
             if not busy:
                 break
-            for connection in wait(list(busy), left):
-                process, unit, unit_started = busy.pop(connection)
+            own = min(unit.seconds - (time.monotonic() - begun) for _, unit, begun in busy.values())
+            for connection in wait(list(busy), max(0.0, min(left, own))) or _overdue(busy):
+                process, unit, begun = busy.pop(connection)
+                duration = time.monotonic() - begun
                 try:
-                    result = connection.recv()
+                    result = (
+                        connection.recv() if connection.poll() else {"error": f"No result after {duration:.0f} s."}
+                    )
                 except EOFError:
                     process.join()
                     result = {"error": f"The process ended with exit code {process.exitcode}."}
-                duration = time.monotonic() - unit_started
-                if "error" in result:
+                if "error" not in result:
+                    result["seconds"] = duration
+                    fastest = min(fastest or duration, duration)
+                if "error" in result or not reuse_processes:
                     _end([process])
                 else:
                     idle.append((connection, process))
-                    result["seconds"] = duration
-                    fastest = min(fastest or duration, duration)
                 results[unit.name] = result
                 with atomic_write(path) as temporary:
                     temporary.write_text(json.dumps({"environment": environment(), "units": results}))
@@ -120,6 +135,12 @@ def run(
 
 def succeeded(units: Sequence[Unit], results: dict[str, dict]) -> bool:
     return all("seconds" in results.get(unit.name, {}) for unit in units)
+
+
+def _overdue(busy: dict[Connection, tuple[BaseProcess, Unit, float]]) -> list[Connection]:
+    """Connections of the units that have reached their own limit."""
+    now = time.monotonic()
+    return [connection for connection, (_, unit, begun) in busy.items() if now - begun >= unit.seconds]
 
 
 def _start_process() -> tuple[Connection, BaseProcess]:
@@ -170,7 +191,7 @@ def environment() -> dict[str, Any]:
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-    commit = None
+    commit = os.environ.get("COMMIT")  # of a working tree that was copied without its history
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True

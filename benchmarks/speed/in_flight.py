@@ -73,7 +73,7 @@ class Ours:
         self.directory = tempfile.TemporaryDirectory()
         self.vllm = AdaVLLMGeneration(
             Qwen2ForCausalLM(config),
-            Accelerator(cpu=True),
+            Accelerator(cpu=not torch.cuda.is_available()),
             build_tokenizer(),
             mode="server",
             server_base_url=url,

@@ -49,6 +49,12 @@ MAX_TOKENS = 300
 REWARD_SECONDS = 0.0
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def heavy_tailed_model(directory: Path, hidden: int = 64, layers: int = 2) -> None:
     set_seed(0)
     tokenizer = build_tokenizer()
@@ -250,13 +256,10 @@ def main() -> None:
     args = parser.parse_args()
     REWARD_SECONDS = args.reward_ms / 1000
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as directory:
         heavy_tailed_model(Path(directory) / "model")
         with running_server(
-            Path(directory) / "model", port, args.log or Path(directory) / "log", max_model_len=512
+            Path(directory) / "model", free_port(), args.log or Path(directory) / "log", max_model_len=512
         ) as url:
             work = compare_stream if args.stream else compare
             work(url, Path(directory) / "model", args.prompts, args.steps, args.repeats)

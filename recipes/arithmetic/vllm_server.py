@@ -13,11 +13,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
 
 
+EAGER = {"--enforce-eager": None}  # starts without compilation
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # for weight synchronization
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # for vllm_weight_sync="lora"
@@ -26,21 +30,37 @@ ENVIRONMENT = {
 }
 
 
-def command(model: Path, port: int, max_model_len: int = 64, max_lora_rank: int = 8) -> list[str]:
-    """Build the server's command line. In float32 its log-probabilities agree with the trainer's to 1e-6."""
+def command(
+    model: Path, port: int, max_model_len: int = 64, max_lora_rank: int | None = 8, flags: Mapping[str, Any] = EAGER
+) -> list[str]:
+    """
+    Build the server's command line.
+
+    Args:
+        max_lora_rank (`int`, *optional*, defaults to `8`):
+            Rank of the adapters, if there are any.
+        flags (`Mapping[str, Any]`, *optional*):
+            Further options; `None` is the value of a switch.
+    """
+    on_gpu = torch.cuda.is_available()
     options = {
         "--model": model,
         "--host": "127.0.0.1",
         "--port": port,
-        "--dtype": "float32",
+        # In float32 its log-probabilities agree with the trainer's, to 1e-6 on a CPU. vLLM's kernels for adapters on a GPU do not
+        # support it.
+        "--dtype": "bfloat16" if on_gpu and max_lora_rank else "float32",
         "--max-model-len": max_model_len,
         "--kv-cache-memory-bytes": 64 * 2**20,
         "--logprobs-mode": "processed_logprobs",
         "--max-logprobs": -1,
-        "--max-lora-rank": max_lora_rank,
     }
-    words = [str(word) for option in options.items() for word in option]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--enforce-eager", "--enable-lora"]
+    if max_lora_rank:
+        options |= {"--enable-lora": None, "--max-lora-rank": max_lora_rank}
+    if on_gpu:  # vLLM reserves this share, although the memory of its cache is given
+        options["--gpu-memory-utilization"] = 0.1
+    words = [str(word) for option in (options | flags).items() for word in option if word is not None]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
 
 
 @contextmanager
