@@ -5,17 +5,28 @@ The runs of docs/benchmarks.md, "Plan" and "Second plan": fixed methods, learnin
 continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before the last one of a
 part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results in the repository; stored
 runs are not run again.
+
+With `--model` (a name on the hub or a local folder) or `--task`, the methods and seeds of a part are run with another model or on
+other problems, on a GPU if there is one, and a table of the results is printed. For example, the number of retries with a larger
+model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`.
 """
 
 import argparse
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+import torch
+
+from recipes.reasoning.task import SETS
+
 from .. import names
-from .language_model import LONG_SET, PAPER_SUFFIX, prepare_task, train_and_save
-from .training import Run, run_missing, store, stored_runs
+from ..comparisons import ACCURACY, PASS_AT_16, Comparison, by_seed
+from .language_model import LONG_SET, MICRO_BATCH, PAPER_SUFFIX, prepare_task, train_and_save
+from .training import Run, evaluation_rows, run_missing, slug, store, stored_runs
 
 
 STORED, PROMPT_SET = "confirmation", "mixture"
@@ -109,12 +120,28 @@ PARTS = {  # in this order
 SECOND_PLAN = ("number of retries", "longer answers")
 
 
+def table(part: Part, runs_dir: Path) -> str:
+    """Accuracy and pass@16 after the last step, compared with the part's GRPO n=4."""
+    records = [json.loads((runs_dir / run.file_name).read_text()) for run in part.runs]
+    rows = pd.DataFrame([row for record in records for row in evaluation_rows(record)])
+    labels = {(m, rate): m if rate == RATE else f"{m} at {rate:g}" for m, rate in part.methods}
+    runs = {label: by_seed(rows, part.prompt_set, *method) for method, label in labels.items()}
+    reference = next((label for label in runs if label.startswith(names.GRPO_4)), next(iter(runs)))
+    found = Comparison(runs, reference)
+    columns = {"Accuracy": lambda m: found.cell(m, ACCURACY), "pass@16": lambda m: found.cell(m, PASS_AT_16)}
+    return found.table(columns, {"Accuracy": "accuracy", "pass@16": "pass@16"})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--tasks_dir", type=Path, default=Path("outputs"), help="Folder of the base models: `reasoning-seed-N` in it."
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/confirmation"))
+    parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
+    parser.add_argument("--task", choices=[*SETS, LONG_SET], help="Set of problems, instead of those of the plan.")
+    parser.add_argument("--workers", type=int, default=1, help="Runs at a time, which share the GPU.")
+    parser.add_argument("--micro_batch", type=int, default=MICRO_BATCH, help="Rows of a forward pass while training.")
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="By default all, in their order."
     )
@@ -128,15 +155,27 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for part in (PARTS[name] for name in args.parts):
-        missing = [run for run in part.runs if run not in stored_runs(STORED)]
+        is_planned = args.model is None and args.task in (None, part.prompt_set)
+        part = part._replace(prompt_set=args.task or part.prompt_set)
+        missing = [run for run in part.runs if not is_planned or run not in stored_runs(STORED)]
         if not missing:
             continue
-        task_dir = args.tasks_dir / part.task_folder
-        prepare_task(part.prompt_set, task_dir, part.base_seed)
+        model = slug(Path(args.model).name) if args.model else "smollm2-135m-instruct"
+        task_dir = args.tasks_dir / (f"{part.task_folder}-{model}" if args.model else part.task_folder)
+        runs_dir = args.output_dir if is_planned else args.output_dir.with_name(f"{args.output_dir.name}-{model}")
+        prepare_task(part.prompt_set, task_dir, part.base_seed, args.model)
         work = functools.partial(
-            train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=part.steps, eval_every=part.eval_every
+            train_and_save,
+            runs_dir=runs_dir,
+            task_dir=task_dir,
+            steps=part.steps,
+            eval_every=part.eval_every,
+            micro_batch=args.micro_batch,
+            use_cpu=not torch.cuda.is_available(),
         )
-        run_missing(missing, args.output_dir, work)
+        run_missing(missing, runs_dir, work, args.workers)
+        if not is_planned:
+            print(table(part, runs_dir))
 
 
 if __name__ == "__main__":

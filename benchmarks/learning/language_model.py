@@ -135,9 +135,12 @@ def task(prompt_set: str) -> Task:
     )
 
 
-def prepare_task(prompt_set: str, task_dir: Path, seed: int = 0) -> dict:
-    """Write the problems and the base model, if they are missing. Returns the evaluation before training."""
-    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, seed=seed)
+def prepare_task(prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None) -> dict:
+    """
+    Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a name on the
+    hub or a local folder; by default SmolLM2-135M-Instruct.
+    """
+    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed)
     return evaluate_base(prompt_set, task_dir)
 
 
