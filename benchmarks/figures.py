@@ -13,7 +13,12 @@ from .comparisons import Comparison
 from .statistics import interval
 
 
-RETRIES = {names.batch_retries(2): "#8fd175", names.batch_retries(4): "#009e73", names.batch_retries(8): "#00563f"}
+RETRIES = {  # darker greens are more retries
+    names.batch_retries(1): "#8fd175",
+    names.batch_retries(2): "#4cb96b",
+    names.batch_retries(3): "#009e73",
+    names.batch_retries(7): "#00563f",
+}
 STYLES = {
     names.GRPO_4: {"color": COLORS[names.GRPO_4], "marker": "v"},
     names.GRPO_8: {"color": COLORS[names.GRPO_8], "marker": "^"},
@@ -82,7 +87,8 @@ def trade_off(axis, found: Comparison, methods: Iterable[str]) -> None:
 
 
 def equal_tokens(found: Comparison, methods: Iterable[str]) -> Figure:
-    """Accuracy and pass@16 against tokens, and against each other over training."""
+    """Accuracy and pass@16 against tokens, and against each other over training, of the methods that have runs."""
+    methods = [method for method in methods if method in found.runs]
     figure, ((left, middle, right),) = panels(3)
     for axis, column in ((left, "accuracy"), (middle, "pass@16")):
         draw_curves(axis, found, methods, "generated_tokens", column)
@@ -125,7 +131,7 @@ OUTCOMES = {
     names.SMALL_ROUNDS: lambda p: sequential_outcome(p, **DEFAULT),
     # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
     **dict.fromkeys(
-        (names.BATCH, names.batch_retries(4)), lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p))))
+        (names.BATCH, names.batch_retries(3)), lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p))))
     ),
 }
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
@@ -161,7 +167,7 @@ def overview(found: Comparison) -> Figure:
     zero_gradient.set(title="P(zero gradient), %", xlabel="Pass rate of the prompt", ylim=(-3, 100), xscale="logit")
     zero_gradient.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
     zero_gradient.minorticks_off()
-    methods = (names.GRPO_4, names.BATCH, names.batch_retries(4))
+    methods = (names.GRPO_4, names.BATCH, names.batch_retries(3))
     for axis, name in zip(measured, ("Accuracy", "pass@16"), strict=True):
         draw_curves(axis, found, methods, "generated_tokens", name.lower(), scale=100)
         axis.set(title=f"{name} of a 135M model, %", xlabel="Generated tokens")

@@ -18,9 +18,9 @@ HYBRID = f"{SEQ_BALANCE} (1/√p)"
 SMALL_ROUNDS = f"{SEQ_BALANCE} (1/√p, M=4, K=1+1)"
 
 
-def batch_retries(max_rounds: int) -> str:
-    """Batch baseline with one rollout per prompt, which is sampled in up to `max_rounds` steps until it has succeeded."""
-    return f"{BATCH}, retries N={max_rounds}"
+def batch_retries(retries: int) -> str:
+    """Batch baseline with one rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps."""
+    return f"{BATCH}, {retries} {'retry' if retries == 1 else 'retries'}"
 
 
 def short(method: str) -> str:

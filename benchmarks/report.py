@@ -6,7 +6,7 @@ docs/reproducing_the_paper.md, docs/vllm.md and recipes/README.md that are named
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -18,16 +18,18 @@ from .comparisons import (
     PASS_AT_16,
     SPEED,
     Comparison,
+    Measure,
     as_table,
     by_seed,
     final,
     load,
     per_step,
 )
-from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RETRIES, STORED, Part
+from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, Part
 from .learning.confirmation import RATE as PLANNED_RATE
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
+from .learning.training import Run
 from .statistics import AS_FAST, FASTER, SLOWER, cell
 
 
@@ -61,12 +63,12 @@ def measures(found: Comparison) -> dict[str, Callable[[str], str]]:
     }
 
 
-# Confirmation (docs/benchmarks.md, "Plan")
+# Both plans of docs/benchmarks.md
 
 
-def confirmation_block(rows: pd.DataFrame) -> str:
+def plan_block(parts: Iterable[str], rows: pd.DataFrame) -> str:
     """The planned results, part by part; nothing of a part that is not finished."""
-    return "\n\n".join(_part_block(name, part, rows) for name, part in PARTS.items())
+    return "\n\n".join(_part_block(name, PARTS[name], rows) for name in parts)
 
 
 def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
@@ -80,8 +82,8 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
 
 def _finished_runs(part: Part, rows: pd.DataFrame) -> int:
     finished = rows[(rows["family"] == "all") & (rows["step"] == part.steps)]
-    done = {(row.method, row.seed, row.rate) for row in finished.itertuples()}
-    return sum((run.method, run.seed, run.rate) in done for run in part.runs)
+    done = {Run(*(getattr(row, field) for field in Run._fields)) for row in finished.itertuples()}
+    return sum(run in done for run in part.runs)
 
 
 def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
@@ -94,7 +96,7 @@ def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
         methods = [(names.GRPO_4, PLANNED_RATE), (names.BATCH, PLANNED_RATE), *methods]
     runs = {}
     for method, rate in methods:
-        own = by_seed(rows, PROMPT_SET, method, rate)
+        own = by_seed(rows, part.prompt_set, method, rate)
         runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
     lower = _label(names.GRPO_4, LOWER_RATE)
     found = Comparison(dict(sorted(runs.items())), names.GRPO_4)
@@ -117,7 +119,7 @@ def confirmation_summary(found: Comparison) -> str:
     caption = (
         f"*Equal tokens: {MODEL}, {part.steps} steps of 64 rollouts at learning rate {rate_text(PLANNED_RATE)} if no other is given; "
         f"methods, {len(part.seeds)} seeds and two endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per "
-        "prompt. N: largest number of steps in which an unsolved prompt is sampled. pass@16: at least one of 16 rollouts is correct. In "
+        "prompt. Retry: an unsolved prompt is sampled again in a later step. pass@16: at least one of 16 rollouts is correct. In "
         f"parentheses: difference from {found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the "
         "number of comparisons. "
         f"Tokens: at the final accuracy of the same seed's run of {found.reference}, as a fraction of that run's tokens.*"
@@ -178,7 +180,61 @@ def paper_sentences(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-CONCLUSIONS = {"confirmation": endpoints, "group size": group_size_sentences, "paper": paper_sentences}
+def better_grpo(found: Comparison, measure: Measure) -> str:
+    """GRPO n=4 or n=8, whichever has the higher mean."""
+    return max((names.GRPO_4, names.GRPO_8), key=lambda method: found.mean(method, measure).mean)
+
+
+def recommended_retries(found: Comparison) -> int | None:
+    """The number of retries that the rule of the second plan recommends; `None` if it recommends no retries."""
+    gains, allowed = {}, []
+    for retries in (1, 2, 3):
+        method = names.batch_retries(retries)
+        diversity = found.difference(method, PASS_AT_16, better_grpo(found, PASS_AT_16))
+        if diversity.excludes_zero and diversity.mean > 0:
+            gains[retries] = found.difference(method, ACCURACY, better_grpo(found, ACCURACY)).mean
+        if diversity.mean >= -0.01:
+            allowed.append(retries)
+    if gains:
+        return max(gains, key=lambda retries: gains[retries])
+    return min(allowed, default=None)
+
+
+def retries_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's first part, and its decision."""
+    lines = []
+    for retries in (1, 2, 3):
+        method = names.batch_retries(retries)
+        accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
+        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
+    number = recommended_retries(found)
+    decision = "no retries are recommended" if number is None else f"recommended is {names.batch_retries(number)}"
+    return "\n".join([*lines, f"- By the rule of the plan, {decision}."])
+
+
+def longer_answers_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's second part, and the lengths of the completions."""
+    lines = []
+    for method in (RETRIES, names.BATCH):
+        accuracy, diversity = (found.words(method, measure) for measure in (ACCURACY, PASS_AT_16))
+        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
+    lengths = ", ".join(
+        f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
+        f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
+        for method in found.runs
+    )
+    return "\n".join(
+        [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
+    )
+
+
+CONCLUSIONS = {
+    "confirmation": endpoints,
+    "group size": group_size_sentences,
+    "paper": paper_sentences,
+    "number of retries": retries_sentences,
+    "longer answers": longer_answers_sentences,
+}
 
 
 # The language model at equal tokens
@@ -480,7 +536,8 @@ def blocks() -> dict[Path, dict[str, str]]:
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
     return {
         DOCS / "benchmarks.md": {
-            "confirmation": confirmation_block(load(STORED)),
+            "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
+            "second-plan": plan_block(SECOND_PLAN, load(STORED)),
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),

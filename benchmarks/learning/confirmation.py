@@ -1,41 +1,73 @@
 """
-The runs of docs/benchmarks.md, "Plan": fixed methods, learning rates and seeds.
+The runs of docs/benchmarks.md, "Plan" and "Second plan": fixed methods, learning rates and seeds.
 
 `python -m benchmarks.learning.confirmation` writes one file per run to `outputs/learning/confirmation/`; a restarted command
 continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before the last one of a
 part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results in the repository; stored
 runs are not run again.
+
+With `--model` (a name on the hub or a local folder) or `--task`, the methods and seeds of a part are run with another model or on
+other problems, on a GPU if there is one, and a table of the results is printed. For example, the number of retries with a larger
+model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`.
 """
 
 import argparse
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.reasoning.task import prepare
+import pandas as pd
+import torch
+
+from recipes.reasoning.task import SETS
 
 from .. import names
-from .language_model import PAPER_SUFFIX, evaluate_base, train_and_save
-from .training import Run, run_missing, store, stored_runs
+from ..comparisons import ACCURACY, PASS_AT_16, Comparison, by_seed
+from .language_model import LONG_SET, MICRO_BATCH, PAPER_SUFFIX, prepare_task, train_and_save
+from .training import Run, evaluation_rows, run_missing, slug, store, stored_runs
 
 
-STORED, PROMPT_SET, EVAL_EVERY = "confirmation", "mixture", 25
+STORED, PROMPT_SET = "confirmation", "mixture"
 RATE, LOWER_RATE = 1e-4, 5e-5
-RETRIES = names.batch_retries(4)
+RETRIES = names.batch_retries(3)
 
 
 class Part(NamedTuple):
-    """Runs that are looked at together: methods with their learning rates, training seeds, and the seed of the base model."""
+    """
+    Runs that are looked at together.
+
+    Args:
+        methods (`list[tuple[str, float]]`):
+            Methods with their learning rates.
+        seeds (`tuple[int, ...]`):
+            Training seeds.
+        base_seed (`int`):
+            Seed of the problems and of the base model.
+        steps (`int`):
+            Steps of a run.
+        prompt_set (`str`, *optional*, defaults to `"mixture"`):
+            Set of problems.
+        eval_every (`int`, *optional*, defaults to `25`):
+            Steps between evaluations.
+    """
 
     methods: list[tuple[str, float]]
     seeds: tuple[int, ...]
     base_seed: int
     steps: int
+    prompt_set: str = PROMPT_SET
+    eval_every: int = 25
 
     @property
     def runs(self) -> list[Run]:
-        return [Run(method, PROMPT_SET, seed, rate) for seed in self.seeds for method, rate in self.methods]
+        return [Run(method, self.prompt_set, seed, rate) for seed in self.seeds for method, rate in self.methods]
+
+    @property
+    def task_folder(self) -> str:
+        """Name of the folder of the problems and the base model."""
+        return f"{'written-steps' if self.prompt_set == LONG_SET else 'reasoning'}-seed-{self.base_seed}"
 
 
 PARTS = {  # in this order
@@ -45,8 +77,8 @@ PARTS = {  # in this order
             (names.BATCH, RATE),
             (RETRIES, RATE),
             (names.GRPO_4, LOWER_RATE),
-            (names.batch_retries(2), RATE),
-            (names.batch_retries(8), RATE),
+            (names.batch_retries(1), RATE),
+            (names.batch_retries(7), RATE),
         ],
         seeds=(6, 7, 8, 9, 10),
         base_seed=1,
@@ -62,7 +94,42 @@ PARTS = {  # in this order
         base_seed=0,
         steps=75,
     ),
+    # The second plan
+    "number of retries": Part(
+        [
+            (method, RATE)
+            for method in (
+                *(names.batch_retries(retries) for retries in (3, 2, 1)),
+                names.GRPO_8,
+                names.GRPO_4,
+            )
+        ],
+        seeds=(21, 22, 23, 24, 25),
+        base_seed=2,
+        steps=150,
+    ),
+    "longer answers": Part(
+        [(method, RATE) for method in (names.GRPO_4, RETRIES, names.BATCH)],
+        seeds=(21, 22, 23),
+        base_seed=2,
+        steps=40,
+        prompt_set=LONG_SET,
+        eval_every=20,
+    ),
 }
+SECOND_PLAN = ("number of retries", "longer answers")
+
+
+def table(part: Part, runs_dir: Path) -> str:
+    """Accuracy and pass@16 after the last step, compared with the part's GRPO n=4."""
+    records = [json.loads((runs_dir / run.file_name).read_text()) for run in part.runs]
+    rows = pd.DataFrame([row for record in records for row in evaluation_rows(record)])
+    labels = {(m, rate): m if rate == RATE else f"{m} at {rate:g}" for m, rate in part.methods}
+    runs = {label: by_seed(rows, part.prompt_set, *method) for method, label in labels.items()}
+    reference = next((label for label in runs if label.startswith(names.GRPO_4)), next(iter(runs)))
+    found = Comparison(runs, reference)
+    columns = {"Accuracy": lambda m: found.cell(m, ACCURACY), "pass@16": lambda m: found.cell(m, PASS_AT_16)}
+    return found.table(columns, {"Accuracy": "accuracy", "pass@16": "pass@16"})
 
 
 def main() -> None:
@@ -71,6 +138,13 @@ def main() -> None:
         "--tasks_dir", type=Path, default=Path("outputs"), help="Folder of the base models: `reasoning-seed-N` in it."
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/confirmation"))
+    parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
+    parser.add_argument("--task", choices=[*SETS, LONG_SET], help="Set of problems, instead of those of the plan.")
+    parser.add_argument("--workers", type=int, default=1, help="Runs at a time, which share the GPU.")
+    parser.add_argument("--micro_batch", type=int, default=MICRO_BATCH, help="Rows of a forward pass while training.")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="By default all, in their order."
+    )
     parser.add_argument(
         "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
     )
@@ -80,17 +154,28 @@ def main() -> None:
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for part in PARTS.values():
-        missing = [run for run in part.runs if run not in stored_runs(STORED)]
+    for part in (PARTS[name] for name in args.parts):
+        is_planned = args.model is None and args.task in (None, part.prompt_set)
+        part = part._replace(prompt_set=args.task or part.prompt_set)
+        missing = [run for run in part.runs if not is_planned or run not in stored_runs(STORED)]
         if not missing:
             continue
-        task_dir = args.tasks_dir / f"reasoning-seed-{part.base_seed}"
-        prepare(task_dir, seed=part.base_seed)
-        evaluate_base(PROMPT_SET, task_dir)
+        model = slug(Path(args.model).name) if args.model else "smollm2-135m-instruct"
+        task_dir = args.tasks_dir / (f"{part.task_folder}-{model}" if args.model else part.task_folder)
+        runs_dir = args.output_dir if is_planned else args.output_dir.with_name(f"{args.output_dir.name}-{model}")
+        prepare_task(part.prompt_set, task_dir, part.base_seed, args.model)
         work = functools.partial(
-            train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=part.steps, eval_every=EVAL_EVERY
+            train_and_save,
+            runs_dir=runs_dir,
+            task_dir=task_dir,
+            steps=part.steps,
+            eval_every=part.eval_every,
+            micro_batch=args.micro_batch,
+            use_cpu=not torch.cuda.is_available(),
         )
-        run_missing(missing, args.output_dir, work)
+        run_missing(missing, runs_dir, work, args.workers)
+        if not is_planned:
+            print(table(part, runs_dir))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
+from recipes.reasoning import task as reasoning
 from recipes.reasoning import written_steps
-from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, prepare, solved
+from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, solved
 
 from .. import names
 from ..common import BALANCE, DEFAULT, POS
@@ -41,7 +42,6 @@ ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
-RETRIES = {"adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": 8}
 PAPER_PROMPTS = 16
 MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
 PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
@@ -52,13 +52,12 @@ def _grpo(n: int, **options) -> dict:
 
 
 def _paper(n: int = 4, **options) -> dict:
-    rows = PAPER_PROMPTS * n
-    return {
-        "num_generations": n,
-        "per_device_train_batch_size": min(rows, MICRO_BATCH),
-        "gradient_accumulation_steps": max(rows // MICRO_BATCH, 1),
-        **options,
-    }
+    return {"num_generations": n, **options}
+
+
+def _batch(retries: int) -> dict:
+    """One rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps."""
+    return {"baseline": "batch", "adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": retries + 1}
 
 
 HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"
@@ -70,7 +69,7 @@ EQUAL_TOKENS = {
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
     names.BATCH_2: {"baseline": "batch", "num_generations": 2},
     names.BATCH_4: {"baseline": "batch", "num_generations": 4},
-    **{names.batch_retries(rounds): {"baseline": "batch", **RETRIES, "max_rounds": rounds} for rounds in (2, 4, 8)},
+    **{names.batch_retries(retries): _batch(retries) for retries in (1, 2, 3, 7)},
 }
 PAPER = {
     # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.
@@ -136,6 +135,15 @@ def task(prompt_set: str) -> Task:
     )
 
 
+def prepare_task(prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None) -> dict:
+    """
+    Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a name on the
+    hub or a local folder; by default SmolLM2-135M-Instruct.
+    """
+    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed)
+    return evaluate_base(prompt_set, task_dir)
+
+
 def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
     """The evaluation before training, the same for all runs; stored in the task's folder."""
     path = task_dir / f"before_training_{prompt_set}.json"
@@ -148,14 +156,18 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def train_and_save(run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int, **more) -> Run:
-    """Train and write `run.file_name`; `more` are further fields of `AdaGRPOConfig`, such as `use_cpu=False`."""
-    options = METHODS[run.method] | {"learning_rate": run.rate} | more
+def train_and_save(
+    run: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int, micro_batch: int = MICRO_BATCH, **more
+) -> Run:
+    """
+    Train and write `run.file_name`, with at most `micro_batch` rows in a forward pass; `more` are further fields of
+    `AdaGRPOConfig`, such as `use_cpu=False`.
+    """
+    options = METHODS[run.method] | more
     prompts = PROMPTS_PER_STEP.get(run.method, ROLLOUTS_PER_STEP)
-    if run.prompt_set == LONG_SET:
-        rows = prompts * options.get("num_generations", 1)
-        options["per_device_train_batch_size"] = min(rows, LONG_MICRO_BATCH)
-        options["gradient_accumulation_steps"] = max(rows // LONG_MICRO_BATCH, 1)
+    rows = prompts * options.get("num_generations", 1)
+    micro_batch = min(rows, micro_batch, LONG_MICRO_BATCH if run.prompt_set == LONG_SET else rows)
+    options |= {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": rows // micro_batch}
     start = evaluate_base(run.prompt_set, task_dir)
     record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start)
     with atomic_write(runs_dir / run.file_name) as temporary:
@@ -195,9 +207,8 @@ def main() -> None:
         parser.error(f"{LONG_SET} has another base model than {', '.join(SETS)}; run it alone, as --sets {LONG_SET}.")
     is_long = LONG_SET in args.sets
     task_dir = args.task_dir or Path("outputs/written-steps" if is_long else "outputs/reasoning")
-    (written_steps.prepare if is_long else prepare)(task_dir)
     for name in args.sets:
-        evaluate_base(name, task_dir)
+        prepare_task(name, task_dir)
     work = functools.partial(
         train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=args.steps, eval_every=args.eval_every
     )

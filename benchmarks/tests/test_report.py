@@ -130,16 +130,21 @@ def planned(part: str, gains: dict[tuple[str, float], tuple[float, float]], nois
 
 
 RATE, RETRIES = confirmation.RATE, confirmation.RETRIES
+FIRST_PLAN = ("confirmation", "group size", "paper")
+
+
+def plan_block(rows: pd.DataFrame) -> str:
+    return report.plan_block(FIRST_PLAN, rows)
 
 
 def test_nothing_is_shown_before_the_last_run_of_a_part():
-    assert "confirmation*: not finished: 0 of 30 runs." in report.confirmation_block(report.load("no such result"))
+    assert "confirmation*: not finished: 0 of 30 runs." in plan_block(report.load("no such result"))
     rows = planned("confirmation", {(names.BATCH, RATE): (0.1, 0.0)})
     last = PARTS["confirmation"].runs[-1]
     is_last = [(row["method"], row["seed"], row["rate"]) == (last.method, last.seed, last.rate) for row in rows]
     without_end = [row for row, own in zip(rows, is_last, strict=True) if not (own and row["step"] == 150)]
     for unfinished in (without_end, [row for row, own in zip(rows, is_last, strict=True) if not own]):
-        text = report.confirmation_block(pd.DataFrame(unfinished))
+        text = plan_block(pd.DataFrame(unfinished))
         assert text == (
             "*confirmation*: not finished: 29 of 30 runs.\n\n*group size*: not finished: 0 of 6 runs.\n\n"
             "*paper*: not finished: 0 of 12 runs."
@@ -149,7 +154,7 @@ def test_nothing_is_shown_before_the_last_run_of_a_part():
 def test_runs_that_were_not_planned_do_not_count():
     rows = planned("paper", {})
     moved = [row | {"seed": row["seed"] + 10} for row in rows]
-    assert "*paper*: not finished: 0 of 12 runs." in report.confirmation_block(pd.DataFrame(moved))
+    assert "*paper*: not finished: 0 of 12 runs." in plan_block(pd.DataFrame(moved))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,7 @@ def test_runs_that_were_not_planned_do_not_count():
     ],
 )
 def test_endpoints_of_the_plan(gains, speed, holds):
-    text = report.confirmation_block(pd.DataFrame(planned("confirmation", gains)))
+    text = plan_block(pd.DataFrame(planned("confirmation", gains)))
     a, b = (line for line in text.splitlines() if line.startswith("- ("))
     assert a.startswith(f"- (a) {names.BATCH} {speed} {names.GRPO_4} (")
     assert b.startswith(f"- (b) {holds}: {RETRIES} against {names.GRPO_4}: ")
@@ -171,14 +176,14 @@ def test_endpoints_of_the_plan(gains, speed, holds):
 
 def test_the_better_rate_of_grpo_is_the_reference():
     gains = {(names.GRPO_4, confirmation.LOWER_RATE): (0.05, 0.0), (names.BATCH, RATE): (0.05, 0.0)}
-    text = report.confirmation_block(pd.DataFrame(planned("confirmation", gains)))
+    text = plan_block(pd.DataFrame(planned("confirmation", gains)))
     assert "Differences are from GRPO n=4 at 5e-5." in text
     assert "does not learn significantly faster than GRPO n=4 at 5e-5" in text
 
 
 def test_the_group_size_is_compared_with_the_first_part_on_its_seeds():
     rows = planned("confirmation", {(names.BATCH, RATE): (0.05, 0.0)}) + planned("group size", {})
-    text = report.confirmation_block(pd.DataFrame(rows)).split("**group size**")[1]
+    text = plan_block(pd.DataFrame(rows)).split("**group size**")[1]
     assert f"| {names.BATCH_4} | " in text and f"| {names.BATCH} | " in text and f"| {names.GRPO_4} | 0.275 " in text
     baseline, prompts = (line for line in text.splitlines() if line.startswith("- "))
     assert baseline.startswith(f"- The baseline: {names.BATCH_4} {AS_FAST} {names.GRPO_4} (+0.000")
@@ -200,13 +205,13 @@ def test_small_rounds_become_the_default_by_the_criterion_of_the_plan(gains, rol
     method = names.SMALL_ROUNDS + language_model.PAPER_SUFFIX
     rows = planned("paper", {(method, RATE): gains}, noise=0)
     rows = [row | {"rollouts": row["rollouts"] * (rollouts if row["method"] == method else 1)} for row in rows]
-    text = report.confirmation_block(pd.DataFrame(rows)).split("**paper**")[1]
+    text = plan_block(pd.DataFrame(rows)).split("**paper**")[1]
     assert f"The criterion for another default is {is_met}: " in text and f", {rollouts:.2f} of its rollouts." in text
 
 
 def test_the_paper_part_compares_every_adaptive_method_with_grpo():
     gains = {(names.ALGORITHM_2 + language_model.PAPER_SUFFIX, RATE): (0.05, -0.05)}
-    text = report.confirmation_block(pd.DataFrame(planned("paper", gains))).split("**paper**")[1]
+    text = plan_block(pd.DataFrame(planned("paper", gains))).split("**paper**")[1]
     first, *others, _ = (line for line in text.splitlines() if line.startswith("- "))
     accuracy, diversity = first.split(", pass@16: ")
     assert accuracy.startswith(f"- Seq-balance (Algorithm 2), accuracy: {BETTER} {names.GRPO_4} (+0.050 ")
@@ -214,9 +219,33 @@ def test_the_paper_part_compares_every_adaptive_method_with_grpo():
     assert len(others) == 2 and all(line.count(f"{SAME} {names.GRPO_4} (") == 2 for line in others)
 
 
+@pytest.mark.parametrize(
+    ("gains", "number"),
+    [
+        ({1: (0.03, 0.0), 2: (0.02, 0.03), 3: (0.01, 0.05)}, 2),  # the largest gain of those with a higher pass@16
+        (
+            {1: (0.03, -0.005), 2: (0.02, 0.0), 3: (0.01, 0.0)},
+            1,
+        ),  # none is higher: the smallest that is not much lower
+        ({1: (0.03, -0.03), 2: (0.02, -0.03), 3: (0.01, -0.03)}, None),
+        ({1: (0.03, 0.02), 2: (0.02, 0.02), 3: (0.01, 0.05)}, 3),  # GRPO n=8 has a pass@16 that is higher by 0.03
+    ],
+)
+def test_recommended_number_of_retries(gains, number):
+    rows = planned("number of retries", {(names.batch_retries(n), RATE): gain for n, gain in gains.items()})
+    if number == 3:
+        rows = [row | {"pass@16": row["pass@16"] + 0.03 * (row["method"] == names.GRPO_8)} for row in rows]
+    found = report.part_comparison("number of retries", pd.DataFrame(rows))
+    assert found is not None and report.recommended_retries(found) == number
+    text = report.plan_block(["number of retries"], pd.DataFrame(rows))
+    assert (
+        f"recommended is {names.batch_retries(number)}." in text if number else "no retries are recommended." in text
+    )
+
+
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
-    assert list(PARTS) == ["confirmation", "group size", "paper"]
-    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12]
+    assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN
+    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9]
     runs = [run for part in PARTS.values() for run in part.runs]
     assert {run.method for run in runs} <= set(language_model.METHODS) and len(set(runs)) == len(runs)
     small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
@@ -261,7 +290,8 @@ def test_figure_of_the_confirmation():
     assert found is not None
     drawn = figures.equal_tokens(found, (found.reference, names.BATCH, *figures.RETRIES))
     labels = drawn.axes[0].get_legend_handles_labels()[1]
-    assert labels == [names.GRPO_4, names.BATCH, *figures.RETRIES]
+    planned_retries = [method for method in figures.RETRIES if method != names.batch_retries(2)]
+    assert labels == [names.GRPO_4, names.BATCH, *planned_retries]
 
 
 def test_summary_of_the_confirmation():

@@ -232,9 +232,11 @@ def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokeni
             model.tie_weights()
             model.to(torch.bfloat16)
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):  # padding must differ from EOS, which has a loss
-        tokenizer.pad_token = next(
-            token for token in ("<|endoftext|>", tokenizer.bos_token) if token in tokenizer.get_vocab()
-        )
+        special = ("<|endoftext|>", tokenizer.bos_token, tokenizer.unk_token)
+        others = [token for token in special if token in tokenizer.get_vocab() and token != tokenizer.eos_token]
+        tokenizer.pad_token = others[0] if others else "<|padding|>"  # the setter adds an unknown token
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return model, tokenizer
@@ -252,7 +254,8 @@ def _shipped_weights(folder: Path) -> Path:
 def collate(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> BatchEncoding:
     """Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
-    answers = tokenizer([answer for _, answer in pairs])["input_ids"]
+    # They continue the prompt: without BOS.
+    answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
     rows = [prompt + answer + [tokenizer.eos_token_id] for prompt, answer in zip(prompts, answers, strict=True)]
     width = max(map(len, rows))
     ids = torch.full((len(rows), width), tokenizer.pad_token_id)

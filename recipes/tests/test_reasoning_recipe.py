@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
+from tokenizers.processors import TemplateProcessing
 
 from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
@@ -16,7 +17,8 @@ from tests.helpers import QUICK_ARGUMENTS, ROOT, logs_of, tiny_model, tiny_token
 
 pytest.importorskip("reasoning_gym", reason="needs the extra [reasoning]")
 from ada_trl.recipes.reasoning import task, written_steps  # noqa: E402
-from benchmarks.learning import long_answers  # noqa: E402
+from benchmarks import names  # noqa: E402
+from benchmarks.learning import confirmation, long_answers  # noqa: E402
 
 
 RECIPES = ROOT / "recipes" / "reasoning"
@@ -53,10 +55,34 @@ def test_sets_share_no_problem_and_no_answer_is_too_long(tmp_path, monkeypatch):
     assert (tmp_path / "base" / "config.json").exists()
 
 
+def save_local_model(folder) -> None:
+    """A model whose tokenizer adds BOS to every text, has a chat template and no padding token."""
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    template = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", tokenizer.eos_token_id)])
+    tokenizer._tokenizer.post_processor = template
+    tokenizer.chat_template = "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"
+    tokenizer.pad_token, tokenizer.bos_token = None, tokenizer.eos_token
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def test_padding_differs_from_eos_with_any_tokenizer(tmp_path):
+    save_local_model(tmp_path)
+    model, tokenizer = task.load_pretrained(str(tmp_path))
+    assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
+    assert model.get_input_embeddings().num_embeddings == len(tokenizer) == len(tiny_tokenizer()) + 1
+    assert model.generation_config.pad_token_id == model.config.pad_token_id == tokenizer.pad_token_id
+
+
+@pytest.mark.parametrize("adds_bos", [False, True], ids=["", "bos"])
 @pytest.mark.parametrize("adapter", [False, True], ids=["", "adapter"])
-def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter):
+def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter, adds_bos, tmp_path):
     """On answers of different length in one batch, against one forward pass each."""
     model, tokenizer = tiny_model(), tiny_tokenizer()
+    if adds_bos:
+        save_local_model(tmp_path)
+        model, tokenizer = task.load_pretrained(str(tmp_path))
+        model.float()
     if adapter:
         model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
         model.eval()
@@ -69,7 +95,7 @@ def test_the_probability_of_an_answer_is_the_product_over_its_tokens(adapter):
     for prompt, answer, rate in zip(rows["prompt"], rows["answer"], found, strict=True):
         ids = tokenizer(prompt)["input_ids"]
         probability = 1.0
-        for token in [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]:
+        for token in [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
             with torch.no_grad():
                 probability *= model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
             ids = [*ids, token]
@@ -139,6 +165,37 @@ def test_sampled_accuracy_of_longer_answers(monkeypatch):
     assert found["pass@4"] == pytest.approx((1 - 495 / 1820 + 1) / 3)  # 495 of the 1820 groups have no correct one
     assert found["frac_zero_variance"]["all"] == pytest.approx((1 + 496 / 1820 + 1) / 3)
     assert (found["truncated"], found["completion_tokens"]) == (1, 64)
+
+
+def test_a_part_of_the_plan_is_repeated_with_a_local_model(tmp_path, monkeypatch, capsys):
+    """With --model and --task: no run of the plan is written, and the table compares with GRPO n=4."""
+    save_local_model(tmp_path / "Local 0.1B")
+    for name, number in (("NUM_TEST", 2), ("NUM_START", 2), ("NUM_TRAIN", 32)):
+        monkeypatch.setattr(task, name, number)
+        monkeypatch.setattr(written_steps, name, number)
+    monkeypatch.setattr(task, "imitate", lambda *given, **options: None)
+    monkeypatch.setattr(written_steps, "imitate", lambda *given, **options: None)
+    methods = [(method, confirmation.RATE) for method in (confirmation.RETRIES, names.GRPO_4)]
+    part = confirmation.Part(methods, seeds=(21,), base_seed=2, steps=2, eval_every=2)
+    monkeypatch.setattr(confirmation, "PARTS", {"short": part})
+    arguments = [
+        "--model",
+        str(tmp_path / "Local 0.1B"),
+        "--tasks_dir",
+        str(tmp_path / "tasks"),
+        "--micro_batch",
+        "32",
+    ]
+    for prompt_set in ("hard", "steps"):
+        monkeypatch.setattr("sys.argv", ["", *arguments, "--task", prompt_set, "--output_dir", str(tmp_path / "runs")])
+        confirmation.main()
+        rows = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        assert rows == ["| Method", "| ---", "| before training", f"| {confirmation.RETRIES}", f"| {names.GRPO_4}"]
+    assert len(list((tmp_path / "runs-local-0-1b").glob("*.json"))) == 4 and not (tmp_path / "runs").exists()
+    assert {path.name for path in (tmp_path / "tasks").iterdir()} == {
+        "reasoning-seed-2-local-0-1b",
+        "written-steps-seed-2-local-0-1b",
+    }
 
 
 def test_recipes_differ_in_the_baseline_only():
