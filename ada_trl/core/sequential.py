@@ -213,8 +213,9 @@ def sample_slots(
             Start a request; wait for results. Those of requests still in flight at the end are not needed.
         speculate_below (`int`, *optional*, defaults to `0`):
             If fewer requests are in flight, rounds of active slots are requested before their previous round has returned.
-            The rollouts of such a round are used only if the slot needs them. Not if a slot has several candidates: which of
-            them is next is unknown before a round is complete.
+            The rollouts of such a round are used only if the slot needs them, in order, so that pools have the same
+            distribution. With the number of slots, synchronous rounds are filled up to the size of the first one. Not if a slot
+            has several candidates: which of them is next is unknown before a round is complete.
         progress (`Progress`, *optional*):
             Called after each `collect`.
     """

@@ -28,6 +28,10 @@ class SynchronousSampler(RolloutSampler):
             Rank of each prompt or candidate of all ranks, in order.
         generate_and_score (`Callable[[list[dict], bool], Completions]`):
             Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
+        fills_rounds (`bool`):
+            Whether later rounds are filled up to the size of the first one with further rollouts of the prompts that are still
+            active. On a GPU, a round takes as long as its longest completion however many there are, so that this saves rounds.
+            Rollouts that turn out not to be needed are discarded.
     """
 
     def __init__(
@@ -36,11 +40,12 @@ class SynchronousSampler(RolloutSampler):
         rows: Sequence[dict],
         row_ranks: Sequence[int],
         generate_and_score: Callable[[list[dict], bool], Completions],
+        fills_rounds: bool,
         slots: Sequence[Slot],
         accelerator: Accelerator,
     ):
         super().__init__(slots=slots, accelerator=accelerator)
-        self.generate_and_score = generate_and_score
+        self.generate_and_score, self.fills_rounds = generate_and_score, fills_rounds
         self._own_rows, self._row_ranks = rows, row_ranks
         own = (index for index, rank in enumerate(row_ranks) if rank == self.process_index)
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known dataset rows, see `dataset_row_index`
@@ -52,13 +57,16 @@ class SynchronousSampler(RolloutSampler):
         return len(self.slots)
 
     def sample(self, progress: StepProgress) -> None:
-        sample_slots(self.slots, self._request_round, self._sample_round, progress=progress)
+        speculate_below = len(self.slots) if self.fills_rounds else 0
+        sample_slots(
+            self.slots, self._request_round, self._sample_round, speculate_below=speculate_below, progress=progress
+        )
 
     def _request_round(self, slot: int, first_draw: int) -> None:
         self._requests += [(slot, first_draw + i) for i in range(self.slots[slot].round_size)]
 
     def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
-        """Sample all requested rollouts; returns slot, first draw and rewards of each slot's round, the same on every rank."""
+        """Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank."""
         requests, self._requests = self._requests, []
         started = time.perf_counter()
         per_rank = -(-len(requests) // self.num_processes)

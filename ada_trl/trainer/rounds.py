@@ -54,10 +54,13 @@ class RoundGenerator:
         """A sampler of the step's slots: without a barrier between rounds if a vLLM server generates. Collective."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
         if not trainer.vllm.samples_async:
+            is_single_turn = not trainer.tools and trainer.environment_factories is None
             return SynchronousSampler(
                 rows=prompts.local_rows,
                 row_ranks=prompts.row_ranks,
                 generate_and_score=self.generate_and_score,
+                # On a CPU every rollout costs time, and those of an episode cost the time of its tools.
+                fills_rounds=is_single_turn and trainer.accelerator.device.type != "cpu",
                 slots=slots,
                 accelerator=trainer.accelerator,
             )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-LIMITS = {"modes": 120, "speed": 240, "learn": 540, "right": 240, "fast": 360}  # seconds
+LIMITS = {"modes": 120, "speed": 240, "learn": 540, "right": 240, "fast": 360, "rounds": 180}  # seconds
 
 
 def main() -> bool:
@@ -24,7 +24,7 @@ def main() -> bool:
     args = parser.parse_args()
     settings = {"output_dir": args.output_dir, "limit": args.limit or LIMITS[args.stage], "smoke": args.smoke}
 
-    needed = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm"}.get(args.stage)
+    needed = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm", "rounds": "vllm"}.get(args.stage)
     if needed and not importlib.util.find_spec(needed):
         print(f"{args.stage} skipped: {needed} is not installed.")
         return True
@@ -51,9 +51,13 @@ def main() -> bool:
         from . import right
 
         return right.main(**settings)
-    from . import fast
+    if args.stage == "fast":
+        from . import fast
 
-    return fast.main(**settings)
+        return fast.main(**settings)
+    from . import rounds
+
+    return rounds.main(**settings)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,13 @@ IMPORTS = {
     "trainer": ("trl", "datasets", "ada_trl"),
     "learn": ("reasoning_gym", "gguf", "benchmarks.gpu.learn"),
     "vllm": (
-        *("trl.generation.vllm_generation", "orjson", "benchmarks.gpu.right", "benchmarks.gpu.fast"),
+        *(
+            "trl.generation.vllm_generation",
+            "orjson",
+            "benchmarks.gpu.right",
+            "benchmarks.gpu.fast",
+            "benchmarks.gpu.rounds",
+        ),
         *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"),
         *("vllm.model_executor.models.qwen2", "vllm.lora.worker_manager", "vllm.v1.executor.uniproc_executor"),
         *("vllm.v1.attention.backends.flash_attn", "vllm.v1.attention.backends.triton_attn"),
@@ -48,7 +54,7 @@ IMPORTS = {
 }
 # Stages of the call that completes an archive, and of further calls. `learn&` runs in the background, because transfers and
 # checks leave the GPU to it.
-STAGES = {"trainer": [[]], "learn": [["learn&"]], "vllm": [["right"], ["fast"]]}
+STAGES = {"trainer": [[]], "learn": [["learn:400&"]], "vllm": [["right"], ["fast"], ["rounds"]]}
 
 
 def install(python: str, folder: Path, requirements: list[str]) -> None:
