@@ -49,8 +49,8 @@ class Size(NamedTuple):
 
 
 SMOKE = Size(hidden=64, layers=2, intermediate=128, vocabulary=64, median_tokens=4, max_tokens=16, micro_batch=8)
-STEPS = 4  # the first one is not counted
-REPEATS = 3
+STEPS = 3  # the first one is not counted
+REPEATS = 2
 RANK = 16
 SHARE = 0.3  # of the GPU's memory, for the server
 UNIT_SECONDS = 90
@@ -242,12 +242,14 @@ def all_units(url: str, directory: str, size: Size, smoke: bool) -> list[Unit]:
 
     if smoke:
         return [*of_generation(first), of_steps(first, names.SEQ_BALANCE), of_steps(first, AHEAD)]
+    decisive = list(STEP_METHODS)[:4]
     return [
         *of_generation(first),
-        *(of_steps(first, method) for method in STEP_METHODS),
+        *(of_steps(first, method) for method in decisive),
         *(unit for rows in others for unit in of_generation(rows)),
-        *(of_steps(rows, method) for rows in others for method in (names.GRPO_4, names.SEQ_BALANCE, names.BATCH)),
+        *(of_steps(first, method) for method in STEP_METHODS if method not in decisive),
         of_steps(64, names.BATCH, sync="disk"),
+        *(of_steps(rows, method) for rows in others for method in decisive),
     ]
 
 

@@ -81,26 +81,25 @@ def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: 
     chosen = plan(stored_runs(STORED))
     if smoke:  # a few runs of every part
         chosen = plan(set())[::8]
-    folders = {name: output_dir / "tasks" / PARTS[name].task_folder for name, _ in chosen}
-    preparation = []
-    for folder, part in {folders[name]: PARTS[name] for name in folders}.items():
-        options = {"prompt_set": part.prompt_set, "task_dir": folder, "seed": part.base_seed, "carried": carried}
-        preparation.append(Unit(f"base model {folder.name}", prepare_smoke if smoke else prepare, options))
-    # The results lie beside the base models, because the other file may outlive them: machines are given back.
-    prepared = run(preparation, output_dir / "tasks" / "bases.json", limit, 1 if smoke else len(preparation))
-    for unit in preparation:
-        if "accuracy" not in prepared.get(unit.name, {}):
-            return False
-        print(f"{unit.name}: accuracy {prepared[unit.name]['accuracy']:.3f}", flush=True)
-
-    units = []
-    for name, planned in chosen:
+    results: dict[str, dict] = {}
+    for name in dict.fromkeys(name for name, _ in chosen):
         part = PARTS[name]
-        options = {"planned": planned, "runs_dir": output_dir / "runs", "task_dir": folders[name]}
-        length = {"steps": 2, "eval_every": 2} if smoke else {"steps": part.steps, "eval_every": part.eval_every}
-        units.append(Unit(planned.file_name, train, options | length))
-    left = limit - (time.monotonic() - started)
-    results = run(units, output_dir / "learn.json", left, 1 if smoke else workers, equally_long=True)
+        folder = output_dir / "tasks" / part.task_folder
+        options = {"prompt_set": part.prompt_set, "task_dir": folder, "seed": part.base_seed, "carried": carried}
+        base = Unit(f"base model {folder.name}", prepare_smoke if smoke else prepare, options)
+        # The results lie beside the base models, because the other file may outlive them: machines are given back.
+        left = limit - (time.monotonic() - started)
+        prepared = run([base], output_dir / "tasks" / "bases.json", left).get(base.name, {})
+        if "accuracy" not in prepared:
+            return False
+        print(f"{base.name}: accuracy {prepared['accuracy']:.3f}", flush=True)
+        options = {"runs_dir": output_dir / "runs", "task_dir": folder}
+        options |= {"steps": 2, "eval_every": 2} if smoke else {"steps": part.steps, "eval_every": part.eval_every}
+        units = [
+            Unit(planned.file_name, train, options | {"planned": planned}) for of, planned in chosen if of == name
+        ]
+        left = limit - (time.monotonic() - started)
+        results |= run(units, output_dir / "learn.json", left, 1 if smoke else workers, equally_long=True)
 
     finished: dict[str, list[float]] = {name: [] for name, _ in chosen}
     for name, planned in chosen:

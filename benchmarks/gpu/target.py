@@ -92,7 +92,11 @@ def main() -> None:
         print(f"[{time.monotonic() - started:.0f} s] part {number}, complete: {', '.join(extracted) or 'nothing'}")
     manifest = Manifest.load(args.work / "manifest.json")
     calls.write_text(str(number))
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(args.work / "site"), "COMMIT": manifest.commit}
+    environment = (
+        os.environ
+        | ENVIRONMENT
+        | {"PYTHONPATH": str(args.work / "site"), "COMMIT": os.environ.get("COMMIT", manifest.commit)}
+    )
     for stage in manifest.calls[number - 1] if args.stages is None else args.stages:
         if not stage.endswith("&") and not stage.startswith("right"):
             wait_for_background(args.work)
