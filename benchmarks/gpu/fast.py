@@ -63,9 +63,9 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     names.SEQ_BALANCE: (AdaGRPOTrainer, DEFAULT),
     PAPER_ROUNDS: (AdaGRPOTrainer, BALANCE),
     names.BATCH: (AdaGRPOTrainer, {"baseline": "batch"}),
-    AHEAD: (AdaGRPOTrainer, {"baseline": "batch", "max_staleness": 1}),
     f"{names.SEQ_BALANCE}{SYNCHRONOUS}": (SynchronousTrainer, DEFAULT),
     f"{PAPER_ROUNDS}{SYNCHRONOUS}": (SynchronousTrainer, BALANCE),
+    AHEAD: (AdaGRPOTrainer, {"baseline": "batch", "max_staleness": 1}),
     f"{names.BATCH}, retries": (
         AdaGRPOTrainer,
         {"baseline": "batch", "adaptive_sampling": "seq-pos", "num_generations": 1},

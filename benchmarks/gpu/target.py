@@ -54,10 +54,19 @@ def run_stage(stage: str, work: Path, environment: dict[str, str]) -> None:
     (work / f"{name}.pid").write_text(str(process.pid))
 
 
+def is_running(pid: str) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        )  # ended, if nobody collects it
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def wait_for_background(work: Path) -> None:
     """Stages that measure times have the GPU for themselves."""
     for file in work.glob("*.pid"):
-        while Path(f"/proc/{file.read_text()}").exists():
+        while is_running(file.read_text()):
             time.sleep(1)
         file.unlink()
         subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, env=os.environ | MPS)
