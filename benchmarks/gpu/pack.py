@@ -52,9 +52,8 @@ IMPORTS = {
         *("vllm.v1.attention.backends.flash_attn", "vllm.v1.attention.backends.triton_attn"),
     ),
 }
-# Stages of the call that completes an archive, and of further calls. `learn&` runs in the background, because transfers and
-# checks leave the GPU to it.
-STAGES = {"trainer": [[]], "learn": [["learn:400&"]], "vllm": [["right"], ["fast"], ["rounds"]]}
+# Stages of the call that completes an archive, and of further calls.
+STAGES: dict[str, list[list[str]]] = {"trainer": [[]], "learn": [["learn"]], "vllm": [["right"], ["fast"], ["rounds"]]}
 
 
 def install(python: str, folder: Path, requirements: list[str]) -> None:

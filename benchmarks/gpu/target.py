@@ -37,39 +37,17 @@ def next_call(manifest: Manifest, number: int, parts: Path) -> str:
 
 
 def run_stage(stage: str, work: Path, environment: dict[str, str]) -> None:
-    """Run a stage, `NAME` or `NAME:SECONDS` for another limit; in the background if it ends with `&`."""
-    name, _, seconds = stage.removesuffix("&").partition(":")
+    """Run a stage, `NAME` or `NAME:SECONDS` for another limit."""
+    name, _, seconds = stage.partition(":")
     command = [sys.executable, "-m", "benchmarks.gpu", "--stage", name, "--output_dir", str(work / "results")]
     command += ["--limit", seconds] if seconds else []
-    if name == "learn":
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment | MPS)
-        environment = environment | MPS
-        command += ["--carried", str(work / "model")]
-    if not stage.endswith("&"):
+    if name != "learn":
         subprocess.run(command, env=environment)
         return
-    with open(work / "results" / f"{name}.log", "w") as log:
-        # In a session of its own, so that it outlives this call.
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    (work / f"{name}.pid").write_text(str(process.pid))
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        )  # ended, if nobody collects it
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for_background(work: Path) -> None:
-    """Stages that measure times have the GPU for themselves."""
-    for file in work.glob("*.pid"):
-        while is_running(file.read_text()):
-            time.sleep(1)
-        file.unlink()
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, env=os.environ | MPS)
+    environment = environment | MPS
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment)
+    subprocess.run([*command, "--carried", str(work / "model")], env=environment)
+    subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, env=environment)
 
 
 def return_results(work: Path, results: Path) -> None:
@@ -107,8 +85,6 @@ def main() -> None:
         | {"PYTHONPATH": str(args.work / "site"), "COMMIT": os.environ.get("COMMIT", manifest.commit)}
     )
     for stage in manifest.calls[number - 1] if args.stages is None else args.stages:
-        if not stage.endswith("&") and not stage.startswith("right"):
-            wait_for_background(args.work)
         run_stage(stage, args.work, environment)
         return_results(args.work, args.results)
     return_results(args.work, args.results)

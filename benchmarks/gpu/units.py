@@ -191,11 +191,11 @@ def environment() -> dict[str, Any]:
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-    commit = os.environ.get("COMMIT")  # of a working tree that was copied without its history
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+    commit = os.environ.get("COMMIT")  # of the packed tree: the history beside a copied tree may be older
+    if commit is None:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            command = ["git", "rev-parse", "HEAD"]
+            commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "cuda": torch.version.cuda,
