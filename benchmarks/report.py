@@ -158,11 +158,17 @@ def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
         f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
         "the training steps; 16 runs share a GPU. [Commands](docs/benchmarks.md#results-by-task).*"
     )
+    sizes = part_comparison("group size", rows)
     sentences = [
         f"{method[0].upper()}{method[1:]}: {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
         f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}, {found.change(method, 'pass@16')}."
         for method in (names.BATCH, RETRIES)
     ]
+    if sizes is not None:
+        sentences.append(
+            f"With as many prompts as {names.GRPO_4}, the batch baseline "
+            f"{sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)}."
+        )
     return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
 
 
