@@ -169,6 +169,9 @@ def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
             f"With as many prompts as {names.GRPO_4}, the batch baseline "
             f"{sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)}."
         )
+    numbers = part_comparison("number of retries", rows)
+    if numbers is not None:
+        sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
     return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
 
 
@@ -242,14 +245,14 @@ def recommended_retries(found: Comparison) -> int | None:
 
 def retries_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's first part, and its decision."""
-    lines = []
+    results = {}
     for retries in (1, 2, 3):
         method = names.batch_retries(retries)
         accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
+        results[retries] = f"{method}: accuracy {accuracy}, pass@16 {diversity}."
     number = recommended_retries(found)
-    decision = "no retries are recommended" if number is None else f"recommended is {names.batch_retries(number)}"
-    return "\n".join([*lines, f"- By the rule of the plan, {decision}."])
+    decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
+    return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
 
 
 def longer_answers_sentences(found: Comparison) -> str:

@@ -239,9 +239,8 @@ def test_recommended_number_of_retries(gains, number):
     found = report.part_comparison("number of retries", pd.DataFrame(rows))
     assert found is not None and report.recommended_retries(found) == number
     text = report.plan_block(["number of retries"], pd.DataFrame(rows))
-    assert (
-        f"recommended is {names.batch_retries(number)}." in text if number else "no retries are recommended." in text
-    )
+    decision = f"recommended is {names.batch_retries(number)}: accuracy " if number else "no retries are recommended."
+    assert f"- By the rule of the second plan, {decision}" in text
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
