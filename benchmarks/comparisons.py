@@ -107,6 +107,12 @@ class Comparison:
         difference = self.difference(method, measure, reference)
         return f"{comparison(difference, words)} {names.short(reference)} ({difference.text(digits, sign=True)})"
 
+    def change(self, method: str, column: str) -> str:
+        """The last evaluation compared with the one before training, in words."""
+        ends, start = (self.values(method, lambda run, i=i: float(run[column].iloc[i])) for i in (-1, 0))
+        difference = paired_difference(ends, start, self.earlier_looks)
+        return f"{comparison(difference)} the untrained model ({difference.text(sign=True)})"
+
     def share_of_tokens(self, method: str) -> str:
         """
         Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's tokens. For the

@@ -68,6 +68,8 @@ def draw_curves(axis, found: Comparison, methods: Iterable[str], x: str, y: str,
     for method in methods:
         means, halves = means_by_step(found, method, dict.fromkeys((x, y)))
         own = style(method)
+        if x == "accuracy":
+            means[x] = scale * means[x]
         axis.plot(means[x], scale * means[y], **own | {"markersize": 5}, label=names.short(method))
         ends.append((means[x][-1], scale * means[y][-1], scale * halves[y], own))
     if x != "accuracy":
@@ -80,9 +82,9 @@ def draw_curves(axis, found: Comparison, methods: Iterable[str], x: str, y: str,
         axis.set_xticks([tick for tick in MaxNLocator(4).tick_values(0, end) if 0 <= tick <= end])
 
 
-def trade_off(axis, found: Comparison, methods: Iterable[str]) -> None:
+def trade_off(axis, found: Comparison, methods: Iterable[str], scale: float = 1) -> None:
     """pass@16 against accuracy over training."""
-    draw_curves(axis, found, methods, "accuracy", "pass@16")
+    draw_curves(axis, found, methods, "accuracy", "pass@16", scale)
     axis.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
 
 
@@ -151,8 +153,8 @@ def overview_caption(found: Comparison) -> str:
         f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient (a noisier one for prompts "
         "[far from the mean of the batch](docs/method.md#gradient-variance)), unless all rewards in the batch are equal. Middle "
         "and right (measured): SmolLM2-135M-Instruct on eight [families](recipes/reasoning/README.md) of reasoning tasks, where "
-        f"{share:.0%} of GRPO's groups have zero reward variance before training. Lines are means over seeds; error bars are 95% "
-        "intervals after the last step.*"
+        f"{share:.0%} of GRPO's groups have zero reward variance before training. Lines are means over seeds, with a point every 25 "
+        "steps; error bars are 95% intervals after the last step, the dotted line is the model before training.*"
     )
 
 
@@ -168,9 +170,12 @@ def overview(found: Comparison) -> Figure:
     zero_gradient.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
     zero_gradient.minorticks_off()
     methods = (names.GRPO_4, names.BATCH, names.batch_retries(3))
-    for axis, name in zip(measured, ("Accuracy", "pass@16"), strict=True):
-        draw_curves(axis, found, methods, "generated_tokens", name.lower(), scale=100)
-        axis.set(title=f"{name} of a 135M model, %", xlabel="Generated tokens")
+    accuracy, both = measured
+    draw_curves(accuracy, found, methods, "generated_tokens", "accuracy", scale=100)
+    accuracy.set(title="Accuracy of a 135M model, %", xlabel="Generated tokens")
+    trade_off(both, found, methods, scale=100)
+    both.axhline(100 * found.before_training("pass@16"), color="0.4", linestyle=":", linewidth=1.2)
+    both.set(title="pass@16 against accuracy, %", xlabel="Accuracy over training, %")
     for axis in drawn.axes:
         axis.grid(alpha=0.25)
         axis.title.set_fontsize(10.5)

@@ -39,6 +39,7 @@ SELECTION_SEED = 9  # used only to choose learning rates; the chosen rates are r
 CHOSEN_RATE = 1e-4
 EARLIER_LOOKS = (3,)  # on the language model, comparisons were looked at with three seeds before more were added
 MODEL = "SmolLM2-135M-Instruct with LoRA"
+COMMAND = "benchmarks.learning.confirmation"
 SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
 TITLES = {"sorting-graded": "Graded sorting"}
 BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
@@ -112,24 +113,66 @@ def confirmation() -> Comparison:
     return found
 
 
-def confirmation_summary(found: Comparison) -> str:
+TASKS = {MAIN_SET: "short answers", LONG_SET: "answers with steps"}
+
+
+def choices(parts: Iterable[str], rows: pd.DataFrame, with_commands: bool = False) -> str:
+    """Results and costs of the finished parts: one row per method."""
+    lines = []
+    for name in parts:
+        found = part_comparison(name, rows)
+        if found is None:
+            continue
+        part = PARTS[name]
+        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
+        start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
+        lines.append(about | {"Method": "before training"} | start)
+        for method, runs in found.runs.items():
+            cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
+            cells["Tokens"] = f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
+            cells["Time of a run"] = time_by_device(list(runs.values()))
+            if with_commands:
+                stored = next(own for own, rate in part.methods if _label(own, rate) == method)
+                cells["Command"] = f'`python -m {COMMAND} --parts "{name}" --methods "{stored}"`'
+            lines.append(about | {"Method": method} | cells)
+    headers = dict.fromkeys(header for line in lines for header in line)
+    return as_table([{header: line.get(header, "") for header in headers} for line in lines])
+
+
+def time_by_device(runs: list[pd.DataFrame]) -> str:
+    """Mean time of the training steps, per device."""
+    ends = pd.DataFrame([run.iloc[-1] for run in runs])
+    texts = []
+    for device, own in ends.groupby("device"):
+        seconds = own["cpu_seconds"].mean()
+        texts.append(f"CPU core {seconds / 3600:.1f} h" if device == "CPU" else f"{device} {seconds / 60:.1f} min")
+    return ", ".join(texts)
+
+
+def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
     """Table, caption and sentences of the README."""
-    columns = measures(found) | {"Tokens": found.share_of_tokens}
-    part = PARTS["confirmation"]
     caption = (
-        f"*Equal tokens: {MODEL}, {part.steps} steps of 64 rollouts at learning rate {rate_text(PLANNED_RATE)} if no other is given; "
-        f"methods, {len(part.seeds)} seeds and two endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per "
-        "prompt. Retry: an unsolved prompt is sampled again in a later step. pass@16: at least one of 16 rollouts is correct. In "
-        f"parentheses: difference from {found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the "
-        "number of comparisons. "
-        f"Tokens: at the final accuracy of the same seed's run of {found.reference}, as a fraction of that run's tokens.*"
+        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(PLANNED_RATE)} if no other is given; methods, seeds "
+        "and endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled "
+        "again in a later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
+        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
+        "the training steps; 16 runs share a GPU. [Commands](docs/benchmarks.md#results-by-task).*"
     )
-    sentences = " ".join(
+    sizes = part_comparison("group size", rows)
+    sentences = [
         f"{method[0].upper()}{method[1:]}: {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
-        f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}."
+        f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}, {found.change(method, 'pass@16')}."
         for method in (names.BATCH, RETRIES)
-    )
-    return f"{found.table(columns, BEFORE)}\n\n{caption}\n\n{sentences}"
+    ]
+    if sizes is not None:
+        sentences.append(
+            f"With as many prompts as {names.GRPO_4}, the batch baseline "
+            f"{sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)}."
+        )
+    numbers = part_comparison("number of retries", rows)
+    if numbers is not None:
+        sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
+    return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
 
 
 def _label(method: str, rate: float) -> str:
@@ -202,14 +245,14 @@ def recommended_retries(found: Comparison) -> int | None:
 
 def retries_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's first part, and its decision."""
-    lines = []
+    results = {}
     for retries in (1, 2, 3):
         method = names.batch_retries(retries)
         accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
+        results[retries] = f"{method}: accuracy {accuracy}, pass@16 {diversity}."
     number = recommended_retries(found)
-    decision = "no retries are recommended" if number is None else f"recommended is {names.batch_retries(number)}"
-    return "\n".join([*lines, f"- By the rule of the plan, {decision}."])
+    decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
+    return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
 
 
 def longer_answers_sentences(found: Comparison) -> str:
@@ -536,6 +579,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
     return {
         DOCS / "benchmarks.md": {
+            "choices": choices((*SECOND_PLAN, "confirmation", "paper"), load(STORED), with_commands=True),
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
             "second-plan": plan_block(SECOND_PLAN, load(STORED)),
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
@@ -549,7 +593,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         },
         README: {
             "overview": figures.overview_caption(confirmed),
-            "confirmation": confirmation_summary(confirmed),
+            "results": readme_results(confirmed, load(STORED)),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"

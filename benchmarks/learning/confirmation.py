@@ -6,9 +6,9 @@ continues with the runs that are missing. Runs are ordered by part and seed, and
 part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results in the repository; stored
 runs are not run again.
 
-With `--model` (a name on the hub or a local folder) or `--task`, the methods and seeds of a part are run with another model or on
-other problems, on a GPU if there is one, and a table of the results is printed. For example, the number of retries with a larger
-model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`.
+With `--methods`, `--task`, `--steps` or `--model`, a part is repeated, whether or not its runs are stored: with some of its methods,
+on other problems, with another length, or with another model. It runs on a GPU if there is one, and a table of the results is printed. For example, the number
+of retries with a larger model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`.
 """
 
 import argparse
@@ -138,8 +138,10 @@ def main() -> None:
         "--tasks_dir", type=Path, default=Path("outputs"), help="Folder of the base models: `reasoning-seed-N` in it."
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/confirmation"))
-    parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
+    parser.add_argument("--methods", nargs="+", help="Names of methods of the parts.")
     parser.add_argument("--task", choices=[*SETS, LONG_SET], help="Set of problems, instead of those of the plan.")
+    parser.add_argument("--steps", type=int, help="Steps of a run, instead of those of the plan.")
+    parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
     parser.add_argument("--workers", type=int, default=1, help="Runs at a time, which share the GPU.")
     parser.add_argument("--micro_batch", type=int, default=MICRO_BATCH, help="Rows of a forward pass while training.")
     parser.add_argument(
@@ -155,8 +157,9 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for part in (PARTS[name] for name in args.parts):
-        is_planned = args.model is None and args.task in (None, part.prompt_set)
-        part = part._replace(prompt_set=args.task or part.prompt_set)
+        is_planned = not (args.methods or args.task or args.steps or args.model)
+        methods = [(method, rate) for method, rate in part.methods if method in (args.methods or [method])]
+        part = part._replace(methods=methods, prompt_set=args.task or part.prompt_set, steps=args.steps or part.steps)
         missing = [run for run in part.runs if not is_planned or run not in stored_runs(STORED)]
         if not missing:
             continue

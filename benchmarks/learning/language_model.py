@@ -25,6 +25,7 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning import task as reasoning
@@ -33,8 +34,9 @@ from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, solved
 
 from .. import names
 from ..common import BALANCE, DEFAULT, POS
-from . import long_answers
-from .prompt_sets import by_family, pass_at_k
+from . import long_answers, pass_at_k
+from .prompt_sets import by_family
+from .prompt_sets import pass_at_k as pass_at_k_of_rates
 from .training import Run, Task, run_missing, store, train_once
 
 
@@ -81,7 +83,8 @@ PAPER = {
     names.SEQ_POS_2 + PAPER_SUFFIX: _paper(**POS, adaptive_sampling="seq-pos", prompt_weighting="none"),
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
-METHODS = EQUAL_TOKENS | PAPER
+EXPLORATION = dict.fromkeys(pass_at_k.METHODS, {"baseline": "batch"})
+METHODS = EQUAL_TOKENS | PAPER | EXPLORATION
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
     **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16},
     HYBRID_3_PROMPTS: 3,  # about 64 rollouts on average
@@ -110,7 +113,7 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: D
         "accuracy": float(rates.mean()),
         "by_family": by_family(rates, families),
         "frac_zero_variance": by_family(frac_zero_variance, families) | {"all": float(frac_zero_variance.mean())},
-        **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
+        **{f"pass@{k}": float(pass_at_k_of_rates(rates, k)) for k in PASS_AT},
     }
 
 
@@ -169,7 +172,10 @@ def train_and_save(
     micro_batch = min(rows, micro_batch, LONG_MICRO_BATCH if run.prompt_set == LONG_SET else rows)
     options |= {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": rows // micro_batch}
     start = evaluate_base(run.prompt_set, task_dir)
-    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start)
+    trainer = AdaGRPOTrainer
+    if run.method in EXPLORATION:
+        trainer = functools.partial(pass_at_k.PassAtKTrainer, **pass_at_k.METHODS[run.method])
+    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start, trainer)
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run

@@ -125,6 +125,7 @@ def train_once(
     eval_every: int,
     task: Task,
     start: dict | None = None,
+    trainer_class: Callable[..., AdaGRPOTrainer] = AdaGRPOTrainer,
 ) -> dict:
     """
     Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one generation
@@ -143,7 +144,7 @@ def train_once(
             seed=run.seed,
             **{"per_device_train_batch_size": prompts_per_step * options.get("num_generations", 1)} | options,
         )
-        trainer = AdaGRPOTrainer(
+        trainer = trainer_class(
             model,
             task.reward,
             args,
@@ -161,7 +162,8 @@ def train_once(
         seconds = sum(recorder.seconds[i * iterations : (i + 1) * iterations])
         rows.append({"step": i + 1} | step_row(row, seconds, prompts_per_step))
     evaluations = [row | {"step": row["step"] // iterations} for row in recorder.evaluations]
-    return run._asdict() | {"options": options, "steps": rows, "evaluations": evaluations}
+    device = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else "CPU"
+    return run._asdict() | {"device": device, "options": options, "steps": rows, "evaluations": evaluations}
 
 
 def run_missing(runs: list[Run], output_dir: Path, work, workers: int = 1) -> int:
@@ -192,7 +194,7 @@ def evaluation_rows(record: dict) -> list[dict]:
     """
     rows = []
     for evaluation in record["evaluations"]:
-        run = Run(*(record[name] for name in Run._fields))._asdict() | {"step": evaluation["step"]}
+        run = {name: record[name] for name in (*Run._fields, "device")} | {"step": evaluation["step"]}
         steps = record["steps"][: evaluation["step"]]
         sums = {name: sum(step[name] for step in steps) for name in SUMS}
         means = {}

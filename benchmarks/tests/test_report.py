@@ -29,6 +29,7 @@ def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)
     for step in steps:
         row = run._asdict() | {"step": step, "accuracy": 0.2 + (accuracy - 0.2) * step / steps[-1], "entropy": 0.5}
         row |= {"pass@16": 0.5 + (pass_at_16 - 0.5) * step / steps[-1], "generated_tokens": 1000 * step}
+        row |= {"device": "CPU" if run.seed < 8 else "NVIDIA H200"}
         row |= {"rollouts": 64 * step, "cpu_seconds": (2.0 + run.seed) * step, "frac_zero_advantage_groups": 0.75}
         rows += [row | {"family": "all"}, row | {"family": "clock"}]
     return rows
@@ -238,9 +239,8 @@ def test_recommended_number_of_retries(gains, number):
     found = report.part_comparison("number of retries", pd.DataFrame(rows))
     assert found is not None and report.recommended_retries(found) == number
     text = report.plan_block(["number of retries"], pd.DataFrame(rows))
-    assert (
-        f"recommended is {names.batch_retries(number)}." in text if number else "no retries are recommended." in text
-    )
+    decision = f"recommended is {names.batch_retries(number)}: accuracy " if number else "no retries are recommended."
+    assert f"- By the rule of the second plan, {decision}" in text
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
@@ -294,16 +294,34 @@ def test_figure_of_the_confirmation():
     assert labels == [names.GRPO_4, names.BATCH, *planned_retries]
 
 
-def test_summary_of_the_confirmation():
+def test_results_of_the_readme():
     gains = {(names.BATCH, RATE): (0.05, -0.05), (RETRIES, RATE): (0.001, 0.05)}
-    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", gains, noise=0.01)))
+    rows = pd.DataFrame(planned("confirmation", gains, noise=0.01))
+    found = report.part_comparison("confirmation", rows)
     assert found is not None
-    *table, _, caption, _, sentences = report.confirmation_summary(found).splitlines()
-    assert [row.split(" | ")[0] for row in table[3:6]] == ["| GRPO n=4", "| GRPO n=4 at 5e-5", f"| {names.BATCH}"]
-    assert "difference from GRPO n=4, paired by seed" in caption and "5 seeds" in caption
+    *table, _, caption, _, sentences = report.readme_results(found, rows).splitlines()
+    assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, f"{names.GRPO_4} at 5e-5", names.BATCH]
+    assert "difference from the task's GRPO n=4, paired by seed" in caption
+    assert f", {WORSE} the untrained model (" in sentences and f", {BETTER} the untrained model (" in sentences
     batch, retries = sentences.split(". ")
     assert batch.startswith(f"Batch baseline, n=1: {FASTER} GRPO n=4 (+0.0") and f"last step {WORSE} GRPO n=4" in batch
     assert retries.startswith(f"B{RETRIES[1:]}: {AS_FAST} GRPO n=4") and f"last step {BETTER} GRPO n=4" in retries
+
+
+def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
+    assert report.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 6
+    lines = report.choices(["paper"], pd.DataFrame(planned("paper", {})), with_commands=True).splitlines()
+    command = f'--parts "paper" --methods "{names.HYBRID}{language_model.PAPER_SUFFIX}"`'
+    (line,) = (line for line in lines if f"| {names.HYBRID} |" in line)
+    assert line.startswith("| short answers, 75 steps, 3 seeds | ") and command in line
+    lines = report.choices(["confirmation"], pd.DataFrame(planned("confirmation", {}))).splitlines()
+    hours, minutes = (2 + 6.5) * 150 / 3600, (2 + 9) * 150 / 60  # CPU seconds per step grow with the seed
+    assert all(line.endswith(f"CPU core {hours:.1f} h, NVIDIA H200 {minutes:.1f} min |") for line in lines[3:])
+
+
+def test_change_since_the_start_is_paired_by_seed():
+    assert compared(0.21, 0.22, 0.23).change(names.BATCH, "accuracy") == f"{SAME} the untrained model (+0.020 ± 0.025)"
+    assert compared(0.31, 0.32, 0.33).change(names.BATCH, "accuracy").startswith(f"{BETTER} the untrained model")
 
 
 def test_means_and_interval_of_a_curve():

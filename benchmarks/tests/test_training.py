@@ -86,7 +86,7 @@ def test_rows_of_a_record_sum_costs_and_average_metrics_until_each_evaluation():
     step = {"generated_tokens": 40, "trained_tokens": 30, "rollouts": 10, "cpu_seconds": 1.5, "entropy": 0.5}
     steps = [step | {"frac_zero_advantage_groups": share} for share in (1.0, 0.5)]
     evaluation = {"accuracy": 0.1, "by_family": {"clock": 0.2}, "frac_zero_variance": {"all": 0.6, "clock": 0.7}}
-    record = small_models.Run("m", "mixture", 1, 3e-4)._asdict()
+    record = small_models.Run("m", "mixture", 1, 3e-4)._asdict() | {"device": "CPU"}
     record |= {"steps": steps, "evaluations": [{"step": 0} | evaluation, {"step": 2, "pass@16": 0.3} | evaluation]}
     start, _, end, family = training.evaluation_rows(record)
     assert (start["family"], start["generated_tokens"], start["entropy"]) == ("all", 0, None)
