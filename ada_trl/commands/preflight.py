@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_private import override_attributes
+from ..utils.threads import bounded_threads
 from ..vllm.errors import VLLMServerError
 from .errors import user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
@@ -58,6 +59,7 @@ class Preflight(TrainerCallback):
         with (
             override_attributes(trainer, _generate_and_score_completions=self._first_batch),
             user_errors(VLLMServerError),
+            bounded_threads(trainer.model),
         ):
             trainer.train()
 
