@@ -11,13 +11,16 @@ batch to train on. In reading order:
 """
 
 import functools
+import itertools
 import os
 import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import IterableDatasetShard
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
@@ -705,12 +708,19 @@ class AdaGRPOTrainer(GRPOTrainer):
     ):
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         self._evaluated_groups = []
-        with self.vllm.running():
+        dataset, num_rows = dataloader.dataset, itertools.count()
+        num_prompts = len(dataset) if has_length(dataset) else None
+        counting: Any = nullcontext()
+        if isinstance(dataset, IterableDatasetShard):  # each of several processes reads the whole stream
+            counting = trl_private.override_attributes(
+                dataset, dataset=(row for row, _ in zip(dataset.dataset, num_rows, strict=False))
+            )
+        with self.vllm.running(), counting:
             output = super().evaluation_loop(*given)
-        groups = self._evaluated_groups
-        if has_length(dataloader.dataset):
-            # With several processes, the last batch is filled up with the first prompts.
-            groups = groups[: len(dataloader.dataset)]
+        if isinstance(dataset, IterableDatasetShard):
+            num_prompts = next(num_rows) // self.num_generations_eval
+        # With several processes, the last batch is filled up with the first prompts.
+        groups = self._evaluated_groups[:num_prompts]
         if self.num_generations_eval > 1 and self._repeats_evaluated_rows:
             metrics = pass_at_k_metrics(groups)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
