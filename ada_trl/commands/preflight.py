@@ -145,9 +145,10 @@ class Preflight(TrainerCallback):
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
         scoring = trainer._scoring()
         rewards_NF = scoring.clean(torch.cat(received).numpy())
-        _, success_reward_N = scoring.totals(rewards_NF)
+        reward_N, success_reward_N = scoring.totals(rewards_NF)
         return Sample(
             rewards_NF.reshape(-1, ROLLOUTS, rewards_NF.shape[1]),
+            reward_N.reshape(-1, ROLLOUTS),
             success_reward_N.reshape(-1, ROLLOUTS),
             float(np.mean(lengths["mean_length"])),
             max(lengths["max_length"]),
