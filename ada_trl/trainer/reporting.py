@@ -112,7 +112,7 @@ def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) ->
         "" if is_vanilla else f"{_describe_sampling(args)}; {advantages}",
         _describe_zero_variance_groups(args),
         "rollouts come from the weights before the last update" if args.max_staleness else "",
-        f"{args.num_generations_eval} rollouts per prompt in evaluations"
+        f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
         if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
         else "",
         f"defaults that differ from GRPOConfig's (in parentheses): {', '.join(defaults)}" if defaults else "",

@@ -347,12 +347,13 @@ def test_a_division_by_the_deviation_of_the_group_is_the_only_weight(mode):
     ("options", "expected"),
     [
         ({"baseline": "batch", "per_device_eval_batch_size": 16}, 8),
-        ({"baseline": "batch", "per_device_eval_batch_size": 12}, None),
+        ({"baseline": "batch", "per_device_eval_batch_size": 12}, 6),
+        ({"baseline": "batch", "per_device_eval_batch_size": 1}, 1),
         ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations_eval": 2}, 2),
         ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations": 4}, None),
         ({"per_device_eval_batch_size": 8}, None),
     ],
 )
-def test_evaluations_sample_eight_completions_where_a_step_samples_one(options, expected):
+def test_evaluations_sample_up_to_eight_completions_where_a_step_samples_one(options, expected):
     """`None` is TRL's default, `num_generations`."""
     assert config(**options).num_generations_eval == expected
