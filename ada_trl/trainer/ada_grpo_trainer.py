@@ -688,15 +688,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)
         trl_private.forget_evaluation_model(self)
+        self._queue_inputs = None  # a new queue, which starts from the first prompt, as the data loader does
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
         report_start(self.args, num_prompts, self.advantage_func)
         steps_before = self.state.global_step
-        try:
-            with self.vllm.running():
-                result = super().train(*args, **kwargs)
-        finally:
-            self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
+        with self.vllm.running():
+            result = super().train(*args, **kwargs)
         # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
         no_batch = self.state.global_step == steps_before == trl_private.micro_step(self) == 0
         if no_batch and isinstance(self.train_dataset, IterableDataset):
