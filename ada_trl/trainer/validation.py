@@ -264,6 +264,17 @@ RULES = [
         "({max_rounds}) rollouts",
         "Lower min_positives and min_negatives, or raise max_rounds",
     ),
+    Rule(
+        "min_samples",
+        lambda args: (
+            args.uses_estimated_budgets
+            and args.min_samples <= args.max_samples
+            and args.num_generations in (args.min_samples, args.max_samples)
+        ),
+        "and max_samples ({max_samples}) give every prompt the same number of rollouts, because num_generations "
+        "({num_generations}) is the mean",
+        "Use min_samples < num_generations < max_samples",
+    ),
     # Combinations that are not defined
     Rule(
         "scale_rewards",

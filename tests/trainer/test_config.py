@@ -100,6 +100,10 @@ INVALID = [
     # budgets
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
     (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
+    *(
+        (EST | options, r"min_samples \(\d\) and max_samples \(\d+\) give every prompt the same number")
+        for options in ({"num_generations": 2}, {"max_samples": 4})
+    ),
     (EST | {"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
     (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
     (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
