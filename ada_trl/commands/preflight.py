@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_private import override_attributes
+from ..utils.threads import bounded_threads
 from ..vllm.errors import VLLMServerError
 from .errors import user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
@@ -58,6 +59,7 @@ class Preflight(TrainerCallback):
         with (
             override_attributes(trainer, _generate_and_score_completions=self._first_batch),
             user_errors(VLLMServerError),
+            bounded_threads(trainer.model),
         ):
             trainer.train()
 
@@ -143,9 +145,10 @@ class Preflight(TrainerCallback):
         slowest = trainer.accelerator.gather(times).amax(dim=0).tolist()
         scoring = trainer._scoring()
         rewards_NF = scoring.clean(torch.cat(received).numpy())
-        _, success_reward_N = scoring.totals(rewards_NF)
+        reward_N, success_reward_N = scoring.totals(rewards_NF)
         return Sample(
             rewards_NF.reshape(-1, ROLLOUTS, rewards_NF.shape[1]),
+            reward_N.reshape(-1, ROLLOUTS),
             success_reward_N.reshape(-1, ROLLOUTS),
             float(np.mean(lengths["mean_length"])),
             max(lengths["max_length"]),

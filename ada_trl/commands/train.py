@@ -27,10 +27,11 @@ def main(args: list[str] | None = None) -> None:
     script_args, training_args, model_args = parse_args(args)
     checkpoint = checkpoint_to_resume(training_args)
     trainer = build_trainer(script_args, training_args, model_args)
+    from ..utils.threads import bounded_threads
     from ..vllm.errors import VLLMServerError
 
     try:
-        with user_errors(VLLMServerError):
+        with user_errors(VLLMServerError), bounded_threads(trainer.model):
             trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt as error:
         saved = last_checkpoint(training_args.output_dir)

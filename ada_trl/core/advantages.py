@@ -70,9 +70,9 @@ def batch_advantages(rollouts: Rollouts, *, scale: Scale = "none") -> np.ndarray
         rollouts ([`~core.Rollouts`]):
             All rollouts of the generation batch.
         scale (`str`, *optional*, defaults to `"none"`):
-            With `"batch"`, divide by the standard deviation of all other rewards and clip to ±[`LARGEST_DEVIATION`]: the
-            gradient is that of the mean *clipped* reward, in which outliers count but do not dominate. 0 if all other rewards
-            are equal, because the scale is unknown then.
+            With `"batch"`, divide by σ + 1e-4, σ the standard deviation of all other rewards, and clip to
+            ±[`LARGEST_DEVIATION`]: the gradient is that of the mean *clipped* reward, in which outliers count but do not
+            dominate.
 
     Returns:
         `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
@@ -86,8 +86,11 @@ def batch_advantages(rollouts: Rollouts, *, scale: Scale = "none") -> np.ndarray
     others_mean = (rewards.sum() - rewards) / num_others
     advantage_N[has_reward_N] = rewards - others_mean
     if scale == "batch":
-        stds = _leave_one_out_stds(rewards)
-        scaled = np.divide(rewards - others_mean, stds, out=np.zeros(len(rewards)), where=stds > 0)
+        # Rounding errors of these sums are far below the residual of an outlier, which is clipped, and that of other rewards.
+        centered = rewards - rewards.mean()
+        others_mean_square = ((centered**2).sum() - centered**2) / num_others
+        variance = others_mean_square - ((centered.sum() - centered) / num_others) ** 2
+        scaled = (rewards - others_mean) / (np.sqrt(variance.clip(min=0)) + STD_EPSILON)
         advantage_N[has_reward_N] = scaled.clip(-LARGEST_DEVIATION, LARGEST_DEVIATION)
     return _clip(advantage_N)
 
@@ -131,20 +134,6 @@ def normalize_each_reward(rollouts: Rollouts, weights_F: np.ndarray) -> Rollouts
         residual_N = rewards_N - of_function.mean_P[rollouts.prompt_N]
         total_N += np.nan_to_num(weight * residual_N / (of_function.std_P[rollouts.prompt_N] + STD_EPSILON))
     return replace(rollouts, reward_N=np.where(np.isnan(rollouts.reward_N), np.nan, total_N))
-
-
-def _leave_one_out_stds(rewards: np.ndarray) -> np.ndarray:
-    """Standard deviation of all other values for each of `rewards`; exactly 0 if the others are equal."""
-    values, index, counts = np.unique(rewards, return_inverse=True, return_counts=True)
-    others_differ = len(values) - (counts[index] == 1) > 1
-    centered, num_others = rewards - rewards.mean(), len(rewards) - 1
-    mean = (centered.sum() - centered) / num_others
-    mean_square = ((centered**2).sum() - centered**2) / num_others
-    variance = np.where(others_differ, mean_square - mean**2, 0.0)
-    # Without an outlier, the others may differ by less than the rounding error of these sums.
-    for i in np.flatnonzero(others_differ & (variance < 1e-6 * mean_square)):
-        variance[i] = np.delete(rewards, i).var()
-    return np.sqrt(variance)
 
 
 def _std(values: np.ndarray) -> float:

@@ -11,13 +11,16 @@ batch to train on. In reading order:
 """
 
 import functools
+import itertools
 import os
 import textwrap
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import IterableDatasetShard
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
@@ -685,15 +688,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)
         trl_private.forget_evaluation_model(self)
+        self._queue_inputs = None  # a new queue, which starts from the first prompt, as the data loader does
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
         report_start(self.args, num_prompts, self.advantage_func)
         steps_before = self.state.global_step
-        try:
-            with self.vllm.running():
-                result = super().train(*args, **kwargs)
-        finally:
-            self.prompt_source.rollback()  # the prompts of a step that an error has interrupted are the next ones again
+        with self.vllm.running():
+            result = super().train(*args, **kwargs)
         # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
         no_batch = self.state.global_step == steps_before == trl_private.micro_step(self) == 0
         if no_batch and isinstance(self.train_dataset, IterableDataset):
@@ -705,12 +706,19 @@ class AdaGRPOTrainer(GRPOTrainer):
     ):
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         self._evaluated_groups = []
-        with self.vllm.running():
+        dataset, num_rows = dataloader.dataset, itertools.count()
+        num_prompts = len(dataset) if has_length(dataset) else None
+        counting: Any = nullcontext()
+        if isinstance(dataset, IterableDatasetShard):  # each of several processes reads the whole stream
+            counting = trl_private.override_attributes(
+                dataset, dataset=(row for row, _ in zip(dataset.dataset, num_rows, strict=False))
+            )
+        with self.vllm.running(), counting:
             output = super().evaluation_loop(*given)
-        groups = self._evaluated_groups
-        if has_length(dataloader.dataset):
-            # With several processes, the last batch is filled up with the first prompts.
-            groups = groups[: len(dataloader.dataset)]
+        if isinstance(dataset, IterableDatasetShard):
+            num_prompts = next(num_rows) // self.num_generations_eval
+        # With several processes, the last batch is filled up with the first prompts.
+        groups = self._evaluated_groups[:num_prompts]
         if self.num_generations_eval > 1 and self._repeats_evaluated_rows:
             metrics = pass_at_k_metrics(groups)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})

@@ -40,10 +40,21 @@ _CONSTANT_FOR_SINGLE_ROLLOUTS = [
     "ada/pass_rate/p90",
 ]
 
+# TRL averages these over the rows that its loss receives, which with "skip" and "mask" are not all completions.
+_OF_ROWS_IN_LOSS = [
+    "entropy",
+    "kl",
+    *(f"clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")),
+    "cispo_clip_ratio",
+    "vespo/phi_seq_mean",
+]
+
 
 def constant_metrics(args: AdaGRPOConfig) -> set[str]:
-    """Return the metrics that are constant, undefined, or equal to another metric in every step, in the mode of `args`."""
+    """Return the metrics that are constant, undefined, equal to another metric, or of some rows only, in the mode of `args`."""
     names = []
+    if args.zero_variance_groups in ("skip", "mask"):
+        names += _OF_ROWS_IN_LOSS
     if args.adaptive_sampling == "uniform" and not args.resamples_prompts:
         names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
         if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
@@ -101,7 +112,7 @@ def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) ->
         "" if is_vanilla else f"{_describe_sampling(args)}; {advantages}",
         _describe_zero_variance_groups(args),
         "rollouts come from the weights before the last update" if args.max_staleness else "",
-        f"{args.num_generations_eval} rollouts per prompt in evaluations"
+        f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
         if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
         else "",
         f"defaults that differ from GRPOConfig's (in parentheses): {', '.join(defaults)}" if defaults else "",

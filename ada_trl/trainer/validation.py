@@ -58,7 +58,7 @@ WEIGHTED_SUM = (
     "sum"  # of `success_reward`: that of all reward functions, for example if each of them scores other prompts
 )
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows, masked or not
-EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation where a training step samples one
+EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation, at most, where a training step samples one
 
 # Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come from the
 # queue: a step may sample other prompts than the data loader's, or needs them before the data loader yields them.
@@ -161,7 +161,7 @@ def resolve_defaults(args: "AdaGRPOConfig") -> None:
         args.vllm_weight_sync_dir = os.path.join(args.output_dir, "vllm_weight_sync")
     if args.num_generations_eval is None and args.num_generations == 1:
         rows = args.per_device_eval_batch_size * args.world_size
-        args.num_generations_eval = EVALUATED_GENERATIONS if rows % EVALUATED_GENERATIONS == 0 else None
+        args.num_generations_eval = next(n for n in range(EVALUATED_GENERATIONS, 0, -1) if rows % n == 0)
 
 
 def _read_weighting(weighting: Any) -> Any:
@@ -263,6 +263,17 @@ RULES = [
         "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * max_rounds "
         "({max_rounds}) rollouts",
         "Lower min_positives and min_negatives, or raise max_rounds",
+    ),
+    Rule(
+        "min_samples",
+        lambda args: (
+            args.uses_estimated_budgets
+            and args.min_samples <= args.max_samples
+            and args.num_generations in (args.min_samples, args.max_samples)
+        ),
+        "and max_samples ({max_samples}) give every prompt the same number of rollouts, because num_generations "
+        "({num_generations}) is the mean",
+        "Use min_samples < num_generations < max_samples",
     ),
     # Combinations that are not defined
     Rule(

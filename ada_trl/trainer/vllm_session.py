@@ -166,9 +166,14 @@ class VLLMSession:
 
 
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:
-    """Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w. Collective."""
-    differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]  # (B, T)
+    """
+    Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w of the N rows that are trained on.
+    NaN if all are masked. Collective.
+    """
+    mask = output["completion_mask"]  # (B, T)
+    differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]
     differences = differences.nan_to_num()  # of tokens for which vLLM has returned no log-probability
-    ratios = (differences * output["completion_mask"]).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
-    ratios = accelerator.gather(ratios)
+    ratios = (differences * mask).sum(dim=1).clamp(max=MAX_LOG_RATIO).exp()
+    is_trained, ratios = accelerator.gather(mask.any(dim=1)), accelerator.gather(ratios)
+    ratios = ratios[is_trained]  # `mask_truncated_completions` leaves the others out of the loss
     return (ratios.sum() ** 2 / (ratios**2).sum() / len(ratios)).item()

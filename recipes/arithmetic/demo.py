@@ -17,6 +17,7 @@ from transformers import PrinterCallback, ProgressCallback
 from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
 from ada_trl.utils.tables import markdown_table
+from ada_trl.utils.threads import bounded_threads
 from benchmarks import plotting
 
 from .task import prepare
@@ -36,6 +37,8 @@ LABELS = {
     "maxrl": "MaxRL n=8",
     "retry_unsolved": "batch baseline, n=1, + retries",
 }
+# The recipe has the paper's rounds; these are the defaults.
+DEFAULT_ROUNDS = ["--samples_per_round=4", "--max_rounds=8", "--min_positives=1", "--min_negatives=1"]
 
 
 class CompactProgress(ProgressCallback):
@@ -53,13 +56,15 @@ def run(method: str, task_dir: Path, overrides: list[str]) -> dict:
     print(f"\n{LABELS[method]}", flush=True)
     paths = [f"--model_name_or_path={task_dir / 'base'}", f"--dataset_name={task_dir / 'data'}"]
     paths += [f"--output_dir={task_dir / method}", f"--max_steps={STEPS}"]
+    paths += DEFAULT_ROUNDS if method == "seq-balance" else []
     trainer = build_trainer(*parse_args(["--config", str(RECIPES / f"{method}.yaml"), *paths, *overrides]))
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     if sys.stderr.isatty():
         trainer.add_callback(CompactProgress)
     started = time.perf_counter()
-    trainer.train()
+    with bounded_threads(trainer.model):
+        trainer.train()
     return {
         "method": LABELS[method],
         **summarize(trainer.state.log_history),

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl.utils.files import atomic_write
+from ada_trl.utils.threads import bounded_threads
 
 
 CHARACTERS = "0123456789+="
@@ -132,17 +133,18 @@ def imitate(
     # Without a total: training usually stops long before the last step.
     goal = f"Training the base model to accuracy {target:g} (at most {steps} steps)"
     progress = tqdm(batches, goal, total=math.inf, unit="step", disable=None)  # `None`: unless on a terminal
-    for step, batch in enumerate(progress, start=1):
-        model(**batch).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % check_every == 0:
-            reached = accuracy()
-            progress.set_postfix(accuracy=f"{reached:.2f}")
-            if reached >= target:
-                break
+    with bounded_threads(model):
+        for step, batch in enumerate(progress, start=1):
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if step % check_every == 0:
+                reached = accuracy()
+                progress.set_postfix(accuracy=f"{reached:.2f}")
+                if reached >= target:
+                    break
     progress.close()
 
 
@@ -194,6 +196,8 @@ def write_task(output_dir: Path, dataset: Dataset, num_test: int, pretrain: Call
     if (output_dir / "base").exists():
         print(f"Using the base model in {output_dir / 'base'}.")
     else:
+        # Also where there is no terminal, and therefore no progress bar.
+        print(f"Building the base model in {output_dir / 'base'}, about a minute.", flush=True)
         pretrain(output_dir / "base")
 
 

@@ -179,6 +179,21 @@ def test_pretraining_learns_the_answer_only():
     assert batch["attention_mask"].sum(dim=1).tolist() == [6, 9]
 
 
+def test_the_base_model_is_built_with_one_thread_and_announced(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        "recipes.arithmetic.task.collate", lambda *given: seen.append(torch.get_num_threads()) or collate(*given)
+    )
+    given = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        prepare(tmp_path, steps=2, num_train=4, num_test=2)
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(given)
+    assert f"Building the base model in {tmp_path / 'base'}, about a minute." in capsys.readouterr().out
+
+
 def test_demo_report():
     names = ("ada/tokens/generated", "ada/frac_zero_advantage_groups", "ada/samples_per_prompt/mean", "step_time")
     log_history = [

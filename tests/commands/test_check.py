@@ -11,7 +11,7 @@ import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
-from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling
+from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling, step_cost
 
 from ..helpers import run_module, tiny_model, tiny_tokenizer
 
@@ -131,7 +131,8 @@ def test_the_step_is_made_on_the_longest_rows(task, monkeypatch, capsys):
 
 def test_a_run_without_successes_and_with_truncated_completions(task, capsys):
     reward = "tests.commands.test_check.no_reward"
-    found, _ = checked(capsys, *words(task, "--max_completion_length=1", reward=reward))
+    found, code = checked(capsys, *words(task, "--max_completion_length=1", reward=reward))
+    assert code == 1, "Nothing can be learnt from equal rewards."
     assert "0.00 of 64 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
     assert "with a gradient" not in found["cost"]  # 64 failures do not determine any pass rate
     share = int(found["truncated"].split("%")[0])
@@ -163,7 +164,9 @@ def test_simulated_sampling_agrees_with_an_enumeration(mode):
     rates, draws = np.array([0.05, 0.5, 0.9]), np.full(3, 10**7)
     options = SAMPLING[mode] | {"adaptive_sampling": mode.split(",")[0]}
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, per_device_train_batch_size=16, **options)
-    with_gradient, rollouts = expected_sampling(args, np.rint(rates * draws), draws)
+    successes, outcomes = np.rint(rates * draws), np.array([1.0, 0.0])
+    counts_PK = np.stack([successes, draws - successes], axis=1)
+    with_gradient, rollouts = expected_sampling(args, counts_PK, outcomes, outcomes)
     positives, negatives = options.get("min_positives", 0), options.get("min_negatives", 0)
     size, rounds = options.get("samples_per_round", 4), 1 if "uniform" in mode else options["max_rounds"]
     mean, square, lost = np.mean(
@@ -176,6 +179,17 @@ def test_simulated_sampling_agrees_with_an_enumeration(mode):
     assert rollouts == pytest.approx(
         mean * prompts, abs=5 * math.sqrt(square - mean**2 + 1) / math.sqrt(SIMULATED_GROUPS)
     )
+
+
+@pytest.mark.parametrize("groups", ["keep", "resample"])
+def test_groups_of_graded_rewards_have_a_gradient_where_their_rewards_differ(groups):
+    """On whichever side of the threshold they are. Four rewards of 9 values are hardly ever equal."""
+    options = {"adaptive_sampling": "uniform", "per_device_train_batch_size": 8, "zero_variance_groups": groups}
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, **options)
+    grades = np.random.default_rng(0).integers(0, 9, (8, 8)) / 10
+    cost = step_cost(args, Sample(grades[..., None], grades, grades, 4.0, 7.0, 0.0, 1.0, 0.0), 1.0).found
+    found, rollouts = map(int, re.search(r"\((\d+)% of them with a gradient\): (\d+) rollouts", cost).groups())
+    assert found >= 95 and rollouts == 8, cost
 
 
 MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
@@ -193,10 +207,11 @@ MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
 )
 def test_advice_on_pass_rates(rewards, threshold, advice):
     rewards = np.array([rewards], dtype=float)
-    sample = Sample(rewards[..., None], rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
+    sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
     found = difficulty(args, sample)
-    assert advice in found.advice and bool(advice) == bool(found.advice) and not found.is_fatal
+    assert advice in found.advice and bool(advice) == bool(found.advice)
+    assert found.is_fatal == (rewards.min() == rewards.max())
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from trl import ModelConfig
 
@@ -63,6 +64,23 @@ def files(tmp_path_factory):
     options += [f"--model_name_or_path={directory / 'model'}", f"--dataset_name={directory / 'sums.jsonl'}"]
     options += [f"--output_dir={directory / 'out'}", "--reward_funcs=tests.helpers.even_reward"]
     return Files(directory, options)
+
+
+def test_a_small_model_is_trained_with_one_thread(files, monkeypatch):
+    seen = []
+
+    def counting(completions, **kwargs):
+        seen.append(torch.get_num_threads())
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr("tests.helpers.even_reward", counting)
+    given = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train([*files.options, "--max_rounds=1"])
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(given)
 
 
 def failing_reward(completions, **kwargs):

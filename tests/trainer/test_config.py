@@ -100,6 +100,10 @@ INVALID = [
     # budgets
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
     (EST | {"max_samples": 3}, r"4 rollouts does not fit .*max_samples \(3\).*num_generations \(4\)"),
+    *(
+        (EST | options, r"min_samples \(\d\) and max_samples \(\d+\) give every prompt the same number")
+        for options in ({"num_generations": 2}, {"max_samples": 4})
+    ),
     (EST | {"min_samples": 0}, r"min_samples \(0\) must be at least 1"),
     (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
     (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
@@ -347,12 +351,13 @@ def test_a_division_by_the_deviation_of_the_group_is_the_only_weight(mode):
     ("options", "expected"),
     [
         ({"baseline": "batch", "per_device_eval_batch_size": 16}, 8),
-        ({"baseline": "batch", "per_device_eval_batch_size": 12}, None),
+        ({"baseline": "batch", "per_device_eval_batch_size": 12}, 6),
+        ({"baseline": "batch", "per_device_eval_batch_size": 1}, 1),
         ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations_eval": 2}, 2),
         ({"baseline": "batch", "per_device_eval_batch_size": 8, "num_generations": 4}, None),
         ({"per_device_eval_batch_size": 8}, None),
     ],
 )
-def test_evaluations_sample_eight_completions_where_a_step_samples_one(options, expected):
+def test_evaluations_sample_up_to_eight_completions_where_a_step_samples_one(options, expected):
     """`None` is TRL's default, `num_generations`."""
     assert config(**options).num_generations_eval == expected

@@ -7,13 +7,17 @@ import os
 import sqlite3
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
 from ada_trl.trainer.reporting import TrainingDiagnostics, constant_metrics, describe_run, report_start, training_steps
+from ada_trl.trainer.vllm_session import ess_ratio
 
 from ..helpers import QUICK, Recorder, build, even_reward, logs_of, run_module
 
@@ -133,6 +137,14 @@ def test_constant_metrics_are_not_logged(mode, tmp_path):
     names = logs_of(trainer)[0].keys()
     assert not names & constant_metrics(trainer.args) and VARYING <= names
     assert "frac_reward_zero_std" not in names, "It would be 1: a single rollout is equal to itself."
+
+
+@pytest.mark.parametrize("groups", ["keep", "skip", "mask"])
+def test_means_over_the_rows_of_the_loss_are_logged_if_these_are_all_completions(groups, tmp_path):
+    trainer = build(tmp_path, **UNIFORM, zero_variance_groups=groups, max_steps=1)
+    trainer.train()
+    found = {name for name in logs_of(trainer)[0] if name == "entropy" or name.startswith("clip_ratio/")}
+    assert len(found) == (6 if groups == "keep" else 0), found
 
 
 # Warnings at the start
@@ -277,6 +289,15 @@ def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train
 )
 def test_no_warning_where_rewards_differ_now_and_then(reward, steps, options, train):
     assert not train(reward, steps, **options)[1]
+
+
+def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
+    mask, sampling = torch.zeros(8, 4, dtype=torch.long), torch.zeros(8, 4)
+    mask[:2, :3], sampling[0] = 1, 1.0
+    weights = np.array([math.exp(-3), 1.0])
+    output = {"old_per_token_logps": torch.zeros(8, 4), "sampling_per_token_logps": sampling, "completion_mask": mask}
+    found = ess_ratio(output, SimpleNamespace(gather=lambda values: values))
+    assert found == pytest.approx(weights.sum() ** 2 / (2 * (weights**2).sum()))
 
 
 @pytest.mark.parametrize(
