@@ -6,13 +6,14 @@ docs/reproducing_the_paper.md, docs/vllm.md and recipes/README.md that are named
 """
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from . import figures, names
-from .common import FIGURES, README, ROOT, fill
+from .common import FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import (
     ACCURACY,
     PASS_AT_16,
@@ -25,6 +26,7 @@ from .comparisons import (
     load,
     per_step,
 )
+from .gpu import fast, right
 from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, Part
 from .learning.confirmation import RATE as PLANNED_RATE
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
@@ -574,6 +576,37 @@ def expect_reasoning(found: Comparison) -> str:
 # Documents
 
 
+def gpu_results(stage: str) -> dict:
+    """Stored results of a stage with vLLM on a GPU: `environment` and `units`."""
+    return json.loads((RESULTS / "gpu" / f"{stage}.json").read_text())
+
+
+def gpu_block() -> str:
+    """Device and tables of the stages with vLLM on a GPU."""
+    checked, measured = gpu_results("right"), gpu_results("fast")
+    found = checked["environment"]
+    versions = ", ".join(f"{package} {found['versions'][package]}" for package in ("vllm", "torch", "trl"))
+    header = f"{found['device']}, {versions}, commit {found['commit'][:7]}."
+    return "\n\n".join([header, right.report(checked["units"]), fast.report(measured["units"])])
+
+
+def gpu_limitation() -> str:
+    """README's sentence about vLLM on a GPU."""
+    trained, measured = gpu_results("right")["units"], gpu_results("fast")["units"]
+    ratios = [
+        sum(row["generation_seconds"]["ours"]) / sum(row["generation_seconds"]["TRL"])
+        for row in measured.values()
+        if "generation_seconds" in row
+    ]
+    has_rounds = any(name.startswith(f"step, {names.SEQ_BALANCE}") for name in measured)
+    return (
+        f"- vLLM on a GPU ([{gpu_results('fast')['environment']['device']}](docs/benchmarks.md#vllm-on-a-gpu)): {len(trained)} "
+        f"short runs with verified weights; generation took {min(ratios):.2f} to {max(ratios):.2f} of the time with TRL's client (two "
+        "repeats)."
+        + ("" if has_rounds else " Step times of adaptive sampling were not measured there.")
+    )
+
+
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
@@ -590,10 +623,12 @@ def blocks() -> dict[Path, dict[str, str]]:
             "language-claims": claims_table(paper),
             "small-equal-tokens": small_table("equal_tokens"),
             "small-one-rollout": small_table("one_rollout"),
+            "gpu": gpu_block(),
         },
         README: {
             "overview": figures.overview_caption(confirmed),
             "results": readme_results(confirmed, load(STORED)),
+            "gpu": gpu_limitation(),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"

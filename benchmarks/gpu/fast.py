@@ -29,7 +29,6 @@ from recipes.arithmetic.vllm_server import EAGER, running_server
 
 from .. import names
 from ..common import BALANCE, DEFAULT, markdown, ratio_of_repeats
-from ..speed import in_flight
 from ..speed.server import SynchronousTrainer, free_port
 from .training import Clock
 from .units import Unit, run, succeeded
@@ -138,6 +137,10 @@ def reward(completion_ids: list[list[int]], pass_rate: list[float], **kwargs) ->
 
 def generation(url: str, size: Size, rows: int, copies: int, repeats: int) -> dict:
     """Seconds of a batch with `copies` completions per prompt, with both clients in turn."""
+    from ..speed import (
+        in_flight,  # its simulated server needs a package that the report of stored results does not need
+    )
+
     clients = {"TRL": in_flight.TRL(url, size.max_tokens), "ours": in_flight.Ours(url, size.max_tokens)}
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, size.vocabulary, (rows // copies, size.prompt_tokens), generator=generator).tolist()

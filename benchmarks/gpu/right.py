@@ -129,6 +129,24 @@ def control(tokens: int) -> dict:
     raise ValueError("The trainer has not noticed that the server has other weights.")
 
 
+def report(results: dict[str, dict]) -> str:
+    """Table of the units that have a result."""
+    rows = [row | {"name": name} for name, row in results.items() if "logs" in row]
+
+    def largest(row: dict, key: str) -> str:
+        return f"{max(step[key] for step in row['logs']):.4f}" if key in row["logs"][0] else ""
+
+    columns = {
+        "Engine, mode": lambda row: row["name"],
+        "Losses": lambda row: ", ".join(f"{step['loss']:.3f}" for step in row["logs"]),
+        "Largest difference of log-probabilities: fixed prompt": lambda row: largest(
+            row, "ada/vllm/weight_check_logprob_diff"
+        ),
+        "rollouts": lambda row: largest(row, "sampling/sampling_logp_difference/mean"),
+    }
+    return markdown(rows, columns)
+
+
 def main(output_dir: Path, limit: float, smoke: bool) -> bool:
     """Returns whether all units have succeeded."""
     tokens = 16 if smoke else 64
@@ -145,20 +163,7 @@ def main(output_dir: Path, limit: float, smoke: bool) -> bool:
     workers = 1 if smoke else WORKERS
     results = run(units, output_dir / "right.json", limit, workers, reuse_processes=False)
 
-    rows = [results[unit.name] | {"name": unit.name} for unit in units if "logs" in results.get(unit.name, {})]
-
-    def largest(row: dict, key: str) -> str:
-        return f"{max(step[key] for step in row['logs']):.1e}" if key in row["logs"][0] else ""
-
-    columns = {
-        "Engine, mode": lambda row: row["name"],
-        "Losses": lambda row: ", ".join(f"{step['loss']:.4f}" for step in row["logs"]),
-        "Difference of log-probabilities: fixed prompt": lambda row: largest(
-            row, "ada/vllm/weight_check_logprob_diff"
-        ),
-        "rollouts": lambda row: largest(row, "sampling/sampling_logp_difference/mean"),
-    }
-    print(markdown(rows, columns))
+    print(report(results))
     if message := results.get(CONTROL, {}).get("error_of_trainer"):
         print(f"{CONTROL}: {message}")
     return succeeded(units, results)

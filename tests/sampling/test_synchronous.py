@@ -1,0 +1,75 @@
+"""Synchronous rounds that are filled up to the size of the first one: the same pools in fewer rounds."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from ada_trl.core import Candidate, Scoring, Slot, SlotRule
+from ada_trl.sampling.rounds import SynchronousSampler
+from ada_trl.sampling.sampler import Completion, Completions, StepProgress
+from ada_trl.trainer.rounds import RoundGenerator
+
+from ..helpers import build, even_reward
+
+
+PROMPTS, SIZE, MAX_ROUNDS = 12, 4, 6
+
+
+def reward_of(prompt: int, draw: int) -> float:
+    """Prompts with pass rates from 0 to 1, the same rollouts in every run."""
+    return float(np.random.default_rng((prompt, draw)).random() < prompt / (PROMPTS - 1))
+
+
+def sample(fills_rounds: bool):
+    """Slots after sampling, rows of each call, and the completions of all rollouts in the pools."""
+    drawn, calls = Counter(), []
+
+    def generate_and_score(rows: list[dict], is_first_round: bool) -> Completions:
+        assert is_first_round == (not calls)
+        calls.append(len(rows))
+        completions, rewards = [], []
+        for row in rows:
+            draw = drawn[row["prompt"]]
+            drawn[row["prompt"]] += 1
+            completions.append(Completion((row["prompt"], draw), row, {}, 1, False))
+            rewards.append([reward_of(row["prompt"], draw)])
+        return Completions(completions, torch.tensor(rewards), (0, 0), 0.0, len(rows))
+
+    slots = [
+        Slot(SlotRule(1, 1, MAX_ROUNDS), Scoring((1.0,), 0.5, None), [Candidate(i)], SIZE) for i in range(PROMPTS)
+    ]
+    sampler = SynchronousSampler(
+        rows=[{"prompt": i} for i in range(PROMPTS)],
+        row_ranks=[0] * PROMPTS,
+        generate_and_score=generate_and_score,
+        fills_rounds=fills_rounds,
+        slots=slots,
+        accelerator=Accelerator(cpu=True),
+    )
+    with StepProgress(sampler.num_shown, 1, True) as progress:
+        sampler.sample(progress)
+    rollouts = [(i, draw) for i, slot in enumerate(slots) for draw in range(slot.num_rollouts)]
+    return slots, calls, [row.columns for row in sampler.fetch(rollouts).rows] == rollouts
+
+
+def test_filled_rounds_have_the_same_pools_in_fewer_rounds():
+    slots, calls, is_in_place = sample(fills_rounds=True)
+    expected, calls_before, _ = sample(fills_rounds=False)
+    assert [slot.rewards_of(0).tolist() for slot in slots] == [slot.rewards_of(0).tolist() for slot in expected]
+    assert is_in_place
+    assert len(calls) < len(calls_before) == MAX_ROUNDS
+    assert max(calls) == calls[0] == PROMPTS * SIZE
+    assert sum(calls) > sum(calls_before)  # rollouts that are not needed
+
+
+@pytest.mark.parametrize("device, options", [("cuda", {}), ("cpu", {}), ("cuda", {"tools": [max]})])
+def test_rounds_are_filled_on_a_gpu_without_tools(device, options, tmp_path, monkeypatch):
+    trainer = build(tmp_path, even_reward)
+    trainer.tools = options.get("tools", trainer.tools)
+    plan = trainer._plan_step(next(iter(trainer.get_train_dataloader())))
+    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device(device))
+    sampler = RoundGenerator(trainer).build_sampler(plan.prompts, plan.slots)
+    assert sampler.fills_rounds == (device == "cuda" and not options)
