@@ -17,7 +17,8 @@ log-probabilities that `GRPOTrainer` makes afterwards.
 
 `--rounds` compares the default rounds of Seq-balance (four rollouts, at most eight rounds, until one is correct and one
 incorrect) with those of the paper (eight, four rounds, two and two): seconds and rollouts of both clients, for pass rates that are
-uniformly distributed and for the fourth power of such rates (hard prompts).
+uniformly distributed and for the fourth power of such rates (hard prompts). The third client fills synchronous rounds up to the
+size of the first one, as the trainer does without a server on a GPU; the rounds of the paper, too.
 
 `--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a separate process: peak
 memory, and how long the main thread stalls while responses are parsed: in wall-clock time, and in CPU time of the process, which
@@ -116,6 +117,8 @@ class Ours:
 
 
 class TRL:
+    fills_rounds = False
+
     def __init__(self, url: str, max_tokens: int):
         self.client, self.max_tokens = VLLMClient(base_url=url), max_tokens
 
@@ -133,13 +136,20 @@ class TRL:
             wanted.clear()
             return received
 
-        sample_slots(slots, lambda *request: wanted.append(request), collect)
+        speculate_below = len(slots) if self.fills_rounds else 0
+        sample_slots(slots, lambda *request: wanted.append(request), collect, speculate_below=speculate_below)
 
     def steps(self, rows: list[list[int]]) -> int:
         for _ in range(STEPS):
             self.rows(rows, 1)
             time.sleep(TRAINING_SECONDS)
         return STEPS * len(rows)
+
+
+class FilledTRL(TRL):
+    """Synchronous rounds that are filled up to the size of the first one, as `SynchronousSampler` does on a GPU."""
+
+    fills_rounds = True
 
 
 def row_index(slots: list[Slot], slot: int, draw: int) -> int:
@@ -209,7 +219,8 @@ def compare_rounds(numbers: list[int], repeats: int) -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for kind, power in {"uniform": 1, "hard": 4}.items():
         with running(power=power) as url:
-            clients = {"TRL": TRL(url, MAX_TOKENS), "ours": Ours(url, MAX_TOKENS)}
+            trl, filled = TRL(url, MAX_TOKENS), FilledTRL(url, MAX_TOKENS)
+            clients = {"TRL": trl, "TRL, filled rounds": filled, "ours": Ours(url, MAX_TOKENS)}
             for number, (name, client) in itertools.product(numbers, clients.items()):
                 works = [functools.partial(sample_rounds, client, number, **rounds) for rounds in (BALANCE, DEFAULT)]
                 results = [[measured(url, work) for work in works] for _ in range(repeats)]
