@@ -27,7 +27,7 @@ from .comparisons import (
     per_step,
 )
 from .gpu import fast, right
-from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, Part
+from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, STORED_ON_CPU, Part
 from .learning.confirmation import RATE as PLANNED_RATE
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
@@ -271,6 +271,27 @@ def longer_answers_sentences(found: Comparison) -> str:
     return "\n".join(
         [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
     )
+
+
+def cpu_block(rows: pd.DataFrame) -> str:
+    """The version of the longer answers for a slow CPU: the seeds whose runs are all finished."""
+    methods = (names.GRPO_4, RETRIES)
+    runs = {method: by_seed(rows, LONG_SET, method) for method in methods}
+    seeds = set.intersection(*(set(own) for own in runs.values()))
+    if not seeds:
+        return "*longer answers on a CPU*: no seed is finished."
+    runs = {method: {seed: own[seed] for seed in sorted(seeds)} for method, own in runs.items()}
+    found = Comparison(runs, names.GRPO_4)
+    columns: dict[str, Callable[[str], str]] = {
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Tokens per completion": lambda m: f"{found.mean(m, final('completion_tokens')).mean:.1f}",
+        "Truncated": lambda m: f"{found.mean(m, final('truncated')).mean:.1%}",
+    }
+    title = (
+        f"**longer answers on a CPU**, {_last_step(found, RETRIES)} steps, seeds {', '.join(map(str, sorted(seeds)))}."
+    )
+    return f"{title} Too short to decide anything.\n\n{found.table(columns, BEFORE)}"
 
 
 CONCLUSIONS = {
@@ -614,7 +635,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "benchmarks.md": {
             "choices": choices((*SECOND_PLAN, "confirmation", "paper"), load(STORED), with_commands=True),
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
-            "second-plan": plan_block(SECOND_PLAN, load(STORED)),
+            "second-plan": f"{plan_block(SECOND_PLAN, load(STORED))}\n\n{cpu_block(load(STORED_ON_CPU))}",
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),

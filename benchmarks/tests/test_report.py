@@ -243,6 +243,14 @@ def test_recommended_number_of_retries(gains, number):
     assert f"- By the rule of the second plan, {decision}" in text
 
 
+def test_short_runs_on_a_cpu_count_by_whole_seeds():
+    assert report.cpu_block(report.load("no such result")).endswith("no seed is finished.")
+    runs = [Run(method, "steps", seed, RATE) for seed in (21, 22) for method in (names.GRPO_4, RETRIES)][:3]
+    rows = [row for run in runs for row in run_rows(run, 0.3, steps=(0, 10))]
+    text = report.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
+    assert "10 steps, seeds 21. " in text and f"| {RETRIES} | 0.300 (+0.000) |" in text
+
+
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
     assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN
     assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9]
