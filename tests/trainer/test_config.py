@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from datasets import Dataset
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
@@ -302,6 +302,15 @@ def test_invalid_options_set_on_the_configuration_are_rejected_when_the_trainer_
 def test_plain_grpo_config_is_rejected():
     with pytest.raises(TypeError, match=r"needs an AdaGRPOConfig .* got GRPOConfig. Replace GRPOConfig\(…\)"):
         build(GRPOConfig("unused", **QUICK))
+
+
+@pytest.mark.parametrize("options", [{"baseline": "batch"}, {}, {"adaptive_sampling": "uniform"}])
+def test_another_trainer_is_rejected(options):
+    """It would ignore the options. A configuration that an AdaGRPOTrainer has used is not accepted either."""
+    args = config(**options)
+    AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    with pytest.raises(TypeError, match=r"needs an AdaGRPOTrainer.*Replace GRPOTrainer\(…\) by AdaGRPOTrainer\(…\)"):
+        GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 
 
 def test_numpy_numbers_are_stored_as_numbers():
