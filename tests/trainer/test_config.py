@@ -187,21 +187,30 @@ def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "functions", "message"),
-    [
-        ("accuracy", [even_reward, length_reward], r"\('accuracy'\) .* has 'even_reward', 'length_reward'"),
-        ("even_reward", [even_reward, even_reward], "exactly one reward function"),
-        (
-            None,
-            [even_reward, length_reward],
-            "must be one of 'even_reward', 'length_reward'.*exceed positive_threshold",
-        ),
-    ],
-)
-def test_success_reward_must_be_the_name_of_one_reward_function(name, functions, message):
-    with pytest.raises(ValueError, match=f"success_reward.*{message}"):
-        build(config(success_reward=name), functions)
+def anonymous():
+    return lambda completions, **kwargs: even_reward(completions)
+
+
+TWO = [even_reward, length_reward]
+EITHER = "must be 'even_reward' or 'length_reward' or 'sum'"
+SUCCESS = [
+    ({}, TWO, rf"\(None\) {EITHER}.*'seq-balance'.*exceed positive_threshold.* use baseline='batch'\.$"),
+    (RETRIES, TWO, rf"\(None\) {EITHER}, because retries depend.* use retries=0\.$"),
+    (EST | {"baseline": "batch"}, TWO, rf"\(None\) {EITHER}, because .*'est'.* use adaptive_sampling='uniform'\.$"),
+    ({"success_reward": "accuracy"}, TWO, rf"\('accuracy'\) {EITHER}.* Use one of these\.$"),
+    (
+        {"success_reward": "even_reward"},
+        [even_reward] * 2,
+        r"\('even_reward'\) must be 'sum'.*\(even_reward\) need different",
+    ),
+    ({}, [anonymous(), anonymous()], r"\(None\) must be 'sum', because.*\(<lambda>\) need different names"),
+]
+
+
+@pytest.mark.parametrize(("options", "functions", "message"), SUCCESS)
+def test_success_reward_must_be_the_name_of_one_reward_function(options, functions, message):
+    with pytest.raises(ValueError, match=f"success_reward {message}"):
+        build(config(**options), functions)
 
 
 @pytest.mark.parametrize(
