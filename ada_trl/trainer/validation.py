@@ -342,6 +342,7 @@ class Use(NamedTuple):
     options: tuple[str, ...]
     is_used: Callable[["AdaGRPOConfig"], bool]
     needed: str
+    decided_by: tuple[str, ...] = ("adaptive_sampling", "baseline")
 
 
 USES = [
@@ -380,6 +381,7 @@ USES = [
         ("vllm_weight_sync", "max_staleness"),
         lambda args: args.use_vllm and args.vllm_mode == "server",
         "use_vllm=True and vllm_mode='server'",
+        ("use_vllm", "vllm_mode"),
     ),
 ]
 
@@ -394,20 +396,20 @@ def check_rules(args: "AdaGRPOConfig") -> None:
     Raises:
         `ValueError`: If a value is invalid, or has no effect in the chosen mode.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for use in USES:
+        for name in use.options:
+            if getattr(args, name) != defaults[name] and not use.is_used(args):
+                present = " and ".join(f"{option}={getattr(args, option)!r}" for option in use.decided_by)
+                raise ValueError(
+                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but {present}. Unset it, or change these."
+                )
     for rule in RULES:
         if rule.is_violated(args):
             mode = f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}"
             raise ValueError(
                 f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint.format_map(vars(args))} (with {mode}). {rule.fix}."
             )
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    for use in USES:
-        for name in use.options:
-            if getattr(args, name) != defaults[name] and not use.is_used(args):
-                raise ValueError(
-                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but adaptive_sampling="
-                    f"{args.adaptive_sampling!r} and baseline={args.baseline!r}. Unset it or change the mode."
-                )
     if args.uses_estimated_budgets:
         try:
             check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)

@@ -139,12 +139,13 @@ INVALID = [
     # the vLLM server
     (
         {"vllm_weight_sync": "disk"},
-        r"vllm_weight_sync \('disk'\) is only used with use_vllm=True and vllm_mode='server'",
+        r"vllm_weight_sync \('disk'\) is only used .*'server', but use_vllm=False and vllm_mode='colocate'\. Unset it",
     ),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0 or 1"),
     (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\}\) must not contain 'seed' with vLLM.*Remove it"),
-    (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with use_vllm=True and"),
+    (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with .*, but use_vllm=False"),
+    ({"max_staleness": 1}, r"max_staleness \(1\) is only used with use_vllm=True .*, but use_vllm=False and"),
     (AHEAD | {"vllm_mode": "colocate"}, r"max_staleness \(1\) is only used with .*vllm_mode='server'"),
     (AHEAD | {"vllm_importance_sampling_correction": False}, "requires vllm_importance_sampling_correction=True"),
     (AHEAD | {"adaptive_sampling": "seq-balance"}, "only modes with one sampling round per step"),
