@@ -176,6 +176,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
     _derived = frozenset[str]()
+    _is_used_by_ada_trainer = False  # while one is constructed
 
     def __new__(cls, *args: Any, **options: Any):
         check_removed(options)  # here, because the constructor would report an unexpected argument
@@ -223,6 +224,19 @@ class AdaGRPOConfig(GRPOConfig):
     def _resolve(self) -> None:
         resolve_defaults(self)
         check_rules(self)
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """
+        As in [`~transformers.TrainingArguments`], for an [`AdaGRPOTrainer`] only. The constructor of every trainer reads this
+        property; with another one, these options would be ignored, and all advantages of single rollouts 0.
+        """
+        if not self._is_used_by_ada_trainer:
+            raise TypeError(
+                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes the "
+                "same arguments."
+            )
+        return super().place_model_on_device
 
     @property
     def group_size_is_explicit(self) -> bool:

@@ -204,11 +204,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.advantage_func = advantage_func
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
-        with trl_private.vllm_generation_class(
+        engine = trl_private.vllm_generation_class(
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
-        ):
+        )
+        with engine, trl_private.override_attributes(args, _is_used_by_ada_trainer=True):
             super().__init__(
                 model,
                 reward_funcs,

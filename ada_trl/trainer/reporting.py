@@ -184,30 +184,24 @@ def _size_warning(args: AdaGRPOConfig) -> str:
 
 
 def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
-    epochs, n = args.num_train_epochs, _grpo_group_size(args)
-    if args.num_generations > 1 or n is None or num_prompts is None or args.max_steps > 0:
+    if args.num_generations > 1 or num_prompts is None or args.max_steps > 0:
         return ""
-    if epochs >= n:  # the run has been adapted to one rollout per prompt
-        return ""
-    steps, grpo_steps = (training_steps(args, num_prompts, k, epochs) for k in (1, n))
-    per_epoch = training_steps(args, num_prompts, 1, 1)
-    if not per_epoch:
-        return ""
+    epochs = args.num_train_epochs
+    per_pass, steps = (pluralize(training_steps(args, num_prompts, number), "step") for number in (1, epochs))
+    if args.retries_across_steps:
+        per_pass += (
+            ", which with retries cover only a part of it, because retried prompts take the places of new ones,"
+        )
     return (
-        f"num_train_epochs={epochs:g} gives {pluralize(steps, 'step')} with one rollout per prompt; GRPO with num_generations={n} "
-        f"would make {grpo_steps}. Set max_steps={grpo_steps} or num_train_epochs={math.ceil(grpo_steps / per_epoch)} to train on as many rollouts."
+        f"A generation batch has {pluralize(args.prompts_per_step, 'prompt')}, one pass over the dataset ({num_prompts}) takes "
+        f"{per_pass} and num_train_epochs={epochs:g} makes {steps}. A GRPO run with n rollouts per prompt makes n times as many: to "
+        "train on as many rollouts, set max_steps to its number of steps."
     )
 
 
-def _grpo_group_size(args: AdaGRPOConfig) -> int | None:
-    """Return the default `num_generations` of GRPO, or the largest smaller number that divides the batch; `None` if none does."""
-    sizes = range(GRPOConfig.__dataclass_fields__["num_generations"].default, 1, -1)
-    return next((n for n in sizes if args.generation_batch_size % n == 0), None)
-
-
-def training_steps(args: AdaGRPOConfig, num_prompts: int, num_generations: int, epochs: float) -> int:
-    """Return the optimizer steps of `epochs` over `num_prompts` rows with `num_generations` rollouts each, as in TRL."""
-    generations = num_prompts // (args.generation_batch_size // num_generations)  # an incomplete one is dropped
+def training_steps(args: AdaGRPOConfig, num_prompts: int, epochs: float) -> int:
+    """Return the optimizer steps of `epochs` over `num_prompts` rows, as in TRL."""
+    generations = num_prompts // args.prompts_per_step  # an incomplete one is dropped
     micro_steps = generations * args.steps_per_generation * args.num_iterations
     return math.ceil(epochs * math.ceil(micro_steps / args.gradient_accumulation_steps))
 

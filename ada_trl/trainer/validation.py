@@ -342,6 +342,7 @@ class Use(NamedTuple):
     options: tuple[str, ...]
     is_used: Callable[["AdaGRPOConfig"], bool]
     needed: str
+    decided_by: tuple[str, ...] = ("adaptive_sampling", "baseline")
 
 
 USES = [
@@ -380,6 +381,7 @@ USES = [
         ("vllm_weight_sync", "max_staleness"),
         lambda args: args.use_vllm and args.vllm_mode == "server",
         "use_vllm=True and vllm_mode='server'",
+        ("use_vllm", "vllm_mode"),
     ),
 ]
 
@@ -394,20 +396,20 @@ def check_rules(args: "AdaGRPOConfig") -> None:
     Raises:
         `ValueError`: If a value is invalid, or has no effect in the chosen mode.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for use in USES:
+        for name in use.options:
+            if getattr(args, name) != defaults[name] and not use.is_used(args):
+                present = " and ".join(f"{option}={getattr(args, option)!r}" for option in use.decided_by)
+                raise ValueError(
+                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but {present}. Unset it, or change these."
+                )
     for rule in RULES:
         if rule.is_violated(args):
             mode = f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}"
             raise ValueError(
                 f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint.format_map(vars(args))} (with {mode}). {rule.fix}."
             )
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    for use in USES:
-        for name in use.options:
-            if getattr(args, name) != defaults[name] and not use.is_used(args):
-                raise ValueError(
-                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but adaptive_sampling="
-                    f"{args.adaptive_sampling!r} and baseline={args.baseline!r}. Unset it or change the mode."
-                )
     if args.uses_estimated_budgets:
         try:
             check_budget(1, args.num_generations, min_samples=args.min_samples, max_samples=args.max_samples)
@@ -491,20 +493,30 @@ def check_success_reward(
         `ValueError`: If `success_reward` is not the name of exactly one reward function, or is unset although successes decide how
             prompts are sampled or weighted and several reward functions have a weight.
     """
-    name, shown = args.success_reward, ", ".join(map(repr, reward_names)) or "none"
-    if name not in (None, WEIGHTED_SUM) and reward_names.count(name) != 1:
+    name = args.success_reward
+    choices = [reward for reward in reward_names if reward_names.count(reward) == 1] + [WEIGHTED_SUM]
+    constraint = f"success_reward ({name!r}) must be {' or '.join(map(repr, choices))}"
+    repeated = sorted(set(reward_names) - set(choices))
+    rename = (
+        f" Functions that share a name ({', '.join(repeated)}) need different names to be chosen." if repeated else ""
+    )
+    if name is not None and name not in choices:
         raise ValueError(
-            f"success_reward ({name!r}) must name exactly one reward function; this trainer has {shown}. Use one of these "
-            "names, or leave success_reward unset."
+            f"{constraint}, the name of one reward function or the weighted sum of all. Use one of these.{rename}"
         )
     weights = weights or args.reward_weights or [1.0] * len(reward_names)
     if len(weights) != len(reward_names):
         return  # GRPOTrainer reports it
     if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:
+        mode = f"adaptive_sampling={args.adaptive_sampling!r} with prompt_weighting={args.prompt_weighting!r} depends"
+        alternative = "baseline='batch'"
+        if args.retries_across_steps:
+            mode, alternative = "retries depend", "retries=0"
+        elif args.baseline == "batch":
+            alternative = "adaptive_sampling='uniform'"
         raise ValueError(
-            f"success_reward (None) must be one of {shown} or {WEIGHTED_SUM!r}, because adaptive_sampling={args.adaptive_sampling!r} with "
-            f"prompt_weighting={args.prompt_weighting!r} depends on which rollouts are correct, and the sum of several rewards "
-            "may exceed positive_threshold without a correct answer. Set it, or use baseline='batch'."
+            f"{constraint}, because {mode} on which rollouts are correct, and the sum of several rewards may exceed "
+            f"positive_threshold without a correct answer. Set it, or use {alternative}.{rename}"
         )
 
 

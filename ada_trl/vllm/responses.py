@@ -48,12 +48,13 @@ def _loads(body: bytes) -> Any:
         return json.loads(body)
 
 
-def read_completions(request: dict, response: dict) -> tuple[list[list[int]], list[list[float]]]:
+def read_completions(request: dict, response: dict) -> tuple[list[list[int]], list[list[float | None]]]:
     """
     Token ids and log-probabilities of the completions in a response to `/v1/completions` or `/inference/v1/generate`.
 
-    Checks for errors that would otherwise be trained on: completions of other prompts, truncated ones, log-probabilities that
-    are missing or not finite. Everything else that can be wrong is an error where it is used.
+    Checks for errors that would otherwise be trained on: completions of other prompts, truncated or empty ones,
+    log-probabilities that are missing or infinite. Everything else that can be wrong is an error where it is used.
+    Log-probabilities may be `None`, vLLM's NaN, which TRL's importance sampling leaves out.
 
     Args:
         request (`dict`):
@@ -79,7 +80,10 @@ def read_completions(request: dict, response: dict) -> tuple[list[list[int]], li
         if choice["finish_reason"] not in FINISH_REASONS:
             raise InvalidResponseError(f"a completion is not finished (finish_reason {choice['finish_reason']!r})")
         # Millions of tokens per step pass here: built-in functions loop over them, not generators.
-        if len(values) != len(ids) or not all(map(math.isfinite, values)):
+        known = values if None not in values else [value for value in values if value is not None]
+        if not ids:
+            raise InvalidResponseError("a completion has no tokens")
+        if len(values) != len(ids) or not all(map(math.isfinite, known)):
             raise InvalidResponseError(
                 f"a completion of {len(ids)} tokens has log-probabilities that are missing or not finite: {quote(values)}"
             )
@@ -88,7 +92,7 @@ def read_completions(request: dict, response: dict) -> tuple[list[list[int]], li
     return completion_ids, logprobs
 
 
-def sampled_logprobs(logprobs: dict) -> list[float]:
+def sampled_logprobs(logprobs: dict) -> list:
     """Log-probability of each sampled token, in the layout of either endpoint."""
     if "content" in logprobs:
         return [entry["logprob"] for entry in logprobs["content"]]
@@ -98,4 +102,5 @@ def sampled_logprobs(logprobs: dict) -> list[float]:
 def prompt_logprobs(prompt_ids: list[int], response: dict) -> list[float]:
     """Log-probability of each token of the only prompt but the first, from a response with `prompt_logprobs`."""
     positions = response["choices"][0]["prompt_logprobs"][1:]
-    return [position[str(token)]["logprob"] for position, token in zip(positions, prompt_ids[1:], strict=True)]
+    found = [position[str(token)]["logprob"] for position, token in zip(positions, prompt_ids[1:], strict=True)]
+    return [math.nan if logprob is None else logprob for logprob in found]

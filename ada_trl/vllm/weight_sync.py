@@ -60,6 +60,13 @@ class WeightSync:
                 "vllm_weight_sync='disk' or 'nccl'."
             )
         adapter = self.vllm.model.active_peft_config
+        if unsupported := unsupported_by_server(self.vllm.model):
+            can_be_merged = not adapter.is_prompt_learning and "trainable_token_indices" not in unsupported
+            disk = ", or vllm_weight_sync='disk', which sends merged weights" if can_be_merged else ""
+            raise ValueError(
+                f"vllm_weight_sync='lora' does not support {unsupported}, which an adapter on a vLLM server cannot have. Use one active "
+                f"LoraConfig without it{disk}."
+            )
         rank = served_lora_rank(adapter.r, adapter.rank_pattern)
         served = (config["lora_config"] or {}).get("max_lora_rank", 0)
         if served < rank:
@@ -159,6 +166,22 @@ class WeightSync:
                 lock.acquire(blocking=False)
                 self._locks[name] = lock
                 self._remove(name)
+
+
+def unsupported_by_server(model: torch.nn.Module) -> str | None:
+    """What of the adapter of a PEFT model a vLLM server cannot load; `None` if it can load everything."""
+    config = model.active_peft_config
+    if config.peft_type != "LORA":
+        return f"peft_type={config.peft_type.value!r}"
+    if len(names := model.base_model.active_adapters) > 1:
+        return f"several active adapters ({', '.join(names)})"
+    for option in ("modules_to_save", "trainable_token_indices", "bias", "lora_bias", "use_dora"):
+        value = getattr(config, option, None)
+        if value and value != "none":
+            return f"{option}={value!r}"
+    if str(config.init_lora_weights).startswith(("pissa", "olora", "corda", "loftq")):  # they change the base model
+        return f"init_lora_weights={config.init_lora_weights!r}"
+    return None
 
 
 def served_lora_rank(rank: int, rank_pattern: Mapping[str, int]) -> int:

@@ -23,7 +23,20 @@ from ada_trl.vllm.transport import max_connections
 from ..helpers import logs_of, prompt_dataset
 from .fake import RIGHT, TOKENIZER, WRONG, Call, FakeServer, answer, choices_of, half_right
 from .faults import Fault, FaultyServer
-from .helpers import IN_TIME, UNIFORM, build, error_response, fail, fails, launch, page, reject, stall, train
+from .helpers import (
+    IN_TIME,
+    UNIFORM,
+    build,
+    error_response,
+    fail,
+    fails,
+    launch,
+    page,
+    record_batches,
+    reject,
+    stall,
+    train,
+)
 
 
 ROWS = [TOKENIZER(f"{a}+{b}=")["input_ids"] for a in range(16) for b in range(16)]
@@ -201,6 +214,7 @@ def alter(*path, value):
         (lambda choices: choices.pop(), "2 completions were requested, the server returned 1"),
         (lambda choices: choices[-1]["logprobs"]["token_logprobs"].pop(), "2 tokens has log-probabilities that are m"),
         (alter("logprobs", "token_logprobs", 0, value=float("nan")), "not finite"),
+        (alter("token_ids", value=[]), "a completion has no tokens"),
         (alter("finish_reason", value="abort"), "not finished .*'abort'"),
         (alter("prompt_token_ids", value=[3, 4]), r"a completion of the tokens .* completed \[3, 4\]"),
     ],
@@ -213,6 +227,28 @@ def test_completions_that_would_be_trained_on_wrongly_are_rejected(change, messa
     change(choices)
     with pytest.raises(InvalidResponseError, match=message):
         read_completions(request, {"choices": choices})
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [{"max_rounds": 1}, {"baseline": "batch", "num_generations": 4, "samples_per_round": None, "max_rounds": None}],
+)
+def test_a_log_probability_of_none_is_neutral(mode, tmp_path):
+    """As in GRPOTrainer: the token has the ratio 1. vLLM sends `null` for NaN."""
+
+    async def behave(call):
+        choices = choices_of(call, [RIGHT if i % 2 else WRONG for i in range(call.n)])
+        for choice in choices:
+            choice["logprobs"]["token_logprobs"][0] = None
+        return web.json_response({"choices": choices})
+
+    with FakeServer(behave) as server:
+        trainer = build(tmp_path, server, **mode)
+        batches = record_batches(trainer)
+        trainer.train()
+    (batch,) = batches
+    assert batch["sampling_per_token_logps"].isnan().any() and batch["importance_sampling_ratio"].isfinite().all()
+    assert any(logs.get("grad_norm") for logs in trainer.state.log_history)
 
 
 def test_responses_are_parsed_with_nan_and_rejected_if_they_are_cut_off():

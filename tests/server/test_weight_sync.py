@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from filelock import FileLock
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors import SafetensorError
 
 from ada_trl.vllm.weight_sync import IN_USE, served_lora_rank
@@ -71,6 +71,38 @@ def test_runtime_lora_loading_must_be_allowed(tmp_path):
 def test_lora_requires_an_adapter(tmp_path):
     with FakeServer() as server, pytest.raises(ValueError, match="the model has none. Pass a peft_config"):
         build(tmp_path, server, peft_config=False, **LORA)
+
+
+def lora(**options):
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **options)
+
+
+def two_active_adapters():
+    model = get_peft_model(tiny_model(), lora())
+    model.add_adapter("second", lora())
+    model.base_model.set_adapter(["second", "default"])
+    return model
+
+
+DISK = r", or vllm_weight_sync='disk', which sends merged weights\.$"
+UNSUPPORTED = {
+    "modules_to_save": (lora(modules_to_save=["embed_tokens"]), DISK),
+    "trainable_token_indices": (lora(trainable_token_indices=[1, 2]), r"without it\.$"),
+    "bias='lora_only'": (lora(bias="lora_only"), DISK),
+    "use_dora=True": (lora(use_dora=True), DISK),
+    "init_lora_weights='pissa'": (lora(init_lora_weights="pissa"), DISK),
+    "peft_type='IA3'": (IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]), DISK),
+    "peft_type='PROMPT_TUNING'": (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), r"without it\.$"),
+    "several active adapters": (None, DISK),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_adapter_that_a_server_cannot_load_is_rejected_at_construction(name, tmp_path):
+    config, fix = UNSUPPORTED[name]
+    model = {} if config else {"model": two_active_adapters()}
+    with FakeServer() as server, pytest.raises(ValueError, match=f"'lora' does not support {name}.*{fix}"):
+        build(tmp_path, server, peft_config=config or False, **model, **LORA)
 
 
 def test_weights_that_cannot_be_written_stop_the_run(tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from datasets import Dataset
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
@@ -139,12 +139,13 @@ INVALID = [
     # the vLLM server
     (
         {"vllm_weight_sync": "disk"},
-        r"vllm_weight_sync \('disk'\) is only used with use_vllm=True and vllm_mode='server'",
+        r"vllm_weight_sync \('disk'\) is only used .*'server', but use_vllm=False and vllm_mode='colocate'\. Unset it",
     ),
     ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0 or 1"),
     (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\}\) must not contain 'seed' with vLLM.*Remove it"),
-    (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with use_vllm=True and"),
+    (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with .*, but use_vllm=False"),
+    ({"max_staleness": 1}, r"max_staleness \(1\) is only used with use_vllm=True .*, but use_vllm=False and"),
     (AHEAD | {"vllm_mode": "colocate"}, r"max_staleness \(1\) is only used with .*vllm_mode='server'"),
     (AHEAD | {"vllm_importance_sampling_correction": False}, "requires vllm_importance_sampling_correction=True"),
     (AHEAD | {"adaptive_sampling": "seq-balance"}, "only modes with one sampling round per step"),
@@ -187,21 +188,30 @@ def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "functions", "message"),
-    [
-        ("accuracy", [even_reward, length_reward], r"\('accuracy'\) .* has 'even_reward', 'length_reward'"),
-        ("even_reward", [even_reward, even_reward], "exactly one reward function"),
-        (
-            None,
-            [even_reward, length_reward],
-            "must be one of 'even_reward', 'length_reward'.*exceed positive_threshold",
-        ),
-    ],
-)
-def test_success_reward_must_be_the_name_of_one_reward_function(name, functions, message):
-    with pytest.raises(ValueError, match=f"success_reward.*{message}"):
-        build(config(success_reward=name), functions)
+def anonymous():
+    return lambda completions, **kwargs: even_reward(completions)
+
+
+TWO = [even_reward, length_reward]
+EITHER = "must be 'even_reward' or 'length_reward' or 'sum'"
+SUCCESS = [
+    ({}, TWO, rf"\(None\) {EITHER}.*'seq-balance'.*exceed positive_threshold.* use baseline='batch'\.$"),
+    (RETRIES, TWO, rf"\(None\) {EITHER}, because retries depend.* use retries=0\.$"),
+    (EST | {"baseline": "batch"}, TWO, rf"\(None\) {EITHER}, because .*'est'.* use adaptive_sampling='uniform'\.$"),
+    ({"success_reward": "accuracy"}, TWO, rf"\('accuracy'\) {EITHER}.* Use one of these\.$"),
+    (
+        {"success_reward": "even_reward"},
+        [even_reward] * 2,
+        r"\('even_reward'\) must be 'sum'.*\(even_reward\) need different",
+    ),
+    ({}, [anonymous(), anonymous()], r"\(None\) must be 'sum', because.*\(<lambda>\) need different names"),
+]
+
+
+@pytest.mark.parametrize(("options", "functions", "message"), SUCCESS)
+def test_success_reward_must_be_the_name_of_one_reward_function(options, functions, message):
+    with pytest.raises(ValueError, match=f"success_reward {message}"):
+        build(config(**options), functions)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +312,15 @@ def test_invalid_options_set_on_the_configuration_are_rejected_when_the_trainer_
 def test_plain_grpo_config_is_rejected():
     with pytest.raises(TypeError, match=r"needs an AdaGRPOConfig .* got GRPOConfig. Replace GRPOConfig\(…\)"):
         build(GRPOConfig("unused", **QUICK))
+
+
+@pytest.mark.parametrize("options", [{"baseline": "batch"}, {}, {"adaptive_sampling": "uniform"}])
+def test_another_trainer_is_rejected(options):
+    """It would ignore the options. A configuration that an AdaGRPOTrainer has used is not accepted either."""
+    args = config(**options)
+    AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    with pytest.raises(TypeError, match=r"needs an AdaGRPOTrainer.*Replace GRPOTrainer\(…\) by AdaGRPOTrainer\(…\)"):
+        GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 
 
 def test_numpy_numbers_are_stored_as_numbers():

@@ -83,7 +83,7 @@ def always_right(completions, **kwargs):
 def test_the_reward_of_an_environment_counts_as_a_weighted_function(weights, tmp_path):
     """TRL adds its weight to `reward_weights`. Without `success_reward`, the sum of both would define a success."""
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
-    with pytest.raises(ValueError, match=r"success_reward \(None\) must be one of 'always_right', 'Counting'"):
+    with pytest.raises(ValueError, match=r"success_reward \(None\) must be 'always_right' or 'Counting'"):
         build(ToolUser, tmp_path, [always_right], dataset, factory=Counting, reward_weights=weights)
 
 

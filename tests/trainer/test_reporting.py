@@ -163,22 +163,18 @@ def start_warnings(caplog):
     return collect
 
 
-@pytest.mark.parametrize(
-    ("num_generations_of_grpo", "rows", "steps"), [(4, 4, (250, 1000)), (8, 16, (62, 500)), (6, 18, (55, 333))]
-)
-def test_epochs_with_fewer_rollouts_than_in_grpo_are_reported(num_generations_of_grpo, rows, steps, start_warnings):
-    """1,000 prompts in batches of 16: 500 steps of GRPO with 8 rollouts per prompt, 62 with one."""
-    n = num_generations_of_grpo
-    warning = start_warnings(**BATCH, num_train_epochs=1, rows=rows)[0]
-    assert f"num_train_epochs=1 gives {steps[0]} steps with one rollout per prompt" in warning
-    epochs = math.ceil(steps[1] / steps[0])
-    fix = f"would make {steps[1]}. Set max_steps={steps[1]} or num_train_epochs={epochs} "
-    assert f"GRPO with num_generations={n} {fix}" in warning
-    grpo = GRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=rows, num_generations=n)
-    assert steps[1] == 1000 // (grpo.generation_batch_size // n), "The number of batches of TRL's sampler."
-    rows = max(rows, 16)
-    for fixed in ({"max_steps": steps[1]}, {"num_train_epochs": 8}, {"num_generations": 2}):
-        assert not start_warnings(**BATCH, rows=rows, **fixed)
+def test_the_steps_of_an_epoch_of_single_rollouts_are_reported(start_warnings):
+    """Without a guess how many rollouts per prompt the script had before."""
+    (warning,) = start_warnings(**BATCH, num_train_epochs=2)
+    assert (
+        "has 64 prompts, one pass over the dataset (1000) takes 15 steps and num_train_epochs=2 makes 30 steps"
+        in warning
+    )
+    assert "num_generations" not in warning and "8" not in warning and "retr" not in warning
+    (warning,) = start_warnings(**MODES["retries"], num_train_epochs=2)
+    assert "takes 15 steps, which with retries cover only a part of it" in warning
+    for mode in (BATCH | {"max_steps": 30}, BATCH | {"num_generations": 2}, {}):
+        assert not start_warnings(**mode)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,7 @@ def test_training_steps_predicts_the_steps_of_a_run(options, tmp_path):
     trainer = build(tmp_path, dataset=data, per_device_train_batch_size=4, max_completion_length=1, **options)
     trainer.train()
     args = trainer.args
-    assert trainer.state.global_step == training_steps(args, len(data), args.num_generations, epochs=2) > 10
+    assert trainer.state.global_step == training_steps(args, len(data), epochs=2) > 10
 
 
 def test_a_batch_below_16_rollouts_is_reported(start_warnings):

@@ -442,7 +442,7 @@ def test_functions_that_score_different_prompts_define_successes_by_their_sum(tm
     def of_others(prompts, completions, **kwargs):
         return [None if p == PROMPTS[0] else float(len(c) % 2) for p, c in zip(prompts, completions, strict=True)]
 
-    with pytest.raises(ValueError, match=r"success_reward \(None\) must be one of 'of_first', 'of_others' or 'sum'"):
+    with pytest.raises(ValueError, match=r"success_reward \(None\) must be 'of_first' or 'of_others' or 'sum'"):
         build(tmp_path, [of_first, of_others])
     trainer = build(tmp_path, [of_first, of_others], success_reward="sum")
     trainer.train()

@@ -313,7 +313,7 @@ def rollout(prompts, trainer):
             {"processing_class": "a processor"},
             "not supported with a vision-language model",
         ),
-        ({"success_reward": "accuracy"}, {}, r"success_reward \('accuracy'\) must name exactly one"),
+        ({"success_reward": "accuracy"}, {}, r"success_reward \('accuracy'\) must be 'even_reward' or 'sum'"),
     ],
     ids=["rollout_func", "environment", "vision", "success_reward"],
 )
