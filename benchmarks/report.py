@@ -623,8 +623,7 @@ def gpu_limitation() -> str:
     return (
         f"- vLLM on a GPU ([{gpu_results('fast')['environment']['device']}](docs/benchmarks.md#vllm-on-a-gpu)): {len(trained)} "
         f"short runs with verified weights; generation took {min(ratios):.2f} to {max(ratios):.2f} of the time with TRL's client (two "
-        "repeats)."
-        + ("" if has_rounds else " Step times of adaptive sampling were not measured there.")
+        "repeats)." + ("" if has_rounds else " Step times of adaptive sampling were not measured there.")
     )
 
 
