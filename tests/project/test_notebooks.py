@@ -1,10 +1,13 @@
 """Every notebook runs from a clean kernel. The one that needs a GPU is stored without outputs, the others with real ones."""
 
 import ast
+import re
 
 import pytest
+from trl import GRPOConfig, GRPOTrainer
 
 from recipes.tests.tiny_math import save_model
+from tests.helpers import QUICK, build, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra [notebooks]")
@@ -60,6 +63,30 @@ def test_notebook_executes_from_a_clean_kernel(path, tmp_path, monkeypatch):
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
     if DRY_RUN not in path.read_text():
         assert kinds(fresh) == kinds(nbformat.read(path, as_version=4))
+
+
+def test_runs_of_scripts_and_of_grpo_can_be_read(tmp_path, monkeypatch):
+    """They have a checkpoint, but no state beside it, no evaluation, and not every metric."""
+    saving = {"save_strategy": "steps", "save_steps": 2, "pass_rate_estimator": "ema"}
+    build(tmp_path / "default", **saving).train()
+    build(tmp_path / "skip", adaptive_sampling="uniform", zero_variance_groups="skip", **saving).train()
+    saving.pop("pass_rate_estimator")
+    args = GRPOConfig(str(tmp_path / "stock"), **QUICK | saving | {"num_generations": 4})
+    GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer()).train()
+    runs = {name: str(tmp_path / name) for name in ("default", "skip", "stock")}
+
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra [plots]")
+    monkeypatch.setattr(pyplot, "show", lambda: None)
+    shown = []
+    scope = {"display": shown.append}
+    notebook = nbformat.read(FOLDER / "3_read_your_run.ipynb", as_version=4)
+    with pyplot.rc_context():
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                code = re.sub(r"^%.*", "", cell.source, flags=re.MULTILINE)
+                exec(re.sub(r"^RUNS = .*", f"RUNS = {runs}", code, flags=re.MULTILINE), scope)
+    pyplot.close("all")
+    assert scope["runs"].keys() == runs.keys() and len(shown) == 2
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
