@@ -85,19 +85,14 @@ def rewards(sample: Sample, names: list[str]) -> Iterator[CheckResult]:
         yield CheckResult(f"reward {name}", found, advice)
 
 
-def counts(args: "AdaGRPOConfig", sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Count positive and scored rollouts of each prompt, `(prompts,)` each."""
-    scored = ~np.isnan(sample.success_rewards)
-    positive = np.where(scored, sample.success_rewards, -np.inf) > args.float32_threshold
-    return positive.sum(axis=1), scored.sum(axis=1)
-
-
 def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
     """Describe the pass rates, and whether the threshold separates the rewards."""
-    positives, scored = counts(args, sample)
+    is_scored = ~np.isnan(sample.success_rewards)
+    is_positive = np.where(is_scored, sample.success_rewards, -np.inf) > args.float32_threshold
+    positives, scored = is_positive.sum(axis=1), is_scored.sum(axis=1)  # by prompt
     if not scored.any():
         return CheckResult("pass rate", "unknown, nothing was scored", "Correct the reward functions.", True)
-    values = sample.success_rewards[~np.isnan(sample.success_rewards)]
+    values = sample.success_rewards[is_scored]
     low, high, mean = values.min(), values.max(), values.mean()
     pass_rate = positives.sum() / scored.sum()
     advice = ""
@@ -113,9 +108,8 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
         )
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))
     found = f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}"
-    return CheckResult(
-        "pass rate", found, advice, bool(np.nanmin(sample.total_rewards) == np.nanmax(sample.total_rewards))
-    )
+    is_constant = np.nanmin(sample.total_rewards) == np.nanmax(sample.total_rewards)
+    return CheckResult("pass rate", found, advice, bool(is_constant))
 
 
 def expected_sampling(
@@ -157,9 +151,8 @@ def expected_sampling(
 
 def _share_of_equal(drawn_SK: np.ndarray, reward_K: np.ndarray) -> float:
     """Share of the groups in which only outcomes of equal rewards were drawn."""
-    values, index = np.unique(reward_K, return_inverse=True)
-    is_drawn_SV = np.stack([drawn_SK[:, index == i].any(axis=1) for i in range(len(values))], axis=1)
-    return float((is_drawn_SV.sum(axis=1) == 1).mean())
+    drawn_rewards_SK = np.where(drawn_SK > 0, reward_K, np.nan)
+    return float((np.nanmin(drawn_rewards_SK, axis=1) == np.nanmax(drawn_rewards_SK, axis=1)).mean())
 
 
 def step_cost(args: "AdaGRPOConfig", sample: Sample, update_seconds: float) -> CheckResult:

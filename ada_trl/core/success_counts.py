@@ -87,13 +87,9 @@ class EMAPassRate:
                 Positive and scored rollouts of each prompt.
             step (`int`):
                 The step, recorded as `last_step`.
-
-        Raises:
-            `ValueError`: if a prompt has more positives than rollouts, or a negative count.
         """
         totals: dict[str, tuple[int, int]] = {}
         for key, k, n in zip(keys, positives, num_rollouts, strict=True):
-            check_counts(key, k, n)
             previous = totals.get(key, (0, 0))
             totals[key] = (previous[0] + k, previous[1] + n)
         for key, (k, n) in totals.items():
@@ -113,20 +109,6 @@ class EMAPassRate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`. The decay stays that of this object."""
         self.counts = {key: PromptCounts(**counts) for key, counts in state["counts"].items()}
-
-
-def check_counts(key: Any, positives: float, num_rollouts: float) -> None:
-    """
-    Check that 0 <= `positives` <= `num_rollouts`.
-
-    Raises:
-        `ValueError`: if not, naming the prompt by `key`.
-    """
-    if not 0 <= positives <= num_rollouts:
-        raise ValueError(
-            f"Prompt {key!r} has {positives} positives in {num_rollouts} rollouts; 0 <= positives <= rollouts must hold. Pass "
-            "the number of positive and of scored rollouts."
-        )
 
 
 def brier_metrics(predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike) -> dict[str, float]:

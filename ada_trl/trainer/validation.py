@@ -268,7 +268,7 @@ RULES = [
         "min_samples",
         lambda args: (
             args.uses_estimated_budgets
-            and args.min_samples <= args.max_samples
+            and args.min_samples < args.max_samples
             and args.num_generations in (args.min_samples, args.max_samples)
         ),
         "and max_samples ({max_samples}) give every prompt the same number of rollouts, because num_generations "

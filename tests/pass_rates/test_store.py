@@ -1,8 +1,5 @@
 """The file of pass rates: exact round trip, readable by datasets, atomic, and damage is found."""
 
-import math
-
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
@@ -79,24 +76,10 @@ def test_no_flipped_bit_changes_a_count(path):
     assert rejected > len(content) / 29 / 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.pop("discounted_rollouts"), r"its columns are .* expected .*discounted_rollouts \(double\)"),
-        (lambda c: c["positives"].__setitem__(3, 10**6), "has 1000000 positives in"),
-        (lambda c: c["discounted_positives"].__setitem__(3, math.nan), "has nan positives in"),
-        (lambda c: c["discounted_rollouts"].__setitem__(3, math.inf), r"discounted_rollouts \(inf\)"),
-        (lambda c: c["prompt_id"].__setitem__(3, c["prompt_id"][4]), "50 rows have only 49 different"),
-    ],
-)
-def test_wrong_columns_and_values_are_rejected(path, change, message):
+def test_other_columns_are_rejected(path):
     save_pass_rates(path, observed(range(3)))
-    table = pq.read_table(path)
-    columns = table.to_pydict()
-    change(columns)
-    schema = pa.schema([field for field in table.schema if field.name in columns], metadata=table.schema.metadata)
-    pq.write_table(pa.table(columns, schema=schema), path)
-    with pytest.raises(ValueError, match=f"{path} .*{message}"):
+    pq.write_table(pq.read_table(path).drop_columns(["discounted_rollouts"]), path)
+    with pytest.raises(ValueError, match=rf"{path} .*its columns are .* expected .*discounted_rollouts \(double\)"):
         load_pass_rates(path)
 
 

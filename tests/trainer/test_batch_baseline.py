@@ -67,7 +67,7 @@ def test_advantages_are_rewards_minus_the_mean_of_all_other_rollouts(adaptive_sa
         calls.append(torch.tensor(by_token(completions)))
         return calls[-1].tolist()
 
-    options = {"adaptive_sampling": adaptive_sampling, "num_generations": 2, "prompt_weighting": "none"}
+    options = {"adaptive_sampling": adaptive_sampling, "num_generations": 4, "prompt_weighting": "none"}
     trainer = build(tmp_path, reward, **BATCH, **options)
     trainer.train()
     assert trainer.pass_rates is None or adaptive_sampling == "est"
