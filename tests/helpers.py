@@ -225,7 +225,7 @@ LOADER_MODES = {
 }
 QUEUE_MODES = {
     "dynamic sampling": {"adaptive_sampling": "uniform", "zero_variance_groups": "resample", "num_generations": 4},
-    "retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+    "retries": {"baseline": "batch", "retries": 3},
 }
 MODES = LOADER_MODES | QUEUE_MODES
 

@@ -22,7 +22,7 @@ from .prompt_stream import PromptStream
 logger = get_logger(__name__)
 
 # Settings with which prompts come from the data loader instead of the prompt queue.
-WITHOUT_QUEUE = "zero_variance_groups='keep', max_staleness=0 and, in Seq modes, baseline='pool'"
+WITHOUT_QUEUE = "zero_variance_groups='keep', retries=0 and max_staleness=0"
 # Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
 MAX_RETRY_FRACTION = 0.75
 
@@ -35,7 +35,7 @@ class PlaceholderRow(dict):
 
     def __missing__(self, column: Any) -> Any:
         raise RuntimeError(
-            f"This row has no column {column!r}: with zero_variance_groups='resample', max_staleness=1 or retries, the rows of the "
+            f"This row has no column {column!r}: with zero_variance_groups='resample', retries or max_staleness=1, the rows of the "
             "data loader are placeholders, and prompts come from the prompt queue. Read the output of "
             f"_generate_and_score_completions instead, or set {WITHOUT_QUEUE}."
         )

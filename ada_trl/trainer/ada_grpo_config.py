@@ -47,9 +47,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     scale_rewards: str = described(
         "none",
-        "Divisor of the advantages (in GRPOConfig `'group'`): `'none'`, `'group'` (standard deviation of all rewards of the prompt in "
-        "this step) or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all other rewards, and the "
-        "result is clipped to ±1.5).",
+        "Divisor of the advantages: `'none'`, `'group'` (standard deviation of the prompt's rewards, GRPOConfig's default) "
+        "or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all others, and the result is "
+        "clipped to ±1.5).",
     )
     epsilon_high: float | None = described(
         0.28,
@@ -59,23 +59,24 @@ class AdaGRPOConfig(GRPOConfig):
     # Parameters that control the baseline and the number of rollouts
     baseline: str = described(
         "pool",
-        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the paper; "
-        "groups with zero reward variance have no gradient) or `'batch'` (recommended; leave-one-out mean of all rollouts of the "
-        "generation batch, for which one rollout per prompt is enough; all rollouts are trained on).",
+        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the "
+        "paper) or `'batch'` (recommended; mean of all other rollouts of the generation batch).",
         choices=list(CHOICES["baseline"]),
+    )
+    retries: int = described(
+        0,
+        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (3 is "
+        "recommended). Each step samples `num_generations` rollouts of each prompt.",
     )
     adaptive_sampling: str = described(
         None,
-        "Number of rollouts per prompt: `'seq-balance'` (rounds of `samples_per_round` rollouts until the prompt has `min_positives` "
-        "positive and `min_negatives` negative rollouts), `'seq-pos'` (rounds until it has `min_positives` positive ones), `'est'` "
-        "(one round, in which prompts with a lower estimated pass rate get more rollouts; the total is that of GRPO) or "
-        "`'uniform'` (`num_generations`, as in GRPO; with `baseline='pool'` and the defaults of `prompt_weighting`, "
-        "`zero_variance_groups` and `max_staleness` it trains the same weights as GRPOTrainer, bit for bit). If `None`, "
-        "`'seq-balance'` with `baseline='pool'`, else `'uniform'`.",
+        "Number of rollouts per prompt: `'seq-balance'` or `'seq-pos'` (rounds until the exit condition is met), `'est'` "
+        "(more where the estimated pass rate is low) or `'uniform'` (`num_generations`, as in GRPO). If `None`, "
+        "`'seq-balance'`, and with `baseline='batch'` `'uniform'`.",
         choices=list(CHOICES["adaptive_sampling"]),
     )
 
-    # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`)
+    # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`, with `baseline="pool"`)
     samples_per_round: int = described(
         None,
         "Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`, "
@@ -83,10 +84,8 @@ class AdaGRPOConfig(GRPOConfig):
     )
     max_rounds: int = described(
         None,
-        "Maximum number of rounds per prompt (N in the paper). If `None`, 8 in Seq modes with `baseline='pool'`, else 4. With "
-        "`baseline='batch'`, a prompt gets one round per step, and one that does not meet its exit condition is sampled again in "
-        "later steps, up to so many times. With `zero_variance_groups='resample'`, also the maximum number of prompts that are "
-        "sampled one after another for one slot.",
+        "Maximum number of rounds of a prompt in a step (N in the paper), and with `zero_variance_groups='resample'` of "
+        "prompts for one slot. If `None`, 8 in Seq modes, else 4.",
     )
     min_positives: int = described(
         1,
@@ -104,9 +103,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     success_reward: str | None = described(
         None,
-        "Name of the reward function whose unweighted value is compared with `positive_threshold`, so that shaping terms do not "
-        "affect the exit conditions, or `'sum'` for the weighted sum of all rewards. If `None`, the weighted sum; with several "
-        "weighted reward functions, modes that depend on successes require it.",
+        "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for the "
+        "weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on successes "
+        "require it.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
@@ -114,46 +113,37 @@ class AdaGRPOConfig(GRPOConfig):
     max_samples: int = described(32, "Maximum number of rollouts per prompt (N_max in the paper), for `'est'`.")
     allocation_rule: str = described(
         "power",
-        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a (p^-a; 0 is "
-        "uniform), `'variance'` (sqrt((1 - p) / p), the least gradient variance of the log objective; use it with "
-        "`prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` (sqrt(p * (1 - p))).",
+        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a (p^-a), "
+        "`'variance'` (sqrt((1 - p) / p), with `prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` "
+        "(sqrt(p * (1 - p))).",
     )
     pass_rate_estimator: str | None = described(
         None,
-        "Source of the pass-rate estimates of `'est'`: `'ema'` (discounted success counts per prompt, with the paper's prior "
-        "Beta(1, 16)) or `'value'` (a value head on the policy's hidden state at the last prompt token, trained during the run, "
-        "which also predicts prompts that have not been sampled yet). If `None`, `'ema'` in `'est'`. In other modes `'ema'` only "
-        "records the pass rate of every prompt. Each checkpoint has the estimates in `ada_pass_rates.parquet`.",
+        "Source of the pass rates for `'est'`: `'ema'` (discounted success counts of each prompt, the default) or `'value'` "
+        "(a value head on the policy's hidden state). In other modes `'ema'` only records them. Checkpoints have them in "
+        "`ada_pass_rates.parquet`.",
         choices=list(CHOICES["pass_rate_estimator"]),
     )
-    ema_decay: float = described(
-        0.9,
-        "Factor on the earlier counts of a prompt each time it is sampled, above 0 and at most 1 (no discounting).",
-    )
-
     # Parameters that control weights and zero-variance groups
     prompt_weighting: str = described(
         None,
-        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'` (1), or a "
-        "number alpha from 0 to 1 (p^(alpha - 1), the weight of the objective E[p^alpha / alpha]). p is the pass rate of all "
-        "rollouts of the prompt in this step, at least one over their number. If `None`, `'inverse_sqrt'`, and `'none'` with "
-        "`adaptive_sampling='uniform'`, `baseline='batch'` or `scale_rewards='group'`, whose division is a weight as well.",
+        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'`, or "
+        "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'` "
+        "or `baseline='batch'`.",
     )
     zero_variance_groups: str = described(
         "keep",
-        "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` (excluded from the "
-        "loss and its denominator), `'skip'` (the update of `'keep'`, up to rounding, without computing their rows; requires "
-        "`beta=0`, no entropy bonus and `top_entropy_quantile=1`) or `'resample'` (other prompts are sampled in these slots, up to "
-        "`max_rounds - 1` times; with `'uniform'` sampling this is DAPO's dynamic sampling).",
+        "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` "
+        "(excluded from the loss), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are "
+        "sampled instead: dynamic sampling).",
         choices=list(CHOICES["zero_variance_groups"]),
     )
 
     # Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
     vllm_weight_sync: str = described(
         "nccl",
-        "Method that sends the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs than the trainer), `'lora'` "
-        "(the server loads the adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (the server reloads all "
-        "weights from this directory).",
+        "Transfer of the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs), `'lora'` (it loads the "
+        "adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (it reloads all weights from there).",
         choices=list(CHOICES["vllm_weight_sync"]),
     )
     vllm_weight_sync_dir: str = described(
@@ -163,15 +153,14 @@ class AdaGRPOConfig(GRPOConfig):
     )
     vllm_request_timeout: float = described(
         300.0,
-        "Seconds without any response to any rollout request after which a vLLM server is considered stalled and every process "
-        "raises the same error; time in the server's queue does not count. If the server does not serve `/metrics`, it must be "
-        "longer than the longest completion takes.",
+        "Seconds without any response after which a vLLM server is considered stalled and every process raises the same "
+        "error; time in its queue does not count. Without `/metrics`, it must be longer than the longest completion takes.",
     )
     max_staleness: int = described(
         0,
-        "With 1, a vLLM server generates the rollouts of the next step, from the weights before the update, while the current step is "
-        "trained on; TRL's importance-sampling correction accounts for this. Only for modes with one sampling round per step. With "
-        "0, generation and training alternate.",
+        "With 1, a vLLM server generates the next step's rollouts while the current one is trained on; TRL's "
+        "importance-sampling correction accounts for the older weights. Only with one sampling round per step. With 0, both "
+        "alternate.",
     )
 
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
@@ -252,18 +241,8 @@ class AdaGRPOConfig(GRPOConfig):
 
     @property
     def is_sequential(self) -> bool:
-        """Whether further rounds of a prompt depend on the rewards of earlier ones (Seq modes)."""
+        """Whether rounds of a prompt follow each other until it is solved, and a group is selected from them (Seq modes)."""
         return self.adaptive_sampling in ("seq-balance", "seq-pos")
-
-    @property
-    def selects_groups(self) -> bool:
-        """Whether a group is selected from a larger pool (Seq modes with `baseline="pool"`)."""
-        return self.is_sequential and self.baseline == "pool"
-
-    @property
-    def retries_across_steps(self) -> bool:
-        """Whether unsolved prompts are sampled again in later steps (Seq modes with `baseline="batch"`)."""
-        return self.is_sequential and self.baseline == "batch"
 
     @property
     def uses_estimated_budgets(self) -> bool:
@@ -278,15 +257,15 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def rounds_per_step(self) -> int:
         """Maximum number of rounds of a prompt in one step."""
-        return self.max_rounds if self.selects_groups else 1
+        return self.max_rounds if self.is_sequential else 1
 
     @property
     def slot_rule(self) -> SlotRule:
         """When the sampling of a prompt stops. With one round its numbers of positives and negatives are used for metrics only."""
         return SlotRule(
             min_positives=self.min_positives,
-            min_negatives=0 if self.adaptive_sampling == "seq-pos" else self.min_negatives,
-            max_rounds=self.max_rounds if self.is_sequential else 1,
+            min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
+            max_rounds=self.max_rounds if self.is_sequential else self.retries + 1,
             one_round_per_step=not self.is_multi_round,
             # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
             compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
@@ -296,12 +275,12 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def is_multi_round(self) -> bool:
         """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
-        return self.selects_groups or self.zero_variance_groups == "resample"
+        return self.is_sequential or self.zero_variance_groups == "resample"
 
     @property
     def resamples_prompts(self) -> bool:
         """Whether a step samples other prompts than the next ones of the dataset."""
-        return self.retries_across_steps or self.zero_variance_groups == "resample"
+        return self.retries > 0 or self.zero_variance_groups == "resample"
 
     @property
     def uses_prompt_queue(self) -> bool:
@@ -311,7 +290,7 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def needs_successes(self) -> bool:
         """Whether it matters for training which rollouts are successes, rather than for metrics only."""
-        return self.adaptive_sampling != "uniform" or self.prompt_weighting not in ("none", 1.0)
+        return self.adaptive_sampling != "uniform" or self.retries > 0 or self.prompt_weighting not in ("none", 1.0)
 
     @property
     def tracks_pass_rates(self) -> bool:

@@ -253,10 +253,11 @@ class AdaGRPOTrainer(GRPOTrainer):
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
         """Return name, paper and tags for the model card."""
-        options = {name: getattr(args, name) for name in ("baseline", "zero_variance_groups")}
-        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", "keep")]
+        options = {name: getattr(args, name) for name in ("baseline", "retries", "zero_variance_groups")}
+        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", 0, "keep")]
         details = ", ".join([*changed, f"ada_trl {__version__}"])
-        if args.adaptive_sampling != "uniform" or cls._name != AdaGRPOTrainer._name:  # a subclass may have other names
+        is_subclass = cls._name != AdaGRPOTrainer._name  # which may have other names
+        if args.adaptive_sampling != "uniform" or args.retries or is_subclass:
             return f"{cls._name} ({details})", cls._paper, cls._tag_names
         tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]
         return f"{GRPOTrainer._name} ({details})", GRPOTrainer._paper, tags
@@ -275,7 +276,6 @@ class AdaGRPOTrainer(GRPOTrainer):
                 batch_size=self.args.per_device_train_batch_size,
             )
         return PassRateTracker(
-            decay=self.args.ema_decay,
             reader=reader,
             hash_entire_row=self.environment_factories is not None,
             allocates=self.args.uses_estimated_budgets,
@@ -304,7 +304,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             seed=args.seed,
             num_slots=trl_private.prompts_per_generation(self),
             candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
-            retries=args.retries_across_steps,
+            retries=args.retries > 0,
             # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
             # the one that was prefetched.
             kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
@@ -514,7 +514,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         """All rollouts of the sampled slots, and those of them that are trained on."""
         prompts = sampled_prompts(plan.slots)
         rollouts = collect_rollouts(plan.slots, prompts)
-        if not self.args.selects_groups:
+        if not self.args.is_sequential:
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
             return StepBatch(prompts, rollouts, np.flatnonzero(is_trained_P[rollouts.prompt_N]))
         seed = (self.args.seed, self.state.global_step, self._position_in_step())

@@ -120,12 +120,12 @@ def _describe_sampling(args: AdaGRPOConfig) -> str:
         mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
         text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
         hint = " (num_generations=1 is sufficient and gives more prompts)"
-        return text + hint if args.baseline == "batch" and n > 1 else text
+        text += hint if args.baseline == "batch" and n > 1 else ""
+        again = f"in up to {pluralize(args.retries, 'later step')}"
+        return f"{text}, and one without a correct rollout is sampled again {again}" if args.retries else text
     condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
     if rule.min_negatives:
         condition += f" and {rule.min_negatives} incorrect"
-    if args.retries_across_steps:
-        return f"{name}: {pluralize(n, 'rollout')} per prompt and step, in up to {args.max_rounds} steps, {condition}"
     rounds = f"up to {pluralize(args.max_rounds, 'round')} of {pluralize(args.samples_per_round, 'rollout')}"
     return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
 

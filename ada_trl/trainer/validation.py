@@ -146,7 +146,7 @@ def resolve_defaults(args: "AdaGRPOConfig") -> None:
     args.scale_rewards = {"true": "group", "false": "none"}.get(str(args.scale_rewards).lower(), args.scale_rewards)
     if args.max_rounds is None and (args.is_sequential or args.zero_variance_groups == "resample"):
         # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
-        args.max_rounds = 8 if args.selects_groups else 4
+        args.max_rounds = 8 if args.is_sequential else 4
     if args.samples_per_round is None and args.is_sequential:
         args.samples_per_round = args.num_generations
     if args.prompt_weighting is None:
@@ -213,13 +213,20 @@ RULES = [
         "must be at least 1",
         "Leave it out for the default",
     ),
-    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2"),
+    Rule("retries", lambda args: args.retries < 0, "must be at least 0", "Use 3, or 0 for none"),
     Rule(
-        "ema_decay",
-        lambda args: not 0 < args.ema_decay <= 1,
-        "must be above 0 and at most 1",
-        "Use 1 for no discounting",
+        "retries",
+        lambda args: args.retries > 0 and args.adaptive_sampling == "est",
+        "are not supported with adaptive_sampling='est', which gives unsolved prompts more rollouts in one step",
+        "Leave one of them unset",
     ),
+    Rule(
+        "adaptive_sampling",
+        lambda args: args.is_sequential and args.baseline == "batch",
+        "requires baseline='pool'",
+        "Use retries=3 instead, which samples unsolved prompts again in later steps, or baseline='pool'",
+    ),
+    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2"),
     Rule("vllm_request_timeout", lambda args: args.vllm_request_timeout <= 0, "must be positive", "Use 300"),
     Rule(
         "max_staleness",
@@ -242,12 +249,6 @@ RULES = [
     # Rounds
     Rule("min_positives", lambda args: args.min_positives < 1, "must be at least 1", "Leave it unset"),
     Rule("min_negatives", lambda args: args.min_negatives < 1, "must be at least 1", "Leave it unset"),
-    Rule(
-        "samples_per_round",
-        lambda args: args.retries_across_steps and args.samples_per_round != args.num_generations,
-        "must be num_generations ({num_generations}) with baseline='batch', which trains on every rollout of a round",
-        "Leave it unset",
-    ),
     Rule(
         "samples_per_round",
         lambda args: args.is_sequential and args.samples_per_round < args.num_generations,
@@ -339,6 +340,7 @@ USES = [
         lambda args: args.is_sequential,
         "adaptive_sampling='seq-balance' or 'seq-pos'",
     ),
+    Use(("retries",), lambda args: args.baseline == "batch", "baseline='batch'"),
     Use(
         ("min_negatives",),
         lambda args: args.adaptive_sampling == "seq-balance",
@@ -358,11 +360,6 @@ USES = [
         ("pass_rate_estimator",),
         lambda args: args.adaptive_sampling == "est" or args.pass_rate_estimator == "ema",
         "adaptive_sampling='est' ('ema' alone also records pass rates in other modes)",
-    ),
-    Use(
-        ("ema_decay",),
-        lambda args: args.tracks_pass_rates,
-        "adaptive_sampling='est' or pass_rate_estimator='ema'",
     ),
     Use(("zero_variance_groups",), lambda args: args.baseline == "pool", "baseline='pool'"),
     Use(
@@ -442,10 +439,10 @@ def check_arguments(
         if names is not None:
             check_success_reward(args, names)
     elif train_dataset is None and args.resamples_prompts:
-        name = "zero_variance_groups" if args.zero_variance_groups == "resample" else "adaptive_sampling"
+        name = "retries" if args.retries else "zero_variance_groups"
         raise ValueError(
             f"{name} ({getattr(args, name)!r}) requires a train_dataset, because every reset of an environment without one is "
-            "another problem. Pass a train_dataset, or set zero_variance_groups='keep' and adaptive_sampling='uniform'."
+            "another problem. Pass a train_dataset, or set zero_variance_groups='keep' and retries=0."
         )
 
 
@@ -492,8 +489,8 @@ def check_success_reward(
     if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:
         raise ValueError(
             f"success_reward (None) must be one of {shown} or {WEIGHTED_SUM!r}, because adaptive_sampling={args.adaptive_sampling!r} with "
-            f"prompt_weighting={args.prompt_weighting!r} depends on which rollouts are correct, and the sum of several rewards "
-            "may exceed positive_threshold without a correct answer. Set it, or use baseline='batch'."
+            f"retries={args.retries} and prompt_weighting={args.prompt_weighting!r} depends on which rollouts are correct, and the sum of several rewards "
+            "may exceed positive_threshold without a correct answer. Set it, or use baseline='batch' with retries=0."
         )
 
 

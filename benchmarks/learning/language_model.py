@@ -41,7 +41,6 @@ ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
-RETRIES = {"adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": 8}
 PAPER_PROMPTS = 16
 MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
 PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
@@ -70,7 +69,7 @@ EQUAL_TOKENS = {
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
     names.BATCH_2: {"baseline": "batch", "num_generations": 2},
     names.BATCH_4: {"baseline": "batch", "num_generations": 4},
-    **{names.batch_retries(rounds): {"baseline": "batch", **RETRIES, "max_rounds": rounds} for rounds in (2, 4, 8)},
+    **{names.batch_retries(rounds): {"baseline": "batch", "retries": rounds - 1} for rounds in (2, 4, 8)},
 }
 PAPER = {
     # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.

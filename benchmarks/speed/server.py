@@ -182,7 +182,7 @@ def report(name: str, logs: list[dict]) -> str:
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
     dynamic = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
-    retries = {"adaptive_sampling": "seq-pos", "baseline": "batch", "max_rounds": 8}
+    retries = {"baseline": "batch", "retries": 7}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
         names.BATCH: (1, AdaGRPOTrainer, {"baseline": "batch"}),

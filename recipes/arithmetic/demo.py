@@ -32,9 +32,8 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
-    "batch": "batch baseline, n=1",
+    "batch": "batch baseline, n=1, 3 retries",
     "maxrl": "MaxRL n=8",
-    "retry_unsolved": "batch baseline, n=1, + retries",
 }
 
 

@@ -138,7 +138,7 @@ def logged(tmp_path_factory):
             "max_steps": 4,
         },  # different numbers of rollouts
         {"adaptive_sampling": "uniform", "pass_rate_estimator": "ema"},
-        {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+        {"baseline": "batch", "retries": 3},
         {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
     ):
         trainer = build(tmp_path_factory.mktemp("run"), **mode)

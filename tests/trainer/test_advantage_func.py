@@ -19,7 +19,7 @@ MODES = {
     "est-ema": {"adaptive_sampling": "est-ema"},
     "est-value": {"adaptive_sampling": "est-value"},
     "batch": {"baseline": "batch"},
-    "retries": {"baseline": "batch", "adaptive_sampling": "seq-pos"},
+    "retries": {"baseline": "batch", "retries": 3},
 }
 
 

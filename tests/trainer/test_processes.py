@@ -17,7 +17,7 @@ CONFIGS = ROOT / "recipes" / "accelerate_configs"
 FOUR = {"rows": 12, "num_generations": 4}
 ONE = {"rows": 12, "num_generations": 1}
 UNIFORM = {"adaptive_sampling": "uniform"}
-RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "batch", "max_steps": 3}
+RETRIES = {"baseline": "batch", "retries": 3, "max_steps": 3}
 RUNS = {
     "whole": {"rows": 24, "num_generations": 4},
     "straddling": FOUR | {"evaluated": 3, "num_generations_eval": 2, "per_device_eval_batch_size": 4},
