@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 
-from ..core import Candidate, Slot, sampled_prompts
+from ..core import Candidate, Rollouts, SampledPrompt
 from ..utils.distributed import synchronized_errors
 from ..utils.logging import get_logger
 from .prompt_stream import PromptStream
@@ -64,7 +64,7 @@ class PromptSource(ABC):
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
 
-    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
+    def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
         """Return unsolved and unused prompts to the source, and metrics to the caller."""
         return {}
 
@@ -138,8 +138,8 @@ class PromptQueue(PromptSource):
             Prompts that are trained on in a step.
         candidates_per_slot (`int`, *optional*, defaults to `1`):
             Maximum number of prompts that are sampled one after another in a slot (dynamic sampling).
-        retries (`bool`, *optional*, defaults to `False`):
-            Whether unsolved prompts are sampled again in the next step, first in line.
+        retries (`int`, *optional*, defaults to `0`):
+            Number of later steps in which a prompt without a positive rollout is sampled again, first in line.
         kept_states (`int`, *optional*, defaults to `2`):
             Largest `steps_back` of [`state_dict`].
 
@@ -158,7 +158,7 @@ class PromptQueue(PromptSource):
         seed: int,
         num_slots: int,
         candidates_per_slot: int = 1,
-        retries: bool = False,
+        retries: int = 0,
         kept_states: int = 2,
     ):
         self._new_stream = lambda: PromptStream(dataset, shuffle=shuffle, seed=seed)
@@ -207,39 +207,28 @@ class PromptQueue(PromptSource):
             )
         return slots
 
-    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
-        sampled = [prompt.candidate for prompt in sampled_prompts(slots)]
-        used = {candidate.position for candidate in sampled}
+    def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
+        used = {prompt.candidate.position for prompt in prompts}
         self.stream.put_back([position for position in self._taken or [] if position not in used])
         self._taken = None
-        unsolved = [slot.unsolved for slot in slots] if self.retries else []
-        by_rounds = sorted((one for one in unsolved if one is not None), key=lambda candidate: candidate.rounds)
-        self.retry_queue = by_rounds[: self._max_retries]
+        unsolved = [
+            prompt.candidate._replace(attempts=prompt.candidate.attempts + 1)
+            for prompt, positives in zip(prompts, rollouts.positives_P.tolist(), strict=True)
+            if not positives and prompt.candidate.attempts < self.retries
+        ]
+        by_attempts = sorted(unsolved, key=lambda candidate: candidate.attempts)
+        self.retry_queue = by_attempts[: self._max_retries]
         self.stream.forget({candidate.position for candidate in self.retry_queue})
-        new = sum(not candidate.rounds for candidate in sampled)
-        metrics = {
-            "prompts/sampled": float(len(sampled)),
-            "prompts/frac_new": new / len(sampled),
-            "prompts/frac_retried": 1 - new / len(sampled),
-            "prompts/retries_dropped": float(len(by_rounds) - len(self.retry_queue)),
-            "prompts/resampled": float(len(sampled) - len(slots)),
+        frac_new = sum(not prompt.candidate.attempts for prompt in prompts) / len(prompts)
+        return {
+            "prompts/sampled": float(len(prompts)),
+            "prompts/frac_new": frac_new,
+            "prompts/frac_retried": 1 - frac_new,
+            "prompts/retries_dropped": float(len(by_attempts) - len(self.retry_queue)),
+            "prompts/resampled": float(len(prompts) - self.num_slots),
             "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
         }
-        if self.retries:
-            # The exit condition counts the rollouts of earlier steps too, which the pools of this step do not contain.
-            histories = [slot.history(0) for slot in slots]
-            unmet = [one for one, slot in zip(histories, slots, strict=True) if not slot.exit_condition_met(0)]
-            rule = slots[0].rule
-            for name, number in {
-                "frac_exit_condition_met": len(slots) - len(unmet),
-                "frac_all_correct": sum(one.positives > 0 and not one.negatives for one in unmet),
-                "frac_all_wrong": sum(one.negatives > 0 and not one.positives for one in unmet),
-                "frac_missing_positives/round_1": sum(one.positives < rule.min_positives for one in histories),
-                "frac_missing_negatives/round_1": sum(one.negatives < rule.min_negatives for one in histories),
-            }.items():
-                metrics[name] = number / len(slots)
-        return metrics
 
     @property
     def _max_retries(self) -> int:

@@ -265,8 +265,7 @@ class AdaGRPOConfig(GRPOConfig):
         return SlotRule(
             min_positives=self.min_positives,
             min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
-            max_rounds=self.max_rounds if self.is_sequential else self.retries + 1,
-            one_round_per_step=not self.is_multi_round,
+            max_rounds=self.max_rounds if self.is_sequential else 1,
             # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
             compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
             and self.success_function is None,

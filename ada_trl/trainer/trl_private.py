@@ -63,11 +63,6 @@ def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
     trainer._metrics["train"]["num_tokens"] = [tokens]
 
 
-def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float | None:
-    values = trainer._metrics[mode].get(name)
-    return values[-1] if values else None
-
-
 def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
     """Forget metrics of training that are not to be logged."""
     metrics = trainer._metrics["train"]

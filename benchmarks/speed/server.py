@@ -111,9 +111,9 @@ class NonSpeculativeTrainer(AdaGRPOTrainer):
         super().__init__(*args, **kwargs)
         build_sampler = self._round_generator.build_sampler
 
-        def build(*step) -> RolloutSampler:
+        def build(*step, **options) -> RolloutSampler:
             with override_attributes(server, AsyncVLLMSampler=self.sampler_class):
-                return build_sampler(*step)
+                return build_sampler(*step, **options)
 
         self._round_generator.build_sampler = build
 

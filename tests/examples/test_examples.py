@@ -167,6 +167,7 @@ def test_custom_advantage(tmp_path, monkeypatch):
     for rewards in product((0.0, 1.0), repeat=2 * n):
         reward_N = np.array(rewards)
         columns = {"rewards_NF": reward_N[:, None], "reward_N": reward_N, "success_reward_N": reward_N}
+        columns |= dict.fromkeys(("attempt_N", "length_N"), np.zeros(2 * n, dtype=int))
         prompt_N, draw_N = np.repeat([0, 1], n), np.tile([0, 1], 2)
         advantage_N = shrunk_advantages(Rollouts(prompt_N, draw_N, **columns, threshold=0.5, num_prompts=2))
         probability = np.prod(np.where(reward_N == 1, pass_rate_N, 1 - pass_rate_N))

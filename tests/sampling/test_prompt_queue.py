@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from ada_trl.core import sampled_prompts
+from ada_trl.core import SampledPrompt
 
 from ..helpers import build, even_reward, logs_of, prompts_of, remember_rollouts
 
@@ -124,11 +124,7 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
 
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
     trainer = build(tmp_path, even_reward, prompts(), **RETRIES)
-
-    def no_unbiased_samples(slots):
-        return [prompt._replace(is_on_distribution=False) for prompt in sampled_prompts(slots)]
-
-    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.sampled_prompts", no_unbiased_samples)
+    monkeypatch.setattr(SampledPrompt, "is_on_distribution", False)
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "ada/pass_rate/mean"):

@@ -5,10 +5,8 @@ import random
 import threading
 import traceback
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -29,40 +27,8 @@ from ..helpers import (
     config,
     even_reward,
     prompt_dataset,
-    tiny_tokenizer,
     tiny_vision_language_model,
 )
-
-
-def test_a_trainer_made_without_init_dispatches_a_rollout():
-    """As TRL's own tests make theirs: `object.__new__`, and what the method under test reads."""
-    tokenizer = tiny_tokenizer()
-    trainer = object.__new__(AdaGRPOTrainer)
-    gather = gather_unless_disabled(lambda tensor: tensor)
-    trainer.accelerator = SimpleNamespace(
-        device=torch.device("cpu"), gather=gather, is_main_process=True, num_processes=1
-    )
-    trainer.model, trainer.state = (
-        torch.nn.Module(),
-        SimpleNamespace(num_input_tokens_seen=0, global_step=0),
-    )
-    trainer.rollout_func = lambda prompts, trainer: {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}
-    trainer._metrics, trainer.use_vllm, trainer.tools = {"train": Counter()}, False, None
-    trainer._metrics["train"] = {
-        f"completions/{kind}_{name}": [] for kind in ("mean", "min", "max") for name in LENGTHS
-    }
-    trainer._metrics["train"]["completions/clipped_ratio"] = []
-    trainer._tokenizer = trainer.processing_class = tokenizer
-    trainer.eos_token_ids = [tokenizer.eos_token_id]
-    columns = trainer._generate(["1+2="])
-    assert columns[:2] == ([[1]], [[2]]) and trainer.state.num_input_tokens_seen == 2
-    trainer.environments, trainer.reward_funcs, trainer.reward_func_names = None, [even_reward], ["even_reward"]
-    trainer.reward_processing_classes, trainer.args = [None], SimpleNamespace(report_to=[])
-    rewards = trainer._calculate_rewards([{"prompt": "1+2="}], ["1+2="], columns[3], columns[1])
-    assert rewards.tolist() == [even_reward(columns[3])]
-
-
-LENGTHS = ("length", "terminated_length")
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])

@@ -30,9 +30,9 @@ from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model
 class RecordedRounds(RoundGenerator):
     """Records which rows are generated on each rank, what it holds, and how much it sends to all."""
 
-    def build_sampler(self, prompts, slots):
+    def build_sampler(self, prompts, slots, **options):
         trainer, owners = self.trainer, prompts.row_ranks
-        sampler = super().build_sampler(prompts, slots)
+        sampler = super().build_sampler(prompts, slots, **options)
         trainer.sampler, generated, local = sampler, set(), []
         sample_round, generate = sampler._sample_round, sampler.generate_and_score
 
@@ -77,7 +77,7 @@ class Scripted(AdaGRPOTrainer):
             plan = super()._plan_step(inputs)
         self.gathered = sum(sizes)
         if plan.rows:  # one round
-            draws = [draw for slot in plan.slots for draw in range(slot.round_size)]
+            draws = [draw for size in plan.sizes for draw in range(size)]
             start = self.accelerator.process_index * len(plan.rows)
             local = draws[start : start + len(plan.rows)]
             self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
