@@ -25,7 +25,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from .. import __version__
 from ..core import (
     Rollouts,
     SampledPrompt,
@@ -56,6 +55,7 @@ from ..sampling.sampler import SelectedRollouts, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
+from ..version import __version__
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
 from .checkpointing import load_state, reject_removed_modes, save_state
@@ -202,6 +202,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
         with trl_private.vllm_generation_class(
+            args,
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
