@@ -263,13 +263,13 @@ def build(
 
 def remember_rollouts(trainer):
     """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
-    seen, compute = [], trainer.compute_advantages
+    seen, log_step = [], trainer._log_step
 
-    def remember(rollouts):
-        seen.append(rollouts)
-        return compute(rollouts)
+    def remember(batch, *args):
+        seen.append(batch.rollouts)
+        log_step(batch, *args)
 
-    trainer.compute_advantages = remember
+    trainer._log_step = remember
     return seen
 
 

@@ -60,6 +60,8 @@ class PromptBatch(NamedTuple):
 class PromptSource(ABC):
     """Interface of the sources of prompts. The same object exists on every rank."""
 
+    checks_groups = True  # whether different prompts in a group are an error, unlike in GRPOTrainer
+
     @abstractmethod
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
@@ -89,12 +91,10 @@ class DataLoaderPrompts(PromptSource):
             This rank and the others.
         num_generations (`int`):
             Number of rows of a prompt.
-        check_groups (`bool`, *optional*, defaults to `True`):
-            Whether different prompts in a group are an error, unlike in GRPOTrainer.
     """
 
-    def __init__(self, accelerator: Accelerator, num_generations: int, *, check_groups: bool = True):
-        self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
+    def __init__(self, accelerator: Accelerator, num_generations: int):
+        self.accelerator, self.num_generations = accelerator, num_generations
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         rows, n = len(inputs), self.num_generations
@@ -103,7 +103,7 @@ class DataLoaderPrompts(PromptSource):
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif self.check_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
+            elif self.checks_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "

@@ -213,10 +213,9 @@ class AdaGRPOConfig(GRPOConfig):
         resolve_defaults(self)
         check_rules(self)
 
-    @property
-    def group_size_is_explicit(self) -> bool:
-        """Whether `num_generations` was set."""
-        return "num_generations" not in self._derived
+    def is_set(self, name: str) -> bool:
+        """Whether the value of a field was given, and not derived from the other fields."""
+        return name not in self._derived
 
     @property
     def float32_threshold(self) -> float:
@@ -234,8 +233,8 @@ class AdaGRPOConfig(GRPOConfig):
         return self.generation_batch_size // self.num_generations
 
     @property
-    def is_vanilla_grpo(self) -> bool:
-        """Whether training equals [`~trl.GRPOTrainer`], and only the logged metrics differ."""
+    def trains_as_grpo(self) -> bool:
+        """Whether no option changes what [`~trl.GRPOTrainer`] trains on."""
         is_uniform = self.adaptive_sampling == "uniform" and self.prompt_weighting in ("none", 1.0)
         return is_uniform and self.baseline == "pool" and not self.uses_prompt_queue
 

@@ -1,13 +1,21 @@
 """
-Reinforce-Ada adaptive sampling for TRL's GRPOTrainer.
+Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step, and where TRL is entered and left again:
 
-A step is [`AdaGRPOTrainer._generate_and_score_completions`], which TRL calls with rows of the data loader and which returns the
-batch to train on. In reading order:
-
-1. `_plan_step`: the next prompts, and how many rollouts each of them gets;
-2. `_sample_once` (TRL's own method runs once on these rows) or `_sample_in_rounds` (rounds of rollouts are sampled first, and
-   TRL's method then assembles the batch from the selected ones);
-3. `compute_advantages`: one function of all rollouts (`core/advantages.py`), whose result replaces that of TRL.
+    GRPOTrainer.training_step
+      AdaGRPOTrainer._generate_and_score_completions     returns the batch to train on
+        _plan_step                                       the next prompts, and the number of rollouts of each
+        _sample_once                                     one round: TRL makes the batch
+          GRPOTrainer._generate_and_score_completions
+            _generate → GRPOTrainer._generate            with the weights of this step (vllm_session.py)
+            _calculate_rewards → receive                 rewards become `Rollouts`; the queue keeps unsolved prompts
+        _sample_in_rounds                                several rounds: sampled first
+          sample_slots                                   the rounds of each prompt, until it is done
+            RoundGenerator.prepare → GRPOTrainer._generate_and_score_completions, which an exception leaves
+            RoundGenerator._sample → GRPOTrainer._generate, GRPOTrainer._calculate_rewards, on this rank alone
+          select_groups                                  the rollouts to train on
+          GRPOTrainer._generate_and_score_completions    makes the batch of them, without generating and scoring
+        compute_advantages                               one function of all rollouts, in place of TRL's (core/advantages.py)
+        _log_step                                        metrics, and the estimates of pass rates
 """
 
 import functools
@@ -78,6 +86,7 @@ from .validation import (
     check_advantages,
     check_arguments,
     check_overrides,
+    check_own_advantages,
     check_size,
     check_success_reward,
     check_value_head,
@@ -112,8 +121,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             models do not support `pass_rate_estimator="value"`.
         advantage_func (`Callable[[Rollouts], np.ndarray]`, *optional*):
             Takes all rollouts of a generation batch ([`~core.Rollouts`]) and returns the advantage of each, `(N,)`, in place of
-            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes with `baseline="pool"` the selected rollouts are
-            trained on, in all other modes all of them. Called on every process with the same rollouts.
+            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes the selected rollouts are trained on, in all other
+            modes all of them. Called on every process with the same rollouts, and as carefully as a reward function: the training
+            state is restored, and an error on one process is raised on all. A subclass may override `compute_advantages` instead.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -199,6 +209,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             advantage_func=advantage_func,
         )
         self.advantage_func = advantage_func
+        check_own_advantages(args, self.own_advantages, advantage_func)
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
         with trl_private.vllm_generation_class(
@@ -237,14 +248,10 @@ class AdaGRPOTrainer(GRPOTrainer):
                 "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts "
                 "on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
             )
-        # Whether training equals GRPOTrainer bit for bit, and only the metrics are ours.
-        self.is_vanilla_grpo = args.is_vanilla_grpo and self.advantage_func is None
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
         # Where prompts come from the queue, `get_train_dataloader` replaces it.
-        self.prompt_source: PromptSource = DataLoaderPrompts(
-            self.accelerator, args.num_generations, check_groups=not self.is_vanilla_grpo
-        )
+        self.prompt_source: PromptSource = DataLoaderPrompts(self.accelerator, args.num_generations)
         self._round_generator = RoundGenerator(self)
         self._diagnostics = TrainingDiagnostics(args)
         self._constant_metrics = constant_metrics(args)
@@ -328,7 +335,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             batch, output = self._sample_in_rounds(plan)
         else:
             batch, output = self._sample_once(plan, inputs)
-        batch.advantage_N = self.compute_advantages(batch.rollouts)
+        batch.advantage_N = self._compute_advantages(plan, batch)
         if not self.is_vanilla_grpo:
             self._replace_advantages(batch, output)
         if self.args.zero_variance_groups == "mask":
@@ -341,7 +348,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def compute_advantages(self, rollouts: Rollouts) -> np.ndarray:
         """Advantages of all rollouts of a generation batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
         if self.advantage_func is not None:
-            return check_advantages(self.advantage_func(rollouts), len(rollouts))
+            return self.advantage_func(rollouts)
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.args.baseline == "batch":
@@ -349,6 +356,47 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.args.prompt_weighting, scale=scale)
+
+    @property
+    def own_advantages(self) -> str | None:
+        """Name of the user's function that computes the advantages: `advantage_func`, or an override of `compute_advantages`."""
+        if self.advantage_func is not None:
+            return getattr(self.advantage_func, "__name__", "advantage_func")
+        is_overridden = type(self).compute_advantages is not AdaGRPOTrainer.compute_advantages
+        return "compute_advantages" if is_overridden or "compute_advantages" in vars(self) else None
+
+    @property
+    def is_vanilla_grpo(self) -> bool:
+        """Whether training equals [`~trl.GRPOTrainer`] bit for bit, and only the metrics are ours."""
+        return self.args.trains_as_grpo and self.own_advantages is None
+
+    def _compute_advantages(self, plan: StepPlan, batch: StepBatch) -> np.ndarray:
+        """The advantages of a batch; the user's function is run as a reward function is. Collective."""
+        if self.own_advantages is None:
+            return self.compute_advantages(batch.rollouts)
+        batch.rollouts = replace(batch.rollouts, columns=self._dataset_columns(plan, batch))
+        with synchronized_errors(), TrainingState(self.model).preserved():
+            advantages = self.compute_advantages(batch.rollouts)
+            return check_advantages(advantages, self.own_advantages, len(batch.rollouts))
+
+    def _dataset_columns(self, plan: StepPlan, batch: StepBatch) -> dict[str, np.ndarray]:
+        """Columns of the dataset but for prompts and images, with the value of each rollout. Collective."""
+        hidden = ("prompt", "image", "images")
+        rows = gather_object(
+            [{name: row[name] for name in row if name not in hidden} for row in plan.prompts.local_rows]
+        )
+        of_prompts = [rows[i] for i in self._rows_of_prompts(plan, batch)]
+        columns = {}
+        for name in dict.fromkeys(name for row in of_prompts for name in row):
+            values = [row.get(name) for row in of_prompts]
+            if {type(value) for value in values} in ({int}, {float}, {bool}, {str}):
+                array = np.array(values)
+            else:
+                array = np.empty(len(values), dtype=object)
+                for i, value in enumerate(values):  # all at once, lists would become another dimension
+                    array[i] = value
+            columns[name] = array[batch.rollouts.prompt_N]
+        return columns
 
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with without_interception(self), reporting_rewards(self, self._add_evaluated_groups):
@@ -658,6 +706,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def train(self, *args, **kwargs):
         # Again: attributes may have been set since the construction.
         check_overrides(self, AdaGRPOTrainer, self.args)
+        check_own_advantages(self.args, self.own_advantages, self.advantage_func)
+        self.prompt_source.checks_groups = not self.is_vanilla_grpo
         if self.environment_factories is None:
             check_size(self.args, self.train_dataset)
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
@@ -665,7 +715,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         trl_private.forget_evaluation_model(self)
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
-        report_start(self.args, num_prompts, self.advantage_func)
+        report_start(self.args, num_prompts, self.own_advantages)
         steps_before = self.state.global_step
         try:
             with self.vllm.running():

@@ -5,7 +5,7 @@ unnoticed, and which metrics are not logged because they are constant.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from trl import GRPOConfig
 
@@ -60,7 +60,7 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
 # The start of training
 
 
-def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: Callable | None = None) -> None:
+def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
     """
     Print [`describe_run`] on the main process, unless warnings are hidden, and log warnings about epochs and batch size.
 
@@ -69,10 +69,10 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: C
             Configuration of the run.
         num_prompts (`int`, *optional*):
             Length of the training dataset; `None` if it is unknown.
-        advantage_func (`Callable`, *optional*):
-            Function of the user that computes the advantages.
+        own_advantages (`str`, *optional*):
+            Name of the user's function that computes the advantages, if there is one.
     """
-    sentence = describe_run(args, advantage_func)
+    sentence = describe_run(args, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
         print(sentence, flush=True)
     for warning in (_epoch_warning(args, num_prompts), _size_warning(args)):
@@ -80,25 +80,26 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: C
             logger.warning(warning)
 
 
-def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) -> str:
+def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
     """
     Describe in one sentence how a run differs from [`~trl.GRPOTrainer`] with the defaults of [`~trl.GRPOConfig`]. Empty if it
     does not.
     """
     values = {"scale_rewards": "none", "epsilon_high": 0.28}
-    if not args.group_size_is_explicit:
+    if not args.is_set("num_generations"):
         values["num_generations"] = args.num_generations
     defaults = [
         f"{name}={value!r} ({GRPOConfig.__dataclass_fields__[name].default!r})"
         for name, value in values.items()
         if getattr(args, name) == value
     ]
-    advantages = _describe_advantages(args)
-    if advantage_func is not None:
-        advantages = f"advantages are those of {getattr(advantage_func, '__name__', 'advantage_func')}"
-    is_vanilla = args.is_vanilla_grpo and advantage_func is None
+    sampling, advantages = _describe_sampling(args), _describe_advantages(args)
+    if own_advantages is not None:
+        sampling = sampling.replace("Batch baseline", "Uniform sampling")
+        advantages = f"advantages are those of {own_advantages}"
+    is_vanilla = args.trains_as_grpo and own_advantages is None
     clauses = [
-        "" if is_vanilla else f"{_describe_sampling(args)}; {advantages}",
+        "" if is_vanilla else f"{sampling}; {advantages}",
         _describe_zero_variance_groups(args),
         "rollouts come from the weights before the last update" if args.max_staleness else "",
         f"{args.num_generations_eval} rollouts per prompt in evaluations"

@@ -13,13 +13,14 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import nn
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
-from ..core.advantages import POWERS
+from ..core.advantages import MAX_ADVANTAGE, POWERS
 from ..core.allocation import check_budget, check_rule
 from ..sampling.prompts import WITHOUT_QUEUE
 from ..utils.logging import get_logger
@@ -243,7 +244,7 @@ RULES = [
     Rule(
         "num_generations",
         lambda args: args.num_generations == 1 and args.baseline == "pool",
-        "requires baseline='batch': the group mean is undefined for a single rollout",
+        "requires baseline='batch' (also with an advantage_func): the group mean is undefined for a single rollout",
         "Set it, or num_generations >= 2",
     ),
     # Rounds
@@ -318,7 +319,7 @@ RULES = [
     Rule(
         "generation_kwargs",
         lambda args: (
-            args.use_vllm and not args.is_vanilla_grpo and dict(args.generation_kwargs or {}).get("seed") is not None
+            args.use_vllm and not args.trains_as_grpo and dict(args.generation_kwargs or {}).get("seed") is not None
         ),
         "must not contain 'seed' with vLLM, because all rounds of a prompt would have the same completions",
         "Remove it",
@@ -426,7 +427,7 @@ def check_arguments(
     Raises:
         `ValueError`: If an argument is not supported in the chosen mode, or `success_reward` is missing or unknown.
     """
-    if rollout_func is not None and not (args.is_vanilla_grpo and advantage_func is None):
+    if rollout_func is not None and not (args.trains_as_grpo and advantage_func is None):
         raise ValueError(
             f"rollout_func is not supported with adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}: a "
             "rollout function contains a separate sampling loop. Use adaptive_sampling='uniform', baseline='pool' and "
@@ -532,7 +533,7 @@ def report_too_few_prompts(args: "AdaGRPOConfig", found: str) -> None:
         f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training dataset has {found}. Use a "
         "smaller batch, more rollouts per prompt or a larger dataset."
     )
-    if not args.is_vanilla_grpo:
+    if not args.trains_as_grpo:
         raise ValueError(text)
     logger.warning(text)
 
@@ -567,27 +568,73 @@ def check_overrides(trainer: GRPOTrainer, base: type, args: "AdaGRPOConfig") -> 
             )
 
 
-def check_advantages(advantages: Any, num_rollouts: int) -> np.ndarray:
+def check_own_advantages(args: "AdaGRPOConfig", name: str | None, advantage_func: Any) -> None:
     """
-    Return what an `advantage_func` has returned, as an array.
+    Check that options do not contradict the user's advantages.
+
+    Args:
+        args ([`AdaGRPOConfig`]):
+            Configuration of the run.
+        name (`str`, *optional*):
+            Name of the user's function; `None` if there is none.
+        advantage_func (`Any`):
+            The argument of the trainer.
 
     Raises:
-        `ValueError`: If it is not one finite number per rollout.
+        `ValueError`: If an option would have no effect, or decides before the advantages are known.
     """
+    if name is not None and args.zero_variance_groups == "resample":
+        raise ValueError(
+            f"zero_variance_groups ('resample') is not supported with {name}, because prompts are replaced by the variance of their "
+            "rewards, before advantages are computed. Use 'keep', 'skip' or 'mask', which act on the computed advantages."
+        )
+    if advantage_func is None:
+        return
+    if not callable(advantage_func):
+        raise ValueError(
+            f"advantage_func ({advantage_func!r}) must be a function that takes `Rollouts` and returns one number for each."
+        )
+    replaced = {
+        "scale_rewards": args.scale_rewards != "none",
+        "multi_objective_aggregation": args.multi_objective_aggregation != "sum_then_normalize",
+        "prompt_weighting": args.is_set("prompt_weighting") and args.prompt_weighting not in ("none", 1.0),
+    }
+    for option, is_given in replaced.items():
+        if is_given:
+            raise ValueError(
+                f"{option} ({getattr(args, option)!r}) has no effect with an advantage_func, which takes its place. Leave it unset."
+            )
+
+
+def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarray:
+    """
+    Return the advantages that the user's function `name` has returned, as an array.
+
+    Raises:
+        `ValueError`: If it is not one number per rollout that the loss can represent.
+    """
+    if isinstance(advantages, torch.Tensor):
+        if advantages.requires_grad:
+            raise ValueError(
+                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
+            )
+        advantages = advantages.cpu()
     try:
         values = np.asarray(advantages, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"advantage_func returned {type(advantages).__name__}, which is no array of numbers: {error}."
+            f"{name} returned {type(advantages).__name__}, which is no array of numbers: {error}."
         ) from error
     if values.shape != (num_rollouts,):
         raise ValueError(
-            f"advantage_func returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage "
-            "for each of the rollouts that it was given."
+            f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage for each "
+            "of the rollouts that it was given."
         )
-    if not np.isfinite(values).all():
+    is_valid = np.abs(values) <= MAX_ADVANTAGE  # NaN is not
+    if not is_valid.all():
         raise ValueError(
-            f"advantage_func returned {values[~np.isfinite(values)][0]} for rollout {np.flatnonzero(~np.isfinite(values))[0]}, but "
-            "advantages must be finite. Return 0 for rollouts without a reward (NaN in rollouts.reward_N)."
+            f"{name} returned {values[~is_valid][0]} for rollout {np.flatnonzero(~is_valid)[0]}, but advantages must be finite and at "
+            f"most {MAX_ADVANTAGE:g}, so that the loss does not overflow. Return 0 for rollouts without a reward (NaN in "
+            "rollouts.reward_N)."
         )
     return values
