@@ -140,8 +140,8 @@ def expected_sampling(args: "AdaGRPOConfig", positives: np.ndarray, scored: np.n
         return 1.0, rollouts
     lost = float(((positives == 0) | (negatives == 0)).mean())
     if args.zero_variance_groups == "resample":
-        rollouts *= sum(lost**retry for retry in range(args.max_rounds))
-        lost **= args.max_rounds
+        rollouts *= sum(lost**retry for retry in range(args.prompts_per_slot))
+        lost **= args.prompts_per_slot
     return 1 - lost, rollouts
 
 

@@ -1,25 +1,28 @@
 """Configuration of the AdaGRPOTrainer."""
 
 import inspect
+import math
+import os
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from trl import GRPOConfig
 
 from ..core import SlotRule
-from .validation import (
-    CHOICES,
-    DERIVED,
-    WEIGHTED_SUM,
-    check_removed,
-    check_rules,
-    check_types,
-    placeholder_group_size,
-    resolve_defaults,
-    resolve_sampling,
+from ..core.advantages import POWERS
+from ..core.allocation import check_rule
+from .validation import check_rules
+
+
+# Fields whose default depends on other fields. They are derived again when a trainer is built, unless they were set.
+DERIVED = (
+    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "max_rounds"),
+    *("prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
 )
+WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
+EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation where a training step samples one
 
 
 def described(default: Any, meaning: str, **metadata: Any) -> Any:
@@ -39,6 +42,8 @@ class AdaGRPOConfig(GRPOConfig):
     on the others when the configuration is constructed, and again when a trainer is built from it.
     """
 
+    # Types are those of a constructed configuration: what is always derived from `None` has a type without it.
+
     # Parameters whose default values are overridden from GRPOConfig
     num_generations: int = described(
         None,
@@ -57,32 +62,30 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the baseline and the number of rollouts
-    baseline: str = described(
+    baseline: Literal["pool", "batch"] = described(
         "pool",
         "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the "
         "paper) or `'batch'` (recommended; mean of all other rollouts of the generation batch).",
-        choices=list(CHOICES["baseline"]),
     )
     retries: int = described(
         0,
         "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (3 is "
         "recommended). Each step samples `num_generations` rollouts of each prompt.",
     )
-    adaptive_sampling: str = described(
+    adaptive_sampling: Literal["seq-balance", "seq-pos", "est", "uniform"] = described(
         None,
         "Number of rollouts per prompt: `'seq-balance'` or `'seq-pos'` (rounds until the exit condition is met), `'est'` "
         "(more where the estimated pass rate is low) or `'uniform'` (`num_generations`, as in GRPO). If `None`, "
         "`'seq-balance'`, and with `baseline='batch'` `'uniform'`.",
-        choices=list(CHOICES["adaptive_sampling"]),
     )
 
     # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`, with `baseline="pool"`)
-    samples_per_round: int = described(
+    samples_per_round: int | None = described(
         None,
         "Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`, "
         "`num_generations`: the first round is the batch of GRPO. The paper has twice as many.",
     )
-    max_rounds: int = described(
+    max_rounds: int | None = described(
         None,
         "Maximum number of rounds of a prompt in a step (N in the paper), and with `zero_variance_groups='resample'` of "
         "prompts for one slot. If `None`, 8 in Seq modes, else 4.",
@@ -117,12 +120,11 @@ class AdaGRPOConfig(GRPOConfig):
         "`'variance'` (sqrt((1 - p) / p), with `prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` "
         "(sqrt(p * (1 - p))).",
     )
-    pass_rate_estimator: str | None = described(
+    pass_rate_estimator: Literal["ema", "value"] | None = described(
         None,
         "Source of the pass rates for `'est'`: `'ema'` (discounted success counts of each prompt, the default) or `'value'` "
         "(a value head on the policy's hidden state). In other modes `'ema'` only records them. Checkpoints have them in "
         "`ada_pass_rates.parquet`.",
-        choices=list(CHOICES["pass_rate_estimator"]),
     )
     # Parameters that control weights and zero-variance groups
     prompt_weighting: str = described(
@@ -131,20 +133,18 @@ class AdaGRPOConfig(GRPOConfig):
         "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'` "
         "or `baseline='batch'`.",
     )
-    zero_variance_groups: str = described(
+    zero_variance_groups: Literal["keep", "mask", "skip", "resample"] = described(
         "keep",
         "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` "
         "(excluded from the loss), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are "
         "sampled instead: dynamic sampling).",
-        choices=list(CHOICES["zero_variance_groups"]),
     )
 
     # Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
-    vllm_weight_sync: str = described(
+    vllm_weight_sync: Literal["nccl", "lora", "disk"] = described(
         "nccl",
         "Transfer of the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs), `'lora'` (it loads the "
         "adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (it reloads all weights from there).",
-        choices=list(CHOICES["vllm_weight_sync"]),
     )
     vllm_weight_sync_dir: str = described(
         None,
@@ -166,23 +166,20 @@ class AdaGRPOConfig(GRPOConfig):
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
     _derived = frozenset[str]()
 
-    def __new__(cls, *args: Any, **options: Any):
-        check_removed(options)  # here, because the constructor would report an unexpected argument
-        return super().__new__(cls)
-
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
-        check_types(self, AdaGRPOConfig.__annotations__)
-        resolve_sampling(self)
+        self._check_types()
+        self._resolve_sampling()
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. The batch baseline does not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
         given = {name: getattr(self, name) for name in ("num_generations", "num_generations_eval")}
         if self.num_generations == 1:
-            self.num_generations = placeholder_group_size(self)
+            self.num_generations = self._placeholder_group_size()
             self.num_generations_eval = given["num_generations_eval"] or 1
         super().__post_init__()
         self.__dict__.update(given)
-        self._resolve()
+        self._resolve_defaults()
+        check_rules(self)
         self._derived = frozenset(unset)
 
     def resolve(self) -> None:
@@ -196,10 +193,10 @@ class AdaGRPOConfig(GRPOConfig):
         unset = [name for name in DERIVED if name in self._derived or getattr(self, name) is None]
         self.__dict__.update(dict.fromkeys(unset))
         try:
-            check_removed({name: getattr(self, name) for name in CHOICES})
-            check_types(self, AdaGRPOConfig.__annotations__)
-            resolve_sampling(self)
-            self._resolve()
+            self._check_types()
+            self._resolve_sampling()
+            self._resolve_defaults()
+            check_rules(self)
         finally:  # also if the present values are invalid, because they may be corrected
             self._derived = frozenset(unset)
 
@@ -209,9 +206,74 @@ class AdaGRPOConfig(GRPOConfig):
             self._derived = self._derived - {name}  # another set, because a copy of the configuration shares this one
         super().__setattr__(name, value)
 
-    def _resolve(self) -> None:
-        resolve_defaults(self)
-        check_rules(self)
+    def _check_types(self) -> None:
+        """Check choices and numbers first, because the rules and those of TRL compute with the values."""
+        for name, hint in AdaGRPOConfig.__annotations__.items():
+            kinds, value = get_args(hint) or (hint,), getattr(self, name)
+            if value is None and (name in DERIVED or type(None) in kinds):
+                continue
+            # Of `Literal[...] | None`, the choices.
+            choices = [choice for kind in kinds for choice in get_args(kind)] or [
+                k for k in kinds if isinstance(k, str)
+            ]
+            if choices and value not in choices:
+                raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+            if isinstance(value, np.integer | np.floating):
+                value = value.item()
+                setattr(self, name, value)  # checkpoints contain the arguments as JSON, which has no NumPy numbers
+            if int in kinds and (not isinstance(value, int | float) or value != int(value)):
+                raise ValueError(f"{name} ({value!r}) must be a whole number.")
+            if float in kinds and not isinstance(value, int | float):
+                raise ValueError(f"{name} ({value!r}) must be a number.")
+        if self.num_generations is not None and self.num_generations < 1:
+            raise ValueError(f"num_generations ({self.num_generations}) must be at least 1.")
+
+    def _resolve_sampling(self) -> None:
+        if self.adaptive_sampling is None:
+            self.adaptive_sampling = "uniform" if self.baseline == "batch" else "seq-balance"
+        if self.num_generations is None:
+            # The advantage of a rollout does not depend on other rollouts of its prompt with the batch baseline.
+            self.num_generations = 1 if self.baseline == "batch" and self.adaptive_sampling != "est" else 4
+
+    def _placeholder_group_size(self) -> int:
+        """
+        A group size of at least 2 that divides the generation batch, for the checks of [`~trl.GRPOConfig`].
+
+        The generation batch is a multiple of each of these numbers, whichever of them are set.
+        """
+        per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        for size in (self.generation_batch_size, self.per_device_train_batch_size, per_generation, processes):
+            if size is not None and size >= 2:
+                return int(size)
+        raise ValueError(
+            f"num_generations=1 with baseline={self.baseline!r} requires a generation batch of at least 2 rollouts, got 1: raise "
+            "per_device_train_batch_size."
+        )
+
+    def _resolve_defaults(self) -> None:
+        # GRPOConfig takes booleans.
+        self.scale_rewards = {"true": "group", "false": "none"}.get(
+            str(self.scale_rewards).lower(), self.scale_rewards
+        )
+        if self.max_rounds is None and (self.is_sequential or self.zero_variance_groups == "resample"):
+            # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
+            self.max_rounds = 8 if self.is_sequential else 4
+        if self.samples_per_round is None and self.is_sequential:
+            self.samples_per_round = self.num_generations
+        if self.prompt_weighting is None:
+            # The division by the standard deviation of the group is a prompt weight as well.
+            is_weighted = self.adaptive_sampling != "uniform" and self.baseline == "pool"
+            self.prompt_weighting = "inverse_sqrt" if is_weighted and self.scale_rewards != "group" else "none"
+        self.prompt_weighting = _read_weighting(self.prompt_weighting)
+        if self.adaptive_sampling == "est":
+            self.allocation_rule = check_rule(self.allocation_rule)  # type: ignore[assignment] # a name or a number
+            self.pass_rate_estimator = self.pass_rate_estimator or "ema"
+        if self.vllm_weight_sync_dir is None:
+            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
+        if self.num_generations_eval is None and self.num_generations == 1:
+            rows = self.per_device_eval_batch_size * self.world_size
+            self.num_generations_eval = EVALUATED_GENERATIONS if rows % EVALUATED_GENERATIONS == 0 else None
 
     def is_set(self, name: str) -> bool:
         """Whether the value of a field was given, and not derived from the other fields."""
@@ -251,12 +313,17 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def round_size(self) -> int:
         """Rollouts of a prompt in one round; the average where budgets differ."""
-        return self.samples_per_round if self.is_sequential else self.num_generations
+        return self.samples_per_round or self.num_generations
 
     @property
     def rounds_per_step(self) -> int:
         """Maximum number of rounds of a prompt in one step."""
-        return self.max_rounds if self.is_sequential else 1
+        return self.max_rounds if self.is_sequential and self.max_rounds else 1
+
+    @property
+    def prompts_per_slot(self) -> int:
+        """Maximum number of prompts that are sampled one after another for one place in the batch."""
+        return self.max_rounds if self.zero_variance_groups == "resample" and self.max_rounds else 1
 
     @property
     def slot_rule(self) -> SlotRule:
@@ -264,7 +331,7 @@ class AdaGRPOConfig(GRPOConfig):
         return SlotRule(
             min_positives=self.min_positives,
             min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
-            max_rounds=self.max_rounds if self.is_sequential else 1,
+            max_rounds=self.rounds_per_step,
             # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
             compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
             and self.success_function is None,
@@ -294,6 +361,27 @@ class AdaGRPOConfig(GRPOConfig):
     def tracks_pass_rates(self) -> bool:
         """Whether per-prompt pass rates are recorded."""
         return self.pass_rate_estimator is not None
+
+
+def _read_weighting(weighting: Any) -> Any:
+    """
+    Return a name of `prompt_weighting` as it is, and a number, which a command line passes as a string, as a float.
+
+    Raises:
+        `ValueError`: If it is neither a name nor a number from 0 to 1.
+    """
+    if weighting in POWERS:
+        return weighting
+    try:
+        alpha = float(weighting)
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not 0 <= alpha <= 1:
+        raise ValueError(
+            f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
+            "from 0 to 1 for the weight p^(alpha - 1)."
+        )
+    return alpha
 
 
 def _parameters() -> str:

@@ -66,7 +66,17 @@ from ..utils.logging import deduplicate_warnings, get_logger
 from ..version import __version__
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
-from .checkpointing import load_state, reject_removed_modes, save_state
+from .arguments import (
+    check_advantages,
+    check_arguments,
+    check_overrides,
+    check_own_advantages,
+    check_size,
+    check_success_reward,
+    check_value_head,
+    report_too_few_prompts,
+)
+from .checkpointing import load_state, save_state
 from .interception import (
     Interception,
     injecting,
@@ -82,16 +92,6 @@ from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
 from .training_state import TrainingState
 from .trl_version import check_trl
-from .validation import (
-    check_advantages,
-    check_arguments,
-    check_overrides,
-    check_own_advantages,
-    check_size,
-    check_success_reward,
-    check_value_head,
-    report_too_few_prompts,
-)
 from .vllm_session import VLLMSession, ess_ratio
 
 
@@ -311,7 +311,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             shuffle=self.shuffle_dataset,
             seed=args.seed,
             num_slots=trl_private.prompts_per_generation(self),
-            candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
+            candidates_per_slot=args.prompts_per_slot,
             retries=args.retries,
             # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
             # the one that was prefetched.
@@ -820,7 +820,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        reject_removed_modes(checkpoint)
         if self._train_sampler is not None:
             # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
             # repeat the order of the first epoch, as GRPOTrainer does.

@@ -115,10 +115,8 @@ def recording(
             Whether rewards are computed right after the generation instead of after TRL's forward pass, so that `on_rewards` can
             request the next step's rollouts before that pass.
     """
-    generate, score = (
-        trainer._generate,
-        trainer._calculate_rewards,
-    )  # bound methods, of the user's subclass if there is one
+    # Bound methods, of the user's subclass if there is one.
+    generate, score = trainer._generate, trainer._calculate_rewards
     seconds: dict[str, float] = {}
     lengths: list[tuple[int, bool]] = []
     scored: list[torch.Tensor] = []

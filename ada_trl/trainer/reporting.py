@@ -127,7 +127,7 @@ def _describe_sampling(args: AdaGRPOConfig) -> str:
     condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
     if rule.min_negatives:
         condition += f" and {rule.min_negatives} incorrect"
-    rounds = f"up to {pluralize(args.max_rounds, 'round')} of {pluralize(args.samples_per_round, 'rollout')}"
+    rounds = f"up to {pluralize(args.rounds_per_step, 'round')} of {pluralize(args.round_size, 'rollout')}"
     return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
 
 
@@ -147,7 +147,7 @@ def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
     return {
         "mask": "zero-variance groups are excluded from the loss",
         "skip": "rows of zero-variance groups are not computed",
-        "resample": f"zero-variance groups are replaced (up to {args.max_rounds} prompts for each place in the batch)",
+        "resample": f"zero-variance groups are replaced (up to {args.prompts_per_slot} prompts for each place in the batch)",
     }.get(args.zero_variance_groups, "")
 
 
@@ -298,16 +298,13 @@ class TrainingDiagnostics:
             return
         reward = f"the reward of {args.success_function}" if args.success_function else "the reward"
         rollouts = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
-        hard = (
-            f"If a good completion gets more than {threshold:g}, the prompts are hard; otherwise s"
-            if high <= threshold
-            else "S"
-        )
+        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
+        if high <= threshold:
+            advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"
         if not is_trained_on:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
             f"{rollouts.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
-            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {hard}et positive_threshold to a value between "
-            f"{low:.3g} and {high:.3g} that separates good from bad completions; until then, {effect}."
+            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {advice[0].upper()}{advice[1:]}; until then, {effect}."
         )

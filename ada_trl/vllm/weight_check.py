@@ -86,10 +86,8 @@ class WeightCheck:
         """
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
             if self.vllm.accelerator.is_main_process:
-                expected, found = (
-                    self._served.get("instance_id"),
-                    self.vllm.vllm_client.read_config().get("instance_id"),
-                )
+                expected = self._served.get("instance_id")
+                found = self.vllm.vllm_client.read_config().get("instance_id")
                 if found != expected:
                     raise VLLMServerError(f"it was restarted during the step (instance {expected} became {found})")
                 self._compare()
