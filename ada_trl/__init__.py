@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 
 if TYPE_CHECKING:
     from .trainer.ada_grpo_config import AdaGRPOConfig
     from .trainer.ada_grpo_trainer import AdaGRPOTrainer
 
-__version__ = "0.2.0"
-__all__ = ["AdaGRPOConfig", "AdaGRPOTrainer"]
+__all__ = ["AdaGRPOConfig", "AdaGRPOTrainer", "__version__"]
 
 _MODULES = {"AdaGRPOConfig": ".trainer.ada_grpo_config", "AdaGRPOTrainer": ".trainer.ada_grpo_trainer"}
 

@@ -4,31 +4,40 @@
 # [tool.uv.sources]
 # ada_trl = { path = ".." }
 # ///
-"""Your own advantage: the mean of a prompt's other rollouts, shrunk towards the mean of the batch (arXiv 2511.03710)."""
+"""Your own advantage: a baseline per source of the data, and a penalty on long completions."""
+
+from dataclasses import replace
 
 import numpy as np
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from trl.rewards import accuracy_reward
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Rollouts
 
 
-PSEUDO_COUNT = 2.0  # the mean of the batch weighs as much as this number of rollouts
+PENALTY_PER_TOKEN = 0.1 / 1024
 
 
-def shrunk_advantages(rollouts: Rollouts) -> np.ndarray:
-    """r - b, where b depends on other rollouts only, so that the expected gradient is that of the mean reward; shape (N,)."""
-    scored_N = rollouts.is_scored_N
-    reward_N = np.where(scored_N, rollouts.reward_N, 0.0)
-    reward_P, count_P = rollouts.sum(reward_N), rollouts.sum(scored_N)  # sums of each prompt
-    others_N, num_others_N = reward_P[rollouts.prompt_N] - reward_N, count_P[rollouts.prompt_N] - 1
-    # Rollouts of other prompts: so the batch mean contains neither this rollout nor its group.
-    batch_N = (reward_P.sum() - reward_P)[rollouts.prompt_N] / np.maximum(count_P.sum() - count_P, 1)[
-        rollouts.prompt_N
-    ]
-    baseline_N = (others_N + PSEUDO_COUNT * batch_N) / (num_others_N + PSEUDO_COUNT)
-    return np.where(scored_N, reward_N - baseline_N, 0.0)
+def baseline_per_source(rollouts: Rollouts) -> np.ndarray:
+    """The reward minus the mean of all other rollouts from the same source, so that the gradient is unbiased; shape (N,)."""
+    source_N = np.unique(rollouts.columns["source"], return_inverse=True)[1]
+    reward_N, scored_N = np.nan_to_num(rollouts.reward_N), rollouts.is_scored_N
+    sum_N, count_N = (np.bincount(source_N, values)[source_N] for values in (reward_N, scored_N))
+    advantage_N = reward_N - (sum_N - reward_N) / np.maximum(count_N - 1, 1)
+    return np.where(scored_N & (count_N > 1), advantage_N, 0.0)
+
+
+def with_length_penalty(rollouts: Rollouts) -> np.ndarray:
+    """The same, with a penalty on the length of the completion in addition to the reward; shape (N,)."""
+    penalized_N = rollouts.reward_N - PENALTY_PER_TOKEN * rollouts.length_N
+    return baseline_per_source(replace(rollouts, reward_N=penalized_N))
+
+
+def problems() -> Dataset:
+    """Return problems of several sources, with the columns `prompt`, `solution` and `source`."""
+    rows = load_dataset("AI-MO/NuminaMath-CoT", split="train")
+    return rows.map(lambda row: {"prompt": [{"role": "user", "content": row["problem"]}]})
 
 
 if __name__ == "__main__":
@@ -37,13 +46,13 @@ if __name__ == "__main__":
         reward_funcs=accuracy_reward,
         args=AdaGRPOConfig(
             output_dir="out",
-            adaptive_sampling="uniform",
-            num_generations=2,  # 2 rollouts for each of 32 prompts per step
+            baseline="batch",  # one rollout for each of 64 prompts per step; the function takes the place of the baseline
+            retries=3,
             per_device_train_batch_size=8,
             gradient_accumulation_steps=8,
             max_steps=200,
         ),
-        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
-        advantage_func=shrunk_advantages,
+        train_dataset=problems(),
+        advantage_func=with_length_penalty,
     )
     trainer.train()

@@ -16,6 +16,7 @@ trainer = AdaGRPOTrainer(
     args=AdaGRPOConfig(
         output_dir="out",
         baseline="batch",  # one rollout for each of 64 prompts per step
+        retries=3,  # an unsolved prompt again in up to 3 later steps
         per_device_train_batch_size=8,
         gradient_accumulation_steps=8,
         max_steps=200,

@@ -8,8 +8,8 @@ r"""
 Full fine-tuning on GSM8K with two rewards, one for the format and one for the answer.
 
 `uv run examples/two_rewards.py`, or `accelerate launch examples/two_rewards.py`. `success_reward` selects the reward function
-that defines success. With `--baseline pool` (the paper's baseline) it also decides which prompts are sampled again; with the
-weighted sum, a correct format alone could count as a success.
+that defines success, and with it which prompts are sampled again; with the weighted sum, a correct format alone could count as a
+success. `--baseline pool --retries 0` selects the paper's baseline.
 """
 
 import re
@@ -53,6 +53,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None) ->
     parser.set_defaults(
         output_dir="outputs/two-rewards",
         baseline="batch",  # recommended; "pool" is the paper's baseline
+        retries=3,  # a prompt without a success is sampled again in up to 3 later steps
         success_reward="accuracy_reward",
         reward_weights=[1.0, 0.2],
         per_device_train_batch_size=32,  # × 4 accumulation steps: 128 prompts per step, one rollout each

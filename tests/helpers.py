@@ -225,7 +225,7 @@ LOADER_MODES = {
 }
 QUEUE_MODES = {
     "dynamic sampling": {"adaptive_sampling": "uniform", "zero_variance_groups": "resample", "num_generations": 4},
-    "retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+    "retries": {"baseline": "batch", "retries": 3},
 }
 MODES = LOADER_MODES | QUEUE_MODES
 
@@ -263,13 +263,13 @@ def build(
 
 def remember_rollouts(trainer):
     """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
-    seen, compute = [], trainer.compute_advantages
+    seen, log_step = [], trainer._log_step
 
-    def remember(rollouts):
-        seen.append(rollouts)
-        return compute(rollouts)
+    def remember(batch, *args):
+        seen.append(batch.rollouts)
+        log_step(batch, *args)
 
-    trainer.compute_advantages = remember
+    trainer._log_step = remember
     return seen
 
 

@@ -144,8 +144,8 @@ def expected_sampling(
     lost = _share_of_equal(drawn_SK, total_K)
     if args.zero_variance_groups == "resample":
         replaced = _share_of_equal(drawn_SK, success_K)
-        rollouts *= sum(replaced**retry for retry in range(args.max_rounds))
-        lost *= replaced ** (args.max_rounds - 1)
+        rollouts *= sum(replaced**retry for retry in range(args.prompts_per_slot))
+        lost *= replaced ** (args.prompts_per_slot - 1)
     return 1 - lost, rollouts
 
 

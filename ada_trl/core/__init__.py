@@ -23,10 +23,10 @@ from .rollouts import Rollouts, Scoring
 from .selection import select_groups
 from .sequential import (
     Candidate,
+    SampledPrompt,
     Slot,
     SlotRule,
     collect_rollouts,
-    count_outcomes,
     needs_more,
     sample_slots,
     sampled_prompts,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .advantages import PromptWeighting, prompt_weights
 from .rollouts import Rollouts
@@ -225,9 +226,7 @@ def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> di
     }
 
 
-def completion_metrics(
-    lengths: Sequence[int], truncated: Sequence[bool], weights: Sequence[float] | None = None
-) -> dict[str, float]:
+def completion_metrics(lengths: ArrayLike, truncated: ArrayLike, weights: ArrayLike | None = None) -> dict[str, float]:
     """
     Compute GRPO's metrics of completions from their numbers of tokens and whether each reached the maximum length.
 

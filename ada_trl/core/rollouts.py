@@ -1,16 +1,32 @@
 """All rollouts of a generation batch on arrays."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 
-@dataclass(eq=False)
+def read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class computed_array(cached_property):
+    """[`~functools.cached_property`] whose array is read-only."""
+
+    def __init__(self, compute: Callable[[Any], np.ndarray]):
+        super().__init__(lambda instance: read_only(compute(instance)))
+        self.__doc__ = compute.__doc__
+
+
+@dataclass(eq=False, frozen=True)
 class Rollouts:
     """
-    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward functions.
+    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward functions. All
+    arrays are read-only.
 
     The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends on the
     order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then it is positive
@@ -31,6 +47,13 @@ class Rollouts:
             A rollout is positive if its success reward is strictly greater.
         num_prompts (`int`):
             P.
+        attempt_N (`np.ndarray` of `int`):
+            Number of earlier steps in which the prompt was sampled; above 0 for retries only.
+        length_N (`np.ndarray` of `int`):
+            Number of completion tokens that the model has generated.
+        columns (`dict[str, np.ndarray]`, *optional*):
+            Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty unless an
+            advantage function is used.
     """
 
     prompt_N: np.ndarray
@@ -40,53 +63,63 @@ class Rollouts:
     success_reward_N: np.ndarray
     threshold: float
     num_prompts: int
+    attempt_N: np.ndarray
+    length_N: np.ndarray
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # An advantage function that works in place would change what is logged and selected.
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, read_only(value))
+        object.__setattr__(self, "columns", {name: read_only(value) for name, value in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.prompt_N)
 
-    @cached_property
+    @computed_array
     def is_scored_N(self) -> np.ndarray:
         return ~np.isnan(self.reward_N) & ~np.isnan(self.success_reward_N)
 
-    @cached_property
+    @computed_array
     def is_positive_N(self) -> np.ndarray:
         return self.is_scored_N & (self.success_reward_N > self.threshold)
 
-    @cached_property
+    @computed_array
     def size_P(self) -> np.ndarray:
         """Number of rollouts of each prompt, scored or not."""
         return np.bincount(self.prompt_N, minlength=self.num_prompts)
 
-    @cached_property
+    @computed_array
     def scored_P(self) -> np.ndarray:
         return np.bincount(self.prompt_N[self.is_scored_N], minlength=self.num_prompts)
 
-    @cached_property
+    @computed_array
     def positives_P(self) -> np.ndarray:
         return np.bincount(self.prompt_N[self.is_positive_N], minlength=self.num_prompts)
 
-    @cached_property
+    @computed_array
     def negatives_P(self) -> np.ndarray:
         return self.scored_P - self.positives_P
 
-    @cached_property
+    @computed_array
     def pass_rate_P(self) -> np.ndarray:
         """p̂ = positives / scored rollouts; NaN if nothing was scored."""
         return self.positives_P / np.where(self.scored_P > 0, self.scored_P, np.nan)
 
-    @cached_property
+    @computed_array
     def mean_P(self) -> np.ndarray:
         """r̄, the mean reward of the scored rollouts of each prompt; NaN if nothing was scored."""
         sum_P = self.sum(np.where(self.is_scored_N, self.reward_N, 0.0))
         return sum_P / np.where(self.scored_P > 0, self.scored_P, np.nan)
 
-    @cached_property
+    @computed_array
     def std_P(self) -> np.ndarray:
         """Standard deviation of the scored rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two."""
         deviation_N = np.where(self.is_scored_N, self.reward_N - self.mean_P[self.prompt_N], 0.0)
         return np.sqrt(self.sum(deviation_N**2) / np.maximum(self.scored_P - 1, 1))
 
-    @cached_property
+    @computed_array
     def has_zero_variance_P(self) -> np.ndarray:
         """Whether all scored rewards of a prompt are equal, so that every rollout equals the mean."""
         low_P, high_P = np.full(self.num_prompts, np.inf), np.full(self.num_prompts, -np.inf)
@@ -107,11 +140,29 @@ class Rollouts:
             rewards_NF=self.rewards_NF[mask_N],
             reward_N=self.reward_N[mask_N],
             success_reward_N=self.success_reward_N[mask_N],
+            attempt_N=self.attempt_N[mask_N],
+            length_N=self.length_N[mask_N],
+            columns={name: values[mask_N] for name, values in self.columns.items()},
         )
 
     @classmethod
-    def score(cls, rewards_by_prompt: Sequence[np.ndarray], scoring: "Scoring") -> "Rollouts":
-        """Build the record of a batch from the rewards `(rollouts, F)` of each prompt in order of sampling."""
+    def score(
+        cls,
+        rewards_by_prompt: Sequence[np.ndarray],
+        scoring: "Scoring",
+        *,
+        attempt_P: Sequence[int] | None = None,
+        length_N: Sequence[int] | None = None,
+    ) -> "Rollouts":
+        """
+        Build the record of a batch from the rewards `(rollouts, F)` of each prompt in order of sampling.
+
+        Args:
+            rewards_by_prompt (`Sequence[np.ndarray]`), scoring ([`Scoring`]):
+                Rewards, and what they amount to.
+            attempt_P (`Sequence[int]`, *optional*), length_N (`Sequence[int]`, *optional*):
+                Earlier steps that sampled each prompt, and tokens of each rollout; by default 0.
+        """
         sizes = [len(rewards) for rewards in rewards_by_prompt]
         rewards_NF = scoring.clean(np.concatenate(rewards_by_prompt))
         reward_N, success_reward_N = scoring.totals(rewards_NF)
@@ -123,6 +174,8 @@ class Rollouts:
             success_reward_N=success_reward_N,
             threshold=scoring.threshold,
             num_prompts=len(sizes),
+            attempt_N=np.repeat(np.zeros(len(sizes), dtype=int) if attempt_P is None else attempt_P, sizes),
+            length_N=np.zeros(sum(sizes), dtype=int) if length_N is None else np.asarray(length_N),
         )
 
 

@@ -23,18 +23,10 @@ def needs_more(positives: Counts, negatives: Counts, min_positives: int, min_neg
 
 
 class Candidate(NamedTuple):
-    """
-    A prompt that a slot may sample, with its rounds, positive and negative rollouts in earlier steps.
-
-    Args:
-        position (`int`):
-            Position of its row where the prompts come from.
-    """
+    """A prompt that a step may sample: position of its row where the prompts come from, and earlier steps that sampled it."""
 
     position: int
-    rounds: int = 0
-    positives: int = 0
-    negatives: int = 0
+    attempts: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,7 @@ class SlotRule:
         min_positives, min_negatives (`int`):
             K_pos and K_neg; see [`needs_more`].
         max_rounds (`int`):
-            N, the maximum number of rounds of a prompt, counted over all steps.
-        one_round_per_step (`bool`, *optional*, defaults to `False`):
-            Whether a step samples one round of one prompt, which may be sampled again in the next step.
+            N, the maximum number of rounds of a prompt.
         compares_each_reward (`bool`, *optional*, defaults to `False`):
             Whether a prompt has zero variance only if the rewards of every function are equal, rather than their sum or the
             success reward.
@@ -57,7 +47,6 @@ class SlotRule:
     min_positives: int
     min_negatives: int
     max_rounds: int
-    one_round_per_step: bool = False
     compares_each_reward: bool = False
 
 
@@ -78,7 +67,7 @@ class Slot:
         scoring ([`~core.Scoring`]):
             Which rollouts are positive.
         candidates (`Sequence[Candidate]`):
-            At least one; exactly one with one round per step.
+            At least one.
         round_size (`int`):
             M, the number of rollouts per round.
     """
@@ -89,17 +78,16 @@ class Slot:
     round_size: int
     done: bool = False
     rounds: list[np.ndarray] = field(default_factory=list)  # rewards (M, F) of each round
-    candidate_of_round: list[int] = field(
-        default_factory=lambda: [0]
-    )  # of the next round too, unless the slot is done
-
-    def __post_init__(self) -> None:
-        self._histories = list(self.candidates)  # with the rounds of this step
+    # Also of the next round, unless the slot is done.
+    candidate_of_round: list[int] = field(default_factory=lambda: [0])
+    # Of the candidate that is sampled now.
+    _positives: int = 0
+    _negatives: int = 0
 
     @property
     def max_rounds(self) -> int:
         """Maximum number of rounds in this step."""
-        return 1 if self.rule.one_round_per_step else self.rule.max_rounds * len(self.candidates)
+        return self.rule.max_rounds * len(self.candidates)
 
     @property
     def num_rollouts(self) -> int:
@@ -113,22 +101,6 @@ class Slot:
     def candidate_at(self, draw: int) -> int:
         """Index of the candidate that rollout `draw` belongs to; of several, known once the round before is complete."""
         return self.candidate_of_round[draw // self.round_size] if len(self.candidates) > 1 else 0
-
-    def history(self, index: int) -> Candidate:
-        """The candidate with its rounds of this step added to those of earlier steps."""
-        return self._histories[index]
-
-    def exit_condition_met(self, index: int) -> bool:
-        history = self._histories[index]
-        return not needs_more(history.positives, history.negatives, self.rule.min_positives, self.rule.min_negatives)
-
-    @property
-    def unsolved(self) -> Candidate | None:
-        """The candidate sampled last, if it has neither met its exit condition nor used all its rounds."""
-        last = self.num_sampled - 1
-        if self.exit_condition_met(last) or self._histories[last].rounds >= self.rule.max_rounds:
-            return None
-        return self._histories[last]
 
     def rewards_of(self, index: int) -> np.ndarray:
         """Rewards `(rollouts, F)` of a candidate's rollouts in this step."""
@@ -146,24 +118,19 @@ class Slot:
                 Its [`count_outcomes`], which takes less time for the rounds of many slots in one call.
         """
         positives, negatives = counts or count_outcomes([rewards], self.scoring)[0]
-        current = self.candidate_of_round[len(self.rounds)]
+        rule, current = self.rule, self.candidate_of_round[len(self.rounds)]
         self.rounds.append(rewards)
-        before = self._histories[current]
-        self._histories[current] = before._replace(
-            rounds=before.rounds + 1,
-            positives=before.positives + positives,
-            negatives=before.negatives + negatives,
-        )
-        if self.rule.one_round_per_step:
-            # Whether the prompt is sampled again in the next step is the queue's decision, see `unsolved`.
-            self.done = True
-        elif self.unsolved is not None:
+        self._positives += positives
+        self._negatives += negatives
+        is_unmet = needs_more(self._positives, self._negatives, rule.min_positives, rule.min_negatives)
+        if is_unmet and self.candidate_of_round.count(current) < rule.max_rounds:
             self.candidate_of_round.append(current)
         elif current + 1 == len(self.candidates) or not self._has_zero_variance(current):
             # Without another candidate the last one stays in the batch, if need be with zero advantages.
             self.done = True
         else:
             self.candidate_of_round.append(current + 1)
+            self._positives = self._negatives = 0
 
     def _has_zero_variance(self, index: int) -> bool:
         rewards = self.scoring.clean(self.rewards_of(index))
@@ -271,15 +238,18 @@ class _SlotState:
 
 
 class SampledPrompt(NamedTuple):
-    """A prompt that was sampled in a step."""
+    """A prompt that was sampled in a step; of several candidates of a slot with its place among them."""
 
-    candidate: Candidate  # as it was before the step
+    candidate: Candidate
     slot: int
-    candidate_index: int  # among the candidates of the slot
-    first_draw: int  # index of its first rollout among those of the slot
-    is_trained: bool  # whether the prompt is trained on, because no other one was sampled in its place
-    # Whether the prompt is an unbiased sample of the dataset: sampled for the first time, and not in place of another one.
-    is_on_distribution: bool
+    candidate_index: int = 0  # among the candidates of the slot
+    first_draw: int = 0  # index of its first rollout among those of the slot
+    is_trained: bool = True  # whether the prompt is trained on, because no other one was sampled in its place
+
+    @property
+    def is_on_distribution(self) -> bool:
+        """Whether the prompt is an unbiased sample of the dataset: sampled for the first time, and not in place of another one."""
+        return not self.candidate.attempts and not self.candidate_index
 
 
 def sampled_prompts(slots: Sequence[Slot]) -> list[SampledPrompt]:
@@ -291,7 +261,6 @@ def sampled_prompts(slots: Sequence[Slot]) -> list[SampledPrompt]:
             candidate_index=index,
             first_draw=slot.candidate_of_round.index(index) * slot.round_size,
             is_trained=index == slot.num_sampled - 1,
-            is_on_distribution=not slot.candidates[index].rounds and not index,
         )
         for number, slot in enumerate(slots)
         for index in range(slot.num_sampled)
@@ -300,6 +269,5 @@ def sampled_prompts(slots: Sequence[Slot]) -> list[SampledPrompt]:
 
 def collect_rollouts(slots: Sequence[Slot], prompts: Sequence[SampledPrompt]) -> Rollouts:
     """The record of all rollouts of a step, from its slots and their [`sampled_prompts`]."""
-    return Rollouts.score(
-        [slots[prompt.slot].rewards_of(prompt.candidate_index) for prompt in prompts], slots[0].scoring
-    )
+    rewards = [slots[prompt.slot].rewards_of(prompt.candidate_index) for prompt in prompts]
+    return Rollouts.score(rewards, slots[0].scoring, attempt_P=[prompt.candidate.attempts for prompt in prompts])

@@ -135,9 +135,8 @@ class HiddenStateExtractor:
         padded = [*prompts, *[prompts[-1]] * (per_rank * ranks - len(prompts))]
         ids = self.tokenize(padded[self.accelerator.process_index * per_rank :][:per_rank])
         padding = [max(map(len, ids)) - len(row) for row in ids]
-        input_ids = torch.tensor(
-            [[self.pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)]
-        )  # (per_rank, T)
+        # (per_rank, T)
+        input_ids = torch.tensor([[self.pad_token_id] * p + row for p, row in zip(padding, ids, strict=True)])
         mask = (torch.arange(input_ids.size(1)) >= torch.tensor(padding)[:, None]).long()
         states = last_hidden_states(self.policy(), input_ids.to(device), mask.to(device), batch_size=self.batch_size)
         return self.accelerator.gather(states.contiguous())[: len(prompts)].cpu()

@@ -14,7 +14,6 @@ from ..utils.files import atomic_write
 PASS_RATES_FILE = "ada_pass_rates.parquet"
 
 _FORMAT = 4
-_READABLE_FORMATS = (3, 4)  # 3 also has the text of every prompt, and columns of removed features
 _METADATA_KEY = b"ada_trl"
 _SCHEMA = pa.schema(
     [
@@ -95,8 +94,8 @@ def load_pass_rates(path: str | Path) -> dict[str, Any]:
         file_format = json.loads((table.schema.metadata or {})[_METADATA_KEY])["format"]
     except (KeyError, TypeError, ValueError) as error:
         raise _corrupt(path, f"its metadata {_METADATA_KEY.decode()!r} is missing or cannot be read") from error
-    if file_format not in _READABLE_FORMATS:
-        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_READABLE_FORMATS}")
+    if file_format != _FORMAT:
+        raise _corrupt(path, f"its format is {file_format!r}; this version of ada_trl reads {_FORMAT}")
     rows = table.to_pylist()
     return {
         "counts": {row["prompt_id"]: {name: row[column] for name, column in _COUNT_COLUMNS.items()} for row in rows}

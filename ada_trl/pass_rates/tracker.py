@@ -63,8 +63,6 @@ class PassRateTracker:
     generation batch. Success counts are kept always, a value head only with a `reader`.
 
     Args:
-        decay (`float`):
-            See [`~core.EMAPassRate`].
         reader ([`HiddenStateExtractor`], *optional*):
             Source of the policy's hidden states for a value head.
         hash_entire_row (`bool`):
@@ -76,13 +74,12 @@ class PassRateTracker:
     def __init__(
         self,
         *,
-        decay: float,
         reader: HiddenStateExtractor | None,
         hash_entire_row: bool = False,
         allocates: bool = False,
     ):
         self.allocates = allocates
-        self.counts, self.reader, self.hash_entire_row = EMAPassRate(decay=decay), reader, hash_entire_row
+        self.counts, self.reader, self.hash_entire_row = EMAPassRate(), reader, hash_entire_row
         self.head = None if reader is None else ValueHead(reader.size)
 
     def estimate(self, local_rows: Sequence[dict]) -> PromptEstimates:

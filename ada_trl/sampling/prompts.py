@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 
-from ..core import Candidate, Slot, sampled_prompts
+from ..core import Candidate, Rollouts, SampledPrompt
 from ..utils.distributed import synchronized_errors
 from ..utils.logging import get_logger
 from .prompt_stream import PromptStream
@@ -22,7 +22,7 @@ from .prompt_stream import PromptStream
 logger = get_logger(__name__)
 
 # Settings with which prompts come from the data loader instead of the prompt queue.
-WITHOUT_QUEUE = "zero_variance_groups='keep', max_staleness=0 and, in Seq modes, baseline='pool'"
+WITHOUT_QUEUE = "zero_variance_groups='keep', retries=0 and max_staleness=0"
 # Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
 MAX_RETRY_FRACTION = 0.75
 
@@ -35,7 +35,7 @@ class PlaceholderRow(dict):
 
     def __missing__(self, column: Any) -> Any:
         raise RuntimeError(
-            f"This row has no column {column!r}: with zero_variance_groups='resample', max_staleness=1 or retries, the rows of the "
+            f"This row has no column {column!r}: with zero_variance_groups='resample', retries or max_staleness=1, the rows of the "
             "data loader are placeholders, and prompts come from the prompt queue. Read the output of "
             f"_generate_and_score_completions instead, or set {WITHOUT_QUEUE}."
         )
@@ -60,11 +60,13 @@ class PromptBatch(NamedTuple):
 class PromptSource(ABC):
     """Interface of the sources of prompts. The same object exists on every rank."""
 
+    checks_groups = True  # whether different prompts in a group are an error, unlike in GRPOTrainer
+
     @abstractmethod
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
 
-    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
+    def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
         """Return unsolved and unused prompts to the source, and metrics to the caller."""
         return {}
 
@@ -89,12 +91,10 @@ class DataLoaderPrompts(PromptSource):
             This rank and the others.
         num_generations (`int`):
             Number of rows of a prompt.
-        check_groups (`bool`, *optional*, defaults to `True`):
-            Whether different prompts in a group are an error, unlike in GRPOTrainer.
     """
 
-    def __init__(self, accelerator: Accelerator, num_generations: int, *, check_groups: bool = True):
-        self.accelerator, self.num_generations, self.check_groups = accelerator, num_generations, check_groups
+    def __init__(self, accelerator: Accelerator, num_generations: int):
+        self.accelerator, self.num_generations = accelerator, num_generations
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         rows, n = len(inputs), self.num_generations
@@ -103,7 +103,7 @@ class DataLoaderPrompts(PromptSource):
         for i, row in enumerate(inputs):
             if (start + i) % n == 0:
                 local_rows.append(row)
-            elif self.check_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
+            elif self.checks_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
                 raise ValueError(
                     f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
                     f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
@@ -138,8 +138,8 @@ class PromptQueue(PromptSource):
             Prompts that are trained on in a step.
         candidates_per_slot (`int`, *optional*, defaults to `1`):
             Maximum number of prompts that are sampled one after another in a slot (dynamic sampling).
-        retries (`bool`, *optional*, defaults to `False`):
-            Whether unsolved prompts are sampled again in the next step, first in line.
+        retries (`int`, *optional*, defaults to `0`):
+            Number of later steps in which a prompt without a positive rollout is sampled again, first in line.
         kept_states (`int`, *optional*, defaults to `2`):
             Largest `steps_back` of [`state_dict`].
 
@@ -158,7 +158,7 @@ class PromptQueue(PromptSource):
         seed: int,
         num_slots: int,
         candidates_per_slot: int = 1,
-        retries: bool = False,
+        retries: int = 0,
         kept_states: int = 2,
     ):
         self._new_stream = lambda: PromptStream(dataset, shuffle=shuffle, seed=seed)
@@ -207,39 +207,28 @@ class PromptQueue(PromptSource):
             )
         return slots
 
-    def finish_step(self, slots: Sequence[Slot]) -> dict[str, float]:
-        sampled = [prompt.candidate for prompt in sampled_prompts(slots)]
-        used = {candidate.position for candidate in sampled}
+    def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
+        used = {prompt.candidate.position for prompt in prompts}
         self.stream.put_back([position for position in self._taken or [] if position not in used])
         self._taken = None
-        unsolved = [slot.unsolved for slot in slots] if self.retries else []
-        by_rounds = sorted((one for one in unsolved if one is not None), key=lambda candidate: candidate.rounds)
-        self.retry_queue = by_rounds[: self._max_retries]
+        unsolved = [
+            prompt.candidate._replace(attempts=prompt.candidate.attempts + 1)
+            for prompt, positives in zip(prompts, rollouts.positives_P.tolist(), strict=True)
+            if not positives and prompt.candidate.attempts < self.retries
+        ]
+        by_attempts = sorted(unsolved, key=lambda candidate: candidate.attempts)
+        self.retry_queue = by_attempts[: self._max_retries]
         self.stream.forget({candidate.position for candidate in self.retry_queue})
-        new = sum(not candidate.rounds for candidate in sampled)
-        metrics = {
-            "prompts/sampled": float(len(sampled)),
-            "prompts/frac_new": new / len(sampled),
-            "prompts/frac_retried": 1 - new / len(sampled),
-            "prompts/retries_dropped": float(len(by_rounds) - len(self.retry_queue)),
-            "prompts/resampled": float(len(sampled) - len(slots)),
+        frac_new = sum(not prompt.candidate.attempts for prompt in prompts) / len(prompts)
+        return {
+            "prompts/sampled": float(len(prompts)),
+            "prompts/frac_new": frac_new,
+            "prompts/frac_retried": 1 - frac_new,
+            "prompts/retries_dropped": float(len(by_attempts) - len(self.retry_queue)),
+            "prompts/resampled": float(len(prompts) - self.num_slots),
             "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
         }
-        if self.retries:
-            # The exit condition counts the rollouts of earlier steps too, which the pools of this step do not contain.
-            histories = [slot.history(0) for slot in slots]
-            unmet = [one for one, slot in zip(histories, slots, strict=True) if not slot.exit_condition_met(0)]
-            rule = slots[0].rule
-            for name, number in {
-                "frac_exit_condition_met": len(slots) - len(unmet),
-                "frac_all_correct": sum(one.positives > 0 and not one.negatives for one in unmet),
-                "frac_all_wrong": sum(one.negatives > 0 and not one.positives for one in unmet),
-                "frac_missing_positives/round_1": sum(one.positives < rule.min_positives for one in histories),
-                "frac_missing_negatives/round_1": sum(one.negatives < rule.min_negatives for one in histories),
-            }.items():
-                metrics[name] = number / len(slots)
-        return metrics
 
     @property
     def _max_retries(self) -> int:

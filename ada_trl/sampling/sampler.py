@@ -58,6 +58,7 @@ class SelectedRollouts(NamedTuple):
     rows: list[Completion]
     stats: dict[str, float]  # counts summed over ranks, seconds averaged
     first_round: list[tuple[int, bool]]  # length of every completion of the first round, and whether it was truncated
+    lengths: dict[tuple[int, int], int]  # of all rollouts, by slot and draw
 
 
 class RolloutSampler(ABC):
@@ -136,13 +137,15 @@ class RolloutSampler(ABC):
                 held.append(completion if position // per_rank == rank else _portable(completion))
         needed = [range(first, first + per_rank) for first in range(0, len(selected), per_rank)]
         rows = exchange_rows(held, holders, needed, self.accelerator)
-        received = gather_object([(dict(self.stats), self.first_round)])
-        names = sorted({name for stats, _ in received for name in stats})
-        sums = {name: sum(stats.get(name, 0.0) for stats, _ in received) for name in names}
+        own_lengths = [completion.length for completion in self.completions]
+        received = gather_object([(dict(self.stats), self.first_round, own_lengths)])
+        names = sorted({name for stats, *_ in received for name in stats})
+        sums = {name: sum(stats.get(name, 0.0) for stats, *_ in received) for name in names}
         return SelectedRollouts(
             rows=[rows[position] for position in needed[rank]],
             stats={name: s / self.num_processes if name.startswith("time/") else s for name, s in sums.items()},
-            first_round=[row for _, first_round in received for row in first_round],
+            first_round=[row for _, first_round, _ in received for row in first_round],
+            lengths={rollout: received[holder][2][row] for rollout, (holder, row) in self.locations.items()},
         )
 
 

@@ -101,9 +101,8 @@ class AsyncVLLMSampler(RolloutSampler):
         self._end_idle()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         self.stats["vllm/wasted_rounds"] = self._sent - sum(len(slot.rounds) for slot in slots)
-        self.stats["vllm/weight_check_logprob_diff"] = (
-            self.vllm.weight_check.difference
-        )  # 0 on all ranks but the main one
+        # 0 on all ranks but the main one.
+        self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_check.difference
         # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
         return [slot.rounds for slot in slots], self.locations

@@ -1,25 +1,28 @@
 """Configuration of the AdaGRPOTrainer."""
 
 import inspect
+import math
+import os
 import textwrap
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from trl import GRPOConfig
 
 from ..core import SlotRule
-from .validation import (
-    CHOICES,
-    DERIVED,
-    WEIGHTED_SUM,
-    check_removed,
-    check_rules,
-    check_types,
-    placeholder_group_size,
-    resolve_defaults,
-    resolve_sampling,
+from ..core.advantages import POWERS
+from ..core.allocation import check_rule
+from .validation import check_rules
+
+
+# Fields whose default depends on other fields. They are derived again when a trainer is built, unless they were set.
+DERIVED = (
+    *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "max_rounds"),
+    *("prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
 )
+WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
+EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation, at most, where a training step samples one
 
 
 def described(default: Any, meaning: str, **metadata: Any) -> Any:
@@ -39,6 +42,8 @@ class AdaGRPOConfig(GRPOConfig):
     on the others when the configuration is constructed, and again when a trainer is built from it.
     """
 
+    # Types are those of a constructed configuration: what is always derived from `None` has a type without it.
+
     # Parameters whose default values are overridden from GRPOConfig
     num_generations: int = described(
         None,
@@ -47,9 +52,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     scale_rewards: str = described(
         "none",
-        "Divisor of the advantages (in GRPOConfig `'group'`): `'none'`, `'group'` (standard deviation of all rewards of the prompt in "
-        "this step) or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all other rewards, and the "
-        "result is clipped to ±1.5).",
+        "Divisor of the advantages: `'none'`, `'group'` (standard deviation of the prompt's rewards, GRPOConfig's default) "
+        "or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all others, and the result is "
+        "clipped to ±1.5).",
     )
     epsilon_high: float | None = described(
         0.28,
@@ -57,36 +62,33 @@ class AdaGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the baseline and the number of rollouts
-    baseline: str = described(
+    baseline: Literal["pool", "batch"] = described(
         "pool",
-        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the paper; "
-        "groups with zero reward variance have no gradient) or `'batch'` (recommended; leave-one-out mean of all rollouts of the "
-        "generation batch, for which one rollout per prompt is enough; all rollouts are trained on).",
-        choices=list(CHOICES["baseline"]),
+        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the "
+        "paper) or `'batch'` (recommended; mean of all other rollouts of the generation batch).",
     )
-    adaptive_sampling: str = described(
+    retries: int = described(
+        0,
+        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (3 is "
+        "recommended). Each step samples `num_generations` rollouts of each prompt.",
+    )
+    adaptive_sampling: Literal["seq-balance", "seq-pos", "est", "uniform"] = described(
         None,
-        "Number of rollouts per prompt: `'seq-balance'` (rounds of `samples_per_round` rollouts until the prompt has `min_positives` "
-        "positive and `min_negatives` negative rollouts), `'seq-pos'` (rounds until it has `min_positives` positive ones), `'est'` "
-        "(one round, in which prompts with a lower estimated pass rate get more rollouts; the total is that of GRPO) or "
-        "`'uniform'` (`num_generations`, as in GRPO; with `baseline='pool'` and the defaults of `prompt_weighting`, "
-        "`zero_variance_groups` and `max_staleness` it trains the same weights as GRPOTrainer, bit for bit). If `None`, "
-        "`'seq-balance'` with `baseline='pool'`, else `'uniform'`.",
-        choices=list(CHOICES["adaptive_sampling"]),
+        "Number of rollouts per prompt: `'seq-balance'` or `'seq-pos'` (rounds until the exit condition is met), `'est'` "
+        "(more where the estimated pass rate is low) or `'uniform'` (`num_generations`, as in GRPO). If `None`, "
+        "`'seq-balance'`, and with `baseline='batch'` `'uniform'`.",
     )
 
-    # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`)
-    samples_per_round: int = described(
+    # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`, with `baseline="pool"`)
+    samples_per_round: int | None = described(
         None,
         "Number of rollouts per round and active prompt (M in the paper), at least `num_generations`. If `None`, "
         "`num_generations`: the first round is the batch of GRPO. The paper has twice as many.",
     )
-    max_rounds: int = described(
+    max_rounds: int | None = described(
         None,
-        "Maximum number of rounds per prompt (N in the paper). If `None`, 8 in Seq modes with `baseline='pool'`, else 4. With "
-        "`baseline='batch'`, a prompt gets one round per step, and one that does not meet its exit condition is sampled again in "
-        "later steps, up to so many times. With `zero_variance_groups='resample'`, also the maximum number of prompts that are "
-        "sampled one after another for one slot.",
+        "Maximum number of rounds of a prompt in a step (N in the paper), and with `zero_variance_groups='resample'` of "
+        "prompts for one slot. If `None`, 8 in Seq modes, else 4.",
     )
     min_positives: int = described(
         1,
@@ -104,9 +106,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     success_reward: str | None = described(
         None,
-        "Name of the reward function whose unweighted value is compared with `positive_threshold`, so that shaping terms do not "
-        "affect the exit conditions, or `'sum'` for the weighted sum of all rewards. If `None`, the weighted sum; with several "
-        "weighted reward functions, modes that depend on successes require it.",
+        "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for the "
+        "weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on successes "
+        "require it.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
@@ -114,47 +116,35 @@ class AdaGRPOConfig(GRPOConfig):
     max_samples: int = described(32, "Maximum number of rollouts per prompt (N_max in the paper), for `'est'`.")
     allocation_rule: str = described(
         "power",
-        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a (p^-a; 0 is "
-        "uniform), `'variance'` (sqrt((1 - p) / p), the least gradient variance of the log objective; use it with "
-        "`prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` (sqrt(p * (1 - p))).",
+        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a (p^-a), "
+        "`'variance'` (sqrt((1 - p) / p), with `prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` "
+        "(sqrt(p * (1 - p))).",
     )
-    pass_rate_estimator: str | None = described(
+    pass_rate_estimator: Literal["ema", "value"] | None = described(
         None,
-        "Source of the pass-rate estimates of `'est'`: `'ema'` (discounted success counts per prompt, with the paper's prior "
-        "Beta(1, 16)) or `'value'` (a value head on the policy's hidden state at the last prompt token, trained during the run, "
-        "which also predicts prompts that have not been sampled yet). If `None`, `'ema'` in `'est'`. In other modes `'ema'` only "
-        "records the pass rate of every prompt. Each checkpoint has the estimates in `ada_pass_rates.parquet`.",
-        choices=list(CHOICES["pass_rate_estimator"]),
+        "Source of the pass rates for `'est'`: `'ema'` (discounted success counts of each prompt, the default) or `'value'` "
+        "(a value head on the policy's hidden state). In other modes `'ema'` only records them. Checkpoints have them in "
+        "`ada_pass_rates.parquet`.",
     )
-    ema_decay: float = described(
-        0.9,
-        "Factor on the earlier counts of a prompt each time it is sampled, above 0 and at most 1 (no discounting).",
-    )
-
     # Parameters that control weights and zero-variance groups
     prompt_weighting: str = described(
         None,
-        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'` (1), or a "
-        "number alpha from 0 to 1 (p^(alpha - 1), the weight of the objective E[p^alpha / alpha]). p is the pass rate of all "
-        "rollouts of the prompt in this step, at least one over their number. If `None`, `'inverse_sqrt'`, and `'none'` with "
-        "`adaptive_sampling='uniform'`, `baseline='batch'` or `scale_rewards='group'`, whose division is a weight as well.",
+        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'`, or "
+        "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'` "
+        "or `baseline='batch'`.",
     )
-    zero_variance_groups: str = described(
+    zero_variance_groups: Literal["keep", "mask", "skip", "resample"] = described(
         "keep",
-        "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` (excluded from the "
-        "loss and its denominator), `'skip'` (the update of `'keep'`, up to rounding, without computing their rows; requires "
-        "`beta=0`, no entropy bonus and `top_entropy_quantile=1`) or `'resample'` (other prompts are sampled in these slots, up to "
-        "`max_rounds - 1` times; with `'uniform'` sampling this is DAPO's dynamic sampling).",
-        choices=list(CHOICES["zero_variance_groups"]),
+        "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` "
+        "(excluded from the loss), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are "
+        "sampled instead: dynamic sampling).",
     )
 
     # Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
-    vllm_weight_sync: str = described(
+    vllm_weight_sync: Literal["nccl", "lora", "disk"] = described(
         "nccl",
-        "Method that sends the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs than the trainer), `'lora'` "
-        "(the server loads the adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (the server reloads all "
-        "weights from this directory).",
-        choices=list(CHOICES["vllm_weight_sync"]),
+        "Transfer of the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs), `'lora'` (it loads the "
+        "adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (it reloads all weights from there).",
     )
     vllm_weight_sync_dir: str = described(
         None,
@@ -163,38 +153,34 @@ class AdaGRPOConfig(GRPOConfig):
     )
     vllm_request_timeout: float = described(
         300.0,
-        "Seconds without any response to any rollout request after which a vLLM server is considered stalled and every process "
-        "raises the same error; time in the server's queue does not count. If the server does not serve `/metrics`, it must be "
-        "longer than the longest completion takes.",
+        "Seconds without any response after which a vLLM server is considered stalled and every process raises the same "
+        "error; time in its queue does not count. Without `/metrics`, it must be longer than the longest completion takes.",
     )
     max_staleness: int = described(
         0,
-        "With 1, a vLLM server generates the rollouts of the next step, from the weights before the update, while the current step is "
-        "trained on; TRL's importance-sampling correction accounts for this. Only for modes with one sampling round per step. With "
-        "0, generation and training alternate.",
+        "With 1, a vLLM server generates the next step's rollouts while the current one is trained on; TRL's "
+        "importance-sampling correction accounts for the older weights. Only with one sampling round per step. With 0, both "
+        "alternate.",
     )
 
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
     _derived = frozenset[str]()
     _is_used_by_ada_trainer = False  # while one is constructed
 
-    def __new__(cls, *args: Any, **options: Any):
-        check_removed(options)  # here, because the constructor would report an unexpected argument
-        return super().__new__(cls)
-
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
-        check_types(self, AdaGRPOConfig.__annotations__)
-        resolve_sampling(self)
+        self._check_types()
+        self._resolve_sampling()
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. The batch baseline does not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
         given = {name: getattr(self, name) for name in ("num_generations", "num_generations_eval")}
         if self.num_generations == 1:
-            self.num_generations = placeholder_group_size(self)
+            self.num_generations = self._placeholder_group_size()
             self.num_generations_eval = given["num_generations_eval"] or 1
         super().__post_init__()
         self.__dict__.update(given)
-        self._resolve()
+        self._resolve_defaults()
+        check_rules(self)
         self._derived = frozenset(unset)
 
     def resolve(self) -> None:
@@ -208,10 +194,10 @@ class AdaGRPOConfig(GRPOConfig):
         unset = [name for name in DERIVED if name in self._derived or getattr(self, name) is None]
         self.__dict__.update(dict.fromkeys(unset))
         try:
-            check_removed({name: getattr(self, name) for name in CHOICES})
-            check_types(self, AdaGRPOConfig.__annotations__)
-            resolve_sampling(self)
-            self._resolve()
+            self._check_types()
+            self._resolve_sampling()
+            self._resolve_defaults()
+            check_rules(self)
         finally:  # also if the present values are invalid, because they may be corrected
             self._derived = frozenset(unset)
 
@@ -221,9 +207,27 @@ class AdaGRPOConfig(GRPOConfig):
             self._derived = self._derived - {name}  # another set, because a copy of the configuration shares this one
         super().__setattr__(name, value)
 
-    def _resolve(self) -> None:
-        resolve_defaults(self)
-        check_rules(self)
+    def _check_types(self) -> None:
+        """Check choices and numbers first, because the rules and those of TRL compute with the values."""
+        for name, hint in AdaGRPOConfig.__annotations__.items():
+            kinds, value = get_args(hint) or (hint,), getattr(self, name)
+            if value is None and (name in DERIVED or type(None) in kinds):
+                continue
+            # Of `Literal[...] | None`, the choices.
+            choices = [choice for kind in kinds for choice in get_args(kind)] or [
+                k for k in kinds if isinstance(k, str)
+            ]
+            if choices and value not in choices:
+                raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+            if isinstance(value, np.integer | np.floating):
+                value = value.item()
+                setattr(self, name, value)  # checkpoints contain the arguments as JSON, which has no NumPy numbers
+            if int in kinds and (not isinstance(value, int | float) or value != int(value)):
+                raise ValueError(f"{name} ({value!r}) must be a whole number.")
+            if float in kinds and not isinstance(value, int | float):
+                raise ValueError(f"{name} ({value!r}) must be a number.")
+        if self.num_generations is not None and self.num_generations < 1:
+            raise ValueError(f"num_generations ({self.num_generations}) must be at least 1.")
 
     @property
     def place_model_on_device(self) -> bool | None:
@@ -238,10 +242,56 @@ class AdaGRPOConfig(GRPOConfig):
             )
         return super().place_model_on_device
 
-    @property
-    def group_size_is_explicit(self) -> bool:
-        """Whether `num_generations` was set."""
-        return "num_generations" not in self._derived
+    def _resolve_sampling(self) -> None:
+        if self.adaptive_sampling is None:
+            self.adaptive_sampling = "uniform" if self.baseline == "batch" else "seq-balance"
+        if self.num_generations is None:
+            # The advantage of a rollout does not depend on other rollouts of its prompt with the batch baseline.
+            self.num_generations = 1 if self.baseline == "batch" and self.adaptive_sampling != "est" else 4
+
+    def _placeholder_group_size(self) -> int:
+        """
+        A group size of at least 2 that divides the generation batch, for the checks of [`~trl.GRPOConfig`].
+
+        The generation batch is a multiple of each of these numbers, whichever of them are set.
+        """
+        per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        for size in (self.generation_batch_size, self.per_device_train_batch_size, per_generation, processes):
+            if size is not None and size >= 2:
+                return int(size)
+        raise ValueError(
+            f"num_generations=1 with baseline={self.baseline!r} requires a generation batch of at least 2 rollouts, got 1: raise "
+            "per_device_train_batch_size."
+        )
+
+    def _resolve_defaults(self) -> None:
+        # GRPOConfig takes booleans.
+        self.scale_rewards = {"true": "group", "false": "none"}.get(
+            str(self.scale_rewards).lower(), self.scale_rewards
+        )
+        if self.max_rounds is None and (self.is_sequential or self.zero_variance_groups == "resample"):
+            # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
+            self.max_rounds = 8 if self.is_sequential else 4
+        if self.samples_per_round is None and self.is_sequential:
+            self.samples_per_round = self.num_generations
+        if self.prompt_weighting is None:
+            # The division by the standard deviation of the group is a prompt weight as well.
+            is_weighted = self.adaptive_sampling != "uniform" and self.baseline == "pool"
+            self.prompt_weighting = "inverse_sqrt" if is_weighted and self.scale_rewards != "group" else "none"
+        self.prompt_weighting = _read_weighting(self.prompt_weighting)
+        if self.adaptive_sampling == "est":
+            self.allocation_rule = check_rule(self.allocation_rule)  # type: ignore[assignment] # a name or a number
+            self.pass_rate_estimator = self.pass_rate_estimator or "ema"
+        if self.vllm_weight_sync_dir is None:
+            self.vllm_weight_sync_dir = os.path.join(self.output_dir, "vllm_weight_sync")
+        if self.num_generations_eval is None and self.num_generations == 1:
+            rows = self.per_device_eval_batch_size * self.world_size
+            self.num_generations_eval = next(n for n in range(EVALUATED_GENERATIONS, 0, -1) if rows % n == 0)
+
+    def is_set(self, name: str) -> bool:
+        """Whether the value of a field was given, and not derived from the other fields."""
+        return name not in self._derived
 
     @property
     def float32_threshold(self) -> float:
@@ -259,25 +309,15 @@ class AdaGRPOConfig(GRPOConfig):
         return self.generation_batch_size // self.num_generations
 
     @property
-    def is_vanilla_grpo(self) -> bool:
-        """Whether training equals [`~trl.GRPOTrainer`], and only the logged metrics differ."""
+    def trains_as_grpo(self) -> bool:
+        """Whether no option changes what [`~trl.GRPOTrainer`] trains on."""
         is_uniform = self.adaptive_sampling == "uniform" and self.prompt_weighting in ("none", 1.0)
         return is_uniform and self.baseline == "pool" and not self.uses_prompt_queue
 
     @property
     def is_sequential(self) -> bool:
-        """Whether further rounds of a prompt depend on the rewards of earlier ones (Seq modes)."""
+        """Whether rounds of a prompt follow each other until it is solved, and a group is selected from them (Seq modes)."""
         return self.adaptive_sampling in ("seq-balance", "seq-pos")
-
-    @property
-    def selects_groups(self) -> bool:
-        """Whether a group is selected from a larger pool (Seq modes with `baseline="pool"`)."""
-        return self.is_sequential and self.baseline == "pool"
-
-    @property
-    def retries_across_steps(self) -> bool:
-        """Whether unsolved prompts are sampled again in later steps (Seq modes with `baseline="batch"`)."""
-        return self.is_sequential and self.baseline == "batch"
 
     @property
     def uses_estimated_budgets(self) -> bool:
@@ -287,21 +327,25 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def round_size(self) -> int:
         """Rollouts of a prompt in one round; the average where budgets differ."""
-        return self.samples_per_round if self.is_sequential else self.num_generations
+        return self.samples_per_round or self.num_generations
 
     @property
     def rounds_per_step(self) -> int:
         """Maximum number of rounds of a prompt in one step."""
-        return self.max_rounds if self.selects_groups else 1
+        return self.max_rounds if self.is_sequential and self.max_rounds else 1
+
+    @property
+    def prompts_per_slot(self) -> int:
+        """Maximum number of prompts that are sampled one after another for one place in the batch."""
+        return self.max_rounds if self.zero_variance_groups == "resample" and self.max_rounds else 1
 
     @property
     def slot_rule(self) -> SlotRule:
         """When the sampling of a prompt stops. With one round its numbers of positives and negatives are used for metrics only."""
         return SlotRule(
             min_positives=self.min_positives,
-            min_negatives=0 if self.adaptive_sampling == "seq-pos" else self.min_negatives,
-            max_rounds=self.max_rounds if self.is_sequential else 1,
-            one_round_per_step=not self.is_multi_round,
+            min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
+            max_rounds=self.rounds_per_step,
             # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
             compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
             and self.success_function is None,
@@ -310,12 +354,12 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def is_multi_round(self) -> bool:
         """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
-        return self.selects_groups or self.zero_variance_groups == "resample"
+        return self.is_sequential or self.zero_variance_groups == "resample"
 
     @property
     def resamples_prompts(self) -> bool:
         """Whether a step samples other prompts than the next ones of the dataset."""
-        return self.retries_across_steps or self.zero_variance_groups == "resample"
+        return self.retries > 0 or self.zero_variance_groups == "resample"
 
     @property
     def uses_prompt_queue(self) -> bool:
@@ -325,12 +369,33 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def needs_successes(self) -> bool:
         """Whether it matters for training which rollouts are successes, rather than for metrics only."""
-        return self.adaptive_sampling != "uniform" or self.prompt_weighting not in ("none", 1.0)
+        return self.adaptive_sampling != "uniform" or self.retries > 0 or self.prompt_weighting not in ("none", 1.0)
 
     @property
     def tracks_pass_rates(self) -> bool:
         """Whether per-prompt pass rates are recorded."""
         return self.pass_rate_estimator is not None
+
+
+def _read_weighting(weighting: Any) -> Any:
+    """
+    Return a name of `prompt_weighting` as it is, and a number, which a command line passes as a string, as a float.
+
+    Raises:
+        `ValueError`: If it is neither a name nor a number from 0 to 1.
+    """
+    if weighting in POWERS:
+        return weighting
+    try:
+        alpha = float(weighting)
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not 0 <= alpha <= 1:
+        raise ValueError(
+            f"prompt_weighting ({weighting!r}) must be one of 'inverse_sqrt', 'inverse', 'none', or a number alpha "
+            "from 0 to 1 for the weight p^(alpha - 1)."
+        )
+    return alpha
 
 
 def _parameters() -> str:

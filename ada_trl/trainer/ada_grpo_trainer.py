@@ -1,13 +1,21 @@
 """
-Reinforce-Ada adaptive sampling for TRL's GRPOTrainer.
+Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step, and where TRL is entered and left again:
 
-A step is [`AdaGRPOTrainer._generate_and_score_completions`], which TRL calls with rows of the data loader and which returns the
-batch to train on. In reading order:
-
-1. `_plan_step`: the next prompts, and how many rollouts each of them gets;
-2. `_sample_once` (TRL's own method runs once on these rows) or `_sample_in_rounds` (rounds of rollouts are sampled first, and
-   TRL's method then assembles the batch from the selected ones);
-3. `compute_advantages`: one function of all rollouts (`core/advantages.py`), whose result replaces that of TRL.
+    GRPOTrainer.training_step
+      AdaGRPOTrainer._generate_and_score_completions     returns the batch to train on
+        _plan_step                                       the next prompts, and the number of rollouts of each
+        _sample_once                                     one round: TRL makes the batch
+          GRPOTrainer._generate_and_score_completions
+            _generate → GRPOTrainer._generate            with the weights of this step (vllm_session.py)
+            _calculate_rewards → receive                 rewards become `Rollouts`; the queue keeps unsolved prompts
+        _sample_in_rounds                                several rounds: sampled first
+          sample_slots                                   the rounds of each prompt, until it is done
+            RoundGenerator.prepare → GRPOTrainer._generate_and_score_completions, which an exception leaves
+            RoundGenerator._sample → GRPOTrainer._generate, GRPOTrainer._calculate_rewards, on this rank alone
+          select_groups                                  the rollouts to train on
+          GRPOTrainer._generate_and_score_completions    makes the batch of them, without generating and scoring
+        compute_advantages                               one function of all rollouts, in place of TRL's (core/advantages.py)
+        _log_step                                        metrics, and the estimates of pass rates
 """
 
 import functools
@@ -16,6 +24,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,16 +36,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from .. import __version__
 from ..core import (
     Rollouts,
+    SampledPrompt,
     Scoring,
     Slot,
     allocate,
     batch_advantages,
     collect_rollouts,
     completion_metrics,
-    count_outcomes,
     first_round_metrics,
     normalize_each_reward,
     pass_at_k_metrics,
@@ -58,15 +66,25 @@ from ..sampling.sampler import SelectedRollouts, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
+from ..version import __version__
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
-from .checkpointing import load_state, reject_removed_modes, save_state
+from .arguments import (
+    check_advantages,
+    check_arguments,
+    check_overrides,
+    check_own_advantages,
+    check_size,
+    check_success_reward,
+    check_value_head,
+    report_too_few_prompts,
+)
+from .checkpointing import load_state, save_state
 from .interception import (
     Interception,
-    RecordedStep,
-    completion_lengths,
     injecting,
     intercepting,
+    recording,
     reporting_rewards,
     score_on_all_ranks,
     without_infinities,
@@ -77,15 +95,6 @@ from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
 from .training_state import TrainingState
 from .trl_version import check_trl
-from .validation import (
-    check_advantages,
-    check_arguments,
-    check_overrides,
-    check_size,
-    check_success_reward,
-    check_value_head,
-    report_too_few_prompts,
-)
 from .vllm_session import VLLMSession, ess_ratio
 
 
@@ -115,8 +124,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             models do not support `pass_rate_estimator="value"`.
         advantage_func (`Callable[[Rollouts], np.ndarray]`, *optional*):
             Takes all rollouts of a generation batch ([`~core.Rollouts`]) and returns the advantage of each, `(N,)`, in place of
-            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes with `baseline="pool"` the selected rollouts are
-            trained on, in all other modes all of them. Called on every process with the same rollouts.
+            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes the selected rollouts are trained on, in all other
+            modes all of them. Called on every process with the same rollouts, and as carefully as a reward function: the training
+            state is restored, and an error on one process is raised on all. A subclass may override `compute_advantages` instead.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -140,7 +150,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     """
 
     pass_rates: "PassRateTracker | None" = None
-    vllm: VLLMSession = None  # type: ignore[assignment] # set by `__init__`
+    vllm: VLLMSession
     advantage_func: Callable[[Rollouts], np.ndarray] | None = None
     _interception: Interception | None = None  # see interception.py
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
@@ -202,9 +212,11 @@ class AdaGRPOTrainer(GRPOTrainer):
             advantage_func=advantage_func,
         )
         self.advantage_func = advantage_func
+        check_own_advantages(args, self.own_advantages, advantage_func)
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(args)
         engine = trl_private.vllm_generation_class(
+            args,
             weight_sync=args.vllm_weight_sync,
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
@@ -240,14 +252,10 @@ class AdaGRPOTrainer(GRPOTrainer):
                 "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts "
                 "on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
             )
-        # Whether training equals GRPOTrainer bit for bit, and only the metrics are ours.
-        self.is_vanilla_grpo = args.is_vanilla_grpo and self.advantage_func is None
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
         # Where prompts come from the queue, `get_train_dataloader` replaces it.
-        self.prompt_source: PromptSource = DataLoaderPrompts(
-            self.accelerator, args.num_generations, check_groups=not self.is_vanilla_grpo
-        )
+        self.prompt_source: PromptSource = DataLoaderPrompts(self.accelerator, args.num_generations)
         self._round_generator = RoundGenerator(self)
         self._diagnostics = TrainingDiagnostics(args)
         self._constant_metrics = constant_metrics(args)
@@ -257,10 +265,11 @@ class AdaGRPOTrainer(GRPOTrainer):
     @classmethod
     def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
         """Return name, paper and tags for the model card."""
-        options = {name: getattr(args, name) for name in ("baseline", "zero_variance_groups")}
-        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", "keep")]
+        options = {name: getattr(args, name) for name in ("baseline", "retries", "zero_variance_groups")}
+        changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", 0, "keep")]
         details = ", ".join([*changed, f"ada_trl {__version__}"])
-        if args.adaptive_sampling != "uniform" or cls._name != AdaGRPOTrainer._name:  # a subclass may have other names
+        is_subclass = cls._name != AdaGRPOTrainer._name  # which may have other names
+        if args.adaptive_sampling != "uniform" or args.retries or is_subclass:
             return f"{cls._name} ({details})", cls._paper, cls._tag_names
         tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]
         return f"{GRPOTrainer._name} ({details})", GRPOTrainer._paper, tags
@@ -279,7 +288,6 @@ class AdaGRPOTrainer(GRPOTrainer):
                 batch_size=self.args.per_device_train_batch_size,
             )
         return PassRateTracker(
-            decay=self.args.ema_decay,
             reader=reader,
             hash_entire_row=self.environment_factories is not None,
             allocates=self.args.uses_estimated_budgets,
@@ -307,8 +315,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             shuffle=self.shuffle_dataset,
             seed=args.seed,
             num_slots=trl_private.prompts_per_generation(self),
-            candidates_per_slot=args.max_rounds if args.zero_variance_groups == "resample" else 1,
-            retries=args.retries_across_steps,
+            candidates_per_slot=args.prompts_per_slot,
+            retries=args.retries,
             # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
             # the one that was prefetched.
             kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
@@ -331,7 +339,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             batch, output = self._sample_in_rounds(plan)
         else:
             batch, output = self._sample_once(plan, inputs)
-        batch.advantage_N = self.compute_advantages(batch.rollouts)
+        batch.advantage_N = self._compute_advantages(plan, batch)
         if not self.is_vanilla_grpo:
             self._replace_advantages(batch, output)
         if self.args.zero_variance_groups == "mask":
@@ -344,7 +352,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def compute_advantages(self, rollouts: Rollouts) -> np.ndarray:
         """Advantages of all rollouts of a generation batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
         if self.advantage_func is not None:
-            return check_advantages(self.advantage_func(rollouts), len(rollouts))
+            return self.advantage_func(rollouts)
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.args.baseline == "batch":
@@ -352,6 +360,47 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.args.prompt_weighting, scale=scale)
+
+    @property
+    def own_advantages(self) -> str | None:
+        """Name of the user's function that computes the advantages: `advantage_func`, or an override of `compute_advantages`."""
+        if self.advantage_func is not None:
+            return getattr(self.advantage_func, "__name__", "advantage_func")
+        is_overridden = type(self).compute_advantages is not AdaGRPOTrainer.compute_advantages
+        return "compute_advantages" if is_overridden or "compute_advantages" in vars(self) else None
+
+    @property
+    def is_vanilla_grpo(self) -> bool:
+        """Whether training equals [`~trl.GRPOTrainer`] bit for bit, and only the metrics are ours."""
+        return self.args.trains_as_grpo and self.own_advantages is None
+
+    def _compute_advantages(self, plan: StepPlan, batch: StepBatch) -> np.ndarray:
+        """The advantages of a batch; the user's function is run as a reward function is. Collective."""
+        if self.own_advantages is None:
+            return self.compute_advantages(batch.rollouts)
+        batch.rollouts = replace(batch.rollouts, columns=self._dataset_columns(plan, batch))
+        with synchronized_errors(), TrainingState(self.model).preserved():
+            advantages = self.compute_advantages(batch.rollouts)
+            return check_advantages(advantages, self.own_advantages, len(batch.rollouts))
+
+    def _dataset_columns(self, plan: StepPlan, batch: StepBatch) -> dict[str, np.ndarray]:
+        """Columns of the dataset but for prompts and images, with the value of each rollout. Collective."""
+        hidden = ("prompt", "image", "images")
+        rows = gather_object(
+            [{name: row[name] for name in row if name not in hidden} for row in plan.prompts.local_rows]
+        )
+        of_prompts = [rows[i] for i in self._rows_of_prompts(plan, batch)]
+        columns = {}
+        for name in dict.fromkeys(name for row in of_prompts for name in row):
+            values = [row.get(name) for row in of_prompts]
+            if {type(value) for value in values} in ({int}, {float}, {bool}, {str}):
+                array = np.array(values)
+            else:
+                array = np.empty(len(values), dtype=object)
+                for i, value in enumerate(values):  # all at once, lists would become another dimension
+                    array[i] = value
+            columns[name] = array[batch.rollouts.prompt_N]
+        return columns
 
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with without_interception(self), reporting_rewards(self, self._add_evaluated_groups):
@@ -373,14 +422,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         sizes = [self.args.round_size] * len(prompts.slot_ranks)
         if estimates is not None and self.args.uses_estimated_budgets:
             sizes = self._allocate(estimates.pass_rates)
-        scoring, rule = self._scoring(), self.args.slot_rule
-        slots = [Slot(rule, scoring, *slot) for slot in zip(prompts.candidates, sizes, strict=True)]
         rows: list[dict] = []
         if not self.args.is_multi_round:
             # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
             as_loaded = not self.args.uses_prompt_queue and not self.args.uses_estimated_budgets
             rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
-        return StepPlan(prompts, slots, estimates, self.state.global_step, rows)
+        return StepPlan(prompts, sizes, estimates, self.state.global_step, rows)
 
     def _scoring(self) -> Scoring:
         """What the rewards amount to, from TRL's present weights."""
@@ -415,36 +462,30 @@ class AdaGRPOTrainer(GRPOTrainer):
             # An override that reads its rows after this call expects those of the batch.
             inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
         is_ahead = self.args.max_staleness > 0
-        queue_metrics: dict[str, float] = {}
+        prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.prompts.candidates)]
+        batches: list[StepBatch] = []
 
-        def receive(rewards: torch.Tensor) -> None:
-            rows = rewards.double().cpu().numpy()
-            rounds = np.split(rows, np.cumsum([slot.round_size for slot in plan.slots])[:-1])
-            counts = count_outcomes(rounds, plan.slots[0].scoring)
-            for slot, of_slot, counts_of_slot in zip(plan.slots, rounds, counts, strict=True):
-                slot.add_round(of_slot, counts_of_slot)
-            queue_metrics.update(self.prompt_source.finish_step(plan.slots))
+        def receive(lengths: list[tuple[int, bool]], rewards: torch.Tensor) -> None:
+            rows = (rewards if self.is_vanilla_grpo else without_infinities(rewards)).double().cpu().numpy()
+            of_ranks = gather_object(lengths)
+            rollouts = Rollouts.score(
+                np.split(rows, np.cumsum(plan.sizes)[:-1]),
+                self._scoring(),
+                attempt_P=[prompt.candidate.attempts for prompt in prompts],
+                length_N=[length for length, _ in of_ranks],
+            )
+            is_truncated_N = np.array([is_truncated for _, is_truncated in of_ranks])
+            batches.append(StepBatch(prompts, rollouts, np.arange(len(rollouts)), is_truncated_N=is_truncated_N))
+            batches[0].metrics |= self.prompt_source.finish_step(prompts, rollouts)
             if is_ahead:  # only now, because the rewards decide which prompts are retried
                 self._prefetch_next_step()
 
-        recorded = RecordedStep(
-            self,
-            self.vllm,
-            plan.rows,
-            receive,
-            is_vanilla=self.is_vanilla_grpo,
-            score_early=is_ahead,
-            prefetched=plan.is_prefetched,
-        )
-        with intercepting(self, recorded):
+        with intercepting(Interception(self)), recording(self, plan.rows, receive, score_early=is_ahead) as seconds:
             output = super()._generate_and_score_completions(plan.rows)
-        prompts = sampled_prompts(plan.slots)
-        rollouts = collect_rollouts(plan.slots, prompts)
-        batch = StepBatch(prompts, rollouts, np.arange(len(rollouts)))
-        batch.metrics |= queue_metrics | self._average_seconds(recorded.seconds) | self.vllm.collect_metrics()
-        mean_length = trl_private.latest_metric(self, "completions/mean_length") or 0.0
-        batch.metrics["tokens/generated"] = round(mean_length * len(rollouts))
-        self._replace_completion_metrics(batch, recorded.columns)
+        (batch,) = batches
+        batch.metrics |= self._average_seconds(seconds) | self.vllm.collect_metrics()
+        batch.metrics["tokens/generated"] = float(batch.rollouts.length_N.sum())
+        self._replace_completion_metrics(batch)
         if is_ahead:  # before rows are masked
             batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
             batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
@@ -452,16 +493,14 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_private.append_extra_columns(self, batch.pool_columns)
         return batch, output
 
-    def _replace_completion_metrics(self, batch: StepBatch, columns: tuple) -> None:
-        """Log the lengths of an unbiased sample where TRL has logged those of retries, or more of the hard prompts. Collective."""
+    def _replace_completion_metrics(self, batch: StepBatch) -> None:
+        """Log the lengths of an unbiased sample where TRL has logged those of retries, or more of the hard prompts."""
         is_counted_P, rollouts = batch.is_on_distribution_P, batch.rollouts
         if is_counted_P.all() and not self.args.uses_estimated_budgets:
             return
-        of_ranks = gather_object(completion_lengths(self, columns))
         counted = np.flatnonzero(is_counted_P[rollouts.prompt_N])
-        lengths, truncated = ([of_ranks[i][part] for i in counted] for part in (0, 1))
         weights = 1 / rollouts.size_P[rollouts.prompt_N[counted]]  # each prompt counts once
-        metrics = completion_metrics(lengths, truncated, weights.tolist())
+        metrics = completion_metrics(rollouts.length_N[counted], batch.is_truncated_N[counted], weights)
         trl_private.replace_latest_metrics(self, {name: [value] for name, value in metrics.items()})
 
     def _prefetch_next_step(self) -> None:
@@ -472,20 +511,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         after_this = micro_steps + trl_private.micro_steps_per_generation(self)
         if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
             return  # this is the last generation batch
-        plan = self._plan_step([])
-        plan.is_prefetched = True
-        # Before the requests: if one cannot be sent, `cancel_prefetch` makes the plan's prompts the next ones again.
-        self._prefetched = plan
+        # Before the requests: if one cannot be sent, the plan's prompts are the next ones again (see `train`).
+        plan = self._prefetched = self._plan_step([])
         with synchronized_errors():
             # As TRL prepares them in the next step, where images join the messages.
             prompt_ids, images, _ = self._tokenize_prompts(self._round_generator.prepare(plan.rows))
         self.vllm.prefetch(prompt_ids, images)
-
-    def cancel_prefetch(self) -> None:
-        """Forget the next step that was planned, before its requests are cancelled; its prompts are the next ones again."""
-        if self._prefetched is not None:
-            self._prefetched = None
-            self.prompt_source.rollback()
 
     # Several rounds: sample and select first, then let TRL's method assemble the batch
 
@@ -496,29 +527,34 @@ class AdaGRPOTrainer(GRPOTrainer):
             # TRL warns of every call in which a row has no reward.
             deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
         ):
-            sampler = self._round_generator.build_sampler(plan.prompts, plan.slots)
+            rule, scoring = self.args.slot_rule, self._scoring()
+            slots = [Slot(rule, scoring, *slot) for slot in zip(plan.prompts.candidates, plan.sizes, strict=True)]
+            is_async = self.vllm.samples_async
+            sampler = self._round_generator.build_sampler(plan.prompts, slots, samples_async=is_async)
             is_hidden = self.args.disable_tqdm or not self.accelerator.is_local_main_process
             with (
                 self.vllm.generation(),
                 StepProgress(sampler.num_shown, self.state.global_step + 1, is_hidden) as progress,
             ):
                 sampler.sample(progress)
-            batch = self._select(plan)
-            selected = sampler.fetch(self._draws(batch))
+            batch = self._select(slots)
+            selected = sampler.fetch(self._draws(batch, batch.selected))
+            length_N = [selected.lengths[draw] for draw in self._draws(batch, np.arange(len(batch.rollouts)))]
+            batch.rollouts = replace(batch.rollouts, length_N=np.array(length_N))
             self._log_sampling(batch, selected)
-            batch.metrics |= self.prompt_source.finish_step(plan.slots)
-            if not self.vllm.samples_async:  # an asynchronous sampler has collected them
+            batch.metrics |= self.prompt_source.finish_step(batch.prompts, batch.rollouts)
+            if not is_async:  # an asynchronous sampler has collected them
                 batch.metrics |= self.vllm.collect_metrics()
         rewards = torch.tensor(batch.rollouts.rewards_NF[batch.selected], dtype=torch.float32)
         with injecting(self, selected.rows, rewards.to(self.accelerator.device)):
             output = super()._generate_and_score_completions([row.row for row in selected.rows])
         return batch, output
 
-    def _select(self, plan: StepPlan) -> StepBatch:
+    def _select(self, slots: list[Slot]) -> StepBatch:
         """All rollouts of the sampled slots, and those of them that are trained on."""
-        prompts = sampled_prompts(plan.slots)
-        rollouts = collect_rollouts(plan.slots, prompts)
-        if not self.args.selects_groups:
+        prompts = sampled_prompts(slots)
+        rollouts = collect_rollouts(slots, prompts)
+        if not self.args.is_sequential:
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
             return StepBatch(prompts, rollouts, np.flatnonzero(is_trained_P[rollouts.prompt_N]))
         seed = (self.args.seed, self.state.global_step, self._position_in_step())
@@ -529,10 +565,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         ]
         return StepBatch(prompts, rollouts, select_groups(rollouts, self.args.num_generations, seeds))
 
-    def _draws(self, batch: StepBatch) -> list[tuple[int, int]]:
-        """Slot of each selected rollout, and its index among the rollouts of the slot."""
-        of_row = zip(batch.prompt_of_row.tolist(), batch.rollouts.draw_N[batch.selected].tolist(), strict=True)
-        return [(batch.prompts[p].slot, batch.prompts[p].first_draw + draw) for p, draw in of_row]
+    def _draws(self, batch: StepBatch, indices: np.ndarray) -> list[tuple[int, int]]:
+        """Slots of rollouts, and their indices among the rollouts of the slot."""
+        rollouts = batch.rollouts
+        of_rollouts = zip(rollouts.prompt_N[indices].tolist(), rollouts.draw_N[indices].tolist(), strict=True)
+        return [(batch.prompts[p].slot, batch.prompts[p].first_draw + draw) for p, draw in of_rollouts]
 
     def _reset_position(self) -> None:
         """Count generation batches from the beginning, when a training starts."""
@@ -585,7 +622,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
-        rollouts, args, rule = batch.rollouts, self.args, plan.slots[0].rule
+        rollouts, args, rule = batch.rollouts, self.args, self.args.slot_rule
         round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
         sampling = sampling_metrics(
             rollouts,
@@ -598,9 +635,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             num_generations=args.num_generations,
             weighting=args.prompt_weighting,
             is_on_distribution_P=batch.is_on_distribution_P,
-            outcome_N=plan.slots[0].scoring.distinguish(rollouts.rewards_NF) if rule.compares_each_reward else None,
+            outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if rule.compares_each_reward else None,
         )
-        metrics = batch.metrics = sampling | batch.metrics  # an exit condition over several steps takes precedence
+        metrics = batch.metrics = sampling | batch.metrics
         if self.pass_rates is not None and plan.estimates is not None:
             rows = self._rows_of_prompts(plan, batch)
             metrics |= self.pass_rates.observe(plan.estimates.take(rows), rollouts, step=self.state.global_step + 1)
@@ -625,7 +662,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _rows_of_prompts(self, plan: StepPlan, batch: StepBatch) -> list[int]:
         """Index of each sampled prompt among all candidates of the step."""
-        first = np.cumsum([0, *(len(slot.candidates) for slot in plan.slots)])
+        first = np.cumsum([0, *map(len, plan.prompts.candidates)])
         return [int(first[prompt.slot]) + prompt.candidate_index for prompt in batch.prompts]
 
     def _average_seconds(self, seconds: dict[str, float]) -> dict[str, float]:
@@ -636,28 +673,17 @@ class AdaGRPOTrainer(GRPOTrainer):
     # TRL's methods that are called within `_generate_and_score_completions` (interception.py)
 
     def _generate(self, prompts: list) -> tuple:
+        call: Callable = super()._generate
         if self._interception is not None:
-            return self._interception.generate(super()._generate, prompts)
-        if self.vllm is None:  # constructed without `__init__`, as in tests of TRL
-            return super()._generate(prompts)
-        with self.vllm.generation():  # evaluation
-            return super()._generate(prompts)
-
-    def _tokenize_prompts(self, prompts: list) -> tuple:
-        call = super()._tokenize_prompts
-        return call(prompts) if self._interception is None else self._interception.tokenize_prompts(call, prompts)
-
-    def _generate_single_turn(self, *args, **kwargs) -> tuple:
-        call: Callable = super()._generate_single_turn
-        if self._interception is not None:
-            call = functools.partial(self._interception.generate_single_turn, call)
-        return call(*args, **kwargs)
+            call = functools.partial(self._interception.generate, call)
+        with self.vllm.generation():
+            return call(prompts)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
         call: Callable = super()._tool_call_loop
         if self._interception is not None:
             call = functools.partial(self._interception.run_tools, call)
-        if self.vllm is None or not self.vllm.uses_server or collectives_disabled():
+        if not self.vllm.uses_server or collectives_disabled():
             return call(*args, **kwargs)
         # Ranks request different numbers of further turns, so that none of them may wait for another.
         with synchronized_errors(self.vllm_generation.error_factory("rollouts are missing")), no_collectives():
@@ -684,6 +710,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def train(self, *args, **kwargs):
         # Again: attributes may have been set since the construction.
         check_overrides(self, AdaGRPOTrainer, self.args)
+        check_own_advantages(self.args, self.own_advantages, self.advantage_func)
+        self.prompt_source.checks_groups = not self.is_vanilla_grpo
         if self.environment_factories is None:
             check_size(self.args, self.train_dataset)
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
@@ -692,10 +720,15 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._queue_inputs = None  # a new queue, which starts from the first prompt, as the data loader does
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
-        report_start(self.args, num_prompts, self.advantage_func)
+        report_start(self.args, num_prompts, self.own_advantages)
         steps_before = self.state.global_step
-        with self.vllm.running():
-            result = super().train(*args, **kwargs)
+        try:
+            with self.vllm.running():
+                result = super().train(*args, **kwargs)
+        finally:
+            # The prompts of a step that was interrupted, or planned ahead and not trained on, are the next ones again.
+            self._prefetched = None
+            self.prompt_source.rollback()
         # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
         no_batch = self.state.global_step == steps_before == trl_private.micro_step(self) == 0
         if no_batch and isinstance(self.train_dataset, IterableDataset):
@@ -799,7 +832,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        reject_removed_modes(checkpoint)
         if self._train_sampler is not None:
             # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
             # repeat the order of the first epoch, as GRPOTrainer does.

@@ -2,10 +2,10 @@
 TRL's methods within a step.
 
 [`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`, which
-calls further methods that a subclass can override. [`AdaGRPOTrainer`] overrides five of them and passes each call on to its current
-*interception*, if it has one. There is one for each purpose for which `_generate_and_score_completions` is called:
+calls further methods that a subclass can override. [`AdaGRPOTrainer`] overrides three of them and passes each call on to its
+current *interception*, if it has one. There is one for each purpose for which `_generate_and_score_completions` is called:
 
-- [`RecordedStep`]: one round per step. TRL does everything; rewards and seconds are recorded.
+- [`Interception`]: one round per step. TRL does everything; [`recording`] keeps what it generates and scores.
 - [`PromptPreparation`]: several rounds per step. TRL turns dataset rows into prompts; an exception leaves its method before it generates.
 - [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
 - [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
@@ -16,7 +16,7 @@ Without one (evaluation, everything outside of a step) TRL's methods run as they
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather, gather_object
@@ -31,16 +31,15 @@ from .training_state import TrainingState
 from .trl_private import override_attributes
 
 
-if TYPE_CHECKING:
-    from .ada_grpo_trainer import AdaGRPOTrainer
-    from .vllm_session import VLLMSession
-
-
 logger = get_logger(__name__)
 
 # Empty values of the columns that `GRPOTrainer._generate` returns: prompt_ids, completion_ids, tool_mask, completions, logprobs,
 # extra_fields, images, tool_images. A column that is not empty has one value per row.
 _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
+
+
+# Attributes of the trainer that take the place of methods of its class while an interception is in use.
+_REPLACED = ("_interception", "_generate", "_calculate_rewards", "_tokenize_prompts", "_generate_single_turn")
 
 
 def add_fields(rows: list[dict], fields: dict) -> None:
@@ -68,11 +67,11 @@ class Interception:
     the result of an outer method replaces that of a user's override.
 
     TRL resets environments before it calls `_generate`, and runs tools between the turns. Training state that they have changed is
-    restored at the next call of one of these methods.
+    restored before TRL generates.
     """
 
-    def __init__(self, model: torch.nn.Module):
-        self.training_state = TrainingState(model)
+    def __init__(self, trainer: GRPOTrainer):
+        self.trainer, self.training_state = trainer, TrainingState(trainer.model)
 
     def outer_methods(self) -> dict[str, Callable]:
         """Methods that take the place of the trainer's while the interception is in use, those of the user's subclasses included."""
@@ -82,96 +81,69 @@ class Interception:
         self.training_state.restore()
         return call(prompts)
 
-    def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
-        return call(prompts)
-
-    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        self.training_state.restore()
-        return call(*args, **kwargs)
-
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        with self.training_state.preserved():
+        generate_turn = self.trainer._generate_single_turn
+
+        def generate_restored(*args: Any, **kwargs: Any) -> tuple:
+            self.training_state.restore()
+            return generate_turn(*args, **kwargs)
+
+        with (
+            self.training_state.preserved(),
+            override_attributes(self.trainer, _generate_single_turn=generate_restored),
+        ):
             return call(*args, **kwargs)
 
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        return call(inputs, prompts, completions, ids)
+        return score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
 
 
-class RecordedStep(Interception):
+@contextmanager
+def recording(
+    trainer: GRPOTrainer, rows: list[dict], on_rewards: Callable[[list, torch.Tensor], None], *, score_early: bool
+) -> Iterator[dict[str, float]]:
     """
-    One round per step: TRL runs once, on the chosen rows. Rewards and seconds are recorded.
-
-    With `score_early`, rewards are computed right after the generation instead of after TRL's forward pass, so that
-    `on_rewards` can request the next step's rollouts before that pass.
+    Record what TRL generates and scores while the block runs, as overrides of a user's subclass return it. Yields the seconds
+    of both.
 
     Args:
-        trainer ([`~trl.GRPOTrainer`]):
-            The trainer.
-        vllm ([`VLLMSession`]):
-            Its engine.
-        rows (`list[dict]`):
-            Dataset rows of this rank.
-        on_rewards (`Callable[[torch.Tensor], None]`):
-            Called with the rewards of all ranks, `(rows of all ranks, num_reward_funcs)`.
-        is_vanilla (`bool`):
-            Whether nothing but logging differs from GRPO, whose rewards are left as they are.
+        trainer ([`~trl.GRPOTrainer`]), rows (`list[dict]`):
+            The trainer, and the rows of this rank.
+        on_rewards (`Callable[[list, torch.Tensor], None]`):
+            Called with the [`completion_lengths`] of this rank, and the rewards of all ranks, `(rows of all ranks, functions)`.
         score_early (`bool`):
-            See above.
-        prefetched (`bool`):
-            Whether the rollouts of these rows were requested in the step before.
+            Whether rewards are computed right after the generation instead of after TRL's forward pass, so that `on_rewards` can
+            request the next step's rollouts before that pass.
     """
+    # Bound methods, of the user's subclass if there is one.
+    generate, score = trainer._generate, trainer._calculate_rewards
+    seconds: dict[str, float] = {}
+    lengths: list[tuple[int, bool]] = []
+    scored: list[torch.Tensor] = []
 
-    def __init__(
-        self,
-        trainer: GRPOTrainer,
-        vllm: "VLLMSession",
-        rows: list[dict],
-        on_rewards: Callable[[torch.Tensor], None],
-        *,
-        is_vanilla: bool,
-        score_early: bool,
-        prefetched: bool,
-    ):
-        super().__init__(trainer.model)
-        self.trainer, self.vllm, self.rows, self.on_rewards = trainer, vllm, rows, on_rewards
-        self.is_vanilla, self.score_early, self.prefetched = is_vanilla, score_early, prefetched
-        self.rewards: torch.Tensor | None = None
-        self.seconds: dict[str, float] = {}
-        self.columns: tuple = _EMPTY_COLUMNS  # of this rank, as TRL has generated them
-        # Bound methods of the user's subclass, whose results are those that are trained on.
-        self._generate_inside, self._score_inside = trainer._generate, trainer._calculate_rewards
-
-    def outer_methods(self) -> dict[str, Callable]:
-        return {"_generate": self.record_generation, "_calculate_rewards": self.record_rewards}
-
-    def record_generation(self, prompts: list) -> tuple:
-        columns = self.columns = self._generate_inside(prompts)
-        if self.score_early:
-            _, completion_ids, _, completions, _, extra_fields, *_ = columns
-            add_fields(self.rows, extra_fields)
-            self.record_rewards(self.rows, prompts, completions, completion_ids)
-        return columns
-
-    def record_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
-        if self.rewards is None:
-            started = time.perf_counter()
-            rewards = self._score_inside(inputs, prompts, completions, ids)
-            self.rewards = rewards if self.is_vanilla else without_infinities(rewards)
-            self.seconds["time/reward"] = time.perf_counter() - started
-            self.on_rewards(self.rewards)
-        return self.rewards
-
-    def generate(self, call: Callable, prompts: list) -> tuple:
+    def generate_and_record(prompts: list) -> tuple:
         started = time.perf_counter()
-        with self.vllm.generation(self.prefetched):
-            columns = super().generate(call, prompts)
-        self.seconds["time/generate"] = time.perf_counter() - started
+        columns = generate(prompts)
+        seconds["time/generate"] = time.perf_counter() - started
+        lengths.extend(completion_lengths(trainer, columns))  # now, because reward functions may modify completions
+        if score_early:
+            _, completion_ids, _, completions, _, extra_fields, *_ = columns
+            add_fields(rows, extra_fields)
+            # Copies: TRL has yet to make the batch of these completions, and reward functions may modify them.
+            score_and_record(rows, *copy_containers([prompts, completions, completion_ids]))
         return columns
 
-    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        if not self.is_vanilla:
-            prompts, completions, ids = copy_containers([prompts, completions, ids])
-        return score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
+    def score_and_record(inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
+        if not scored:
+            started = time.perf_counter()
+            scored.append(score(inputs, prompts, completions, ids))
+            seconds["time/reward"] = time.perf_counter() - started
+            on_rewards(lengths, scored[0])
+        return scored[0]
+
+    methods = {"_generate": generate_and_record, "_calculate_rewards": score_and_record}
+    with override_attributes(trainer, **methods):
+        yield seconds
 
 
 class PromptsPrepared(Exception):
@@ -207,23 +179,22 @@ class LocalSampling(Interception):
     """TRL generates and scores rows of this rank alone, or decodes and scores completions of a server."""
 
     def __init__(self, trainer: GRPOTrainer, completions: ServerCompletions | None = None):
-        super().__init__(trainer.model)
-        self.trainer, self.completions = trainer, completions
+        super().__init__(trainer)
+        self.completions = completions
         self.tool_calls = (0, 0)  # calls, and how many of them failed
+
+    def outer_methods(self) -> dict[str, Callable]:
+        if (served := self.completions) is None:
+            return {}
+        # The prompts were tokenized before the completions were requested.
+        return {
+            "_tokenize_prompts": lambda prompts: (served.prompt_ids, served.images, {}),
+            "_generate_single_turn": lambda *args, **kwargs: (served.completion_ids, served.logprobs),
+        }
 
     def generate(self, call: Callable, prompts: list) -> tuple:
         # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
         return super().generate(call, SharedLeaves(prompts))
-
-    def tokenize_prompts(self, call: Callable, prompts: list) -> tuple:
-        if self.completions is None:
-            return call(prompts)
-        return self.completions.prompt_ids, self.completions.images, {}
-
-    def generate_single_turn(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        if self.completions is None:
-            return super().generate_single_turn(call, *args, **kwargs)
-        return self.completions.completion_ids, self.completions.logprobs
 
     def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
         results = super().run_tools(call, *args, **kwargs)
@@ -242,8 +213,8 @@ class LocalSampling(Interception):
 class InjectedBatch(Interception):
     """TRL assembles the batch from the selected completions and the rewards of all ranks' rows, without generating or scoring."""
 
-    def __init__(self, model: torch.nn.Module, rows: Sequence[Completion], rewards: torch.Tensor):
-        super().__init__(model)
+    def __init__(self, trainer: GRPOTrainer, rows: Sequence[Completion], rewards: torch.Tensor):
+        super().__init__(trainer)
         self.rows, self.rewards = rows, rewards
 
     def outer_methods(self) -> dict[str, Callable]:
@@ -263,17 +234,17 @@ class InjectedBatch(Interception):
 
 
 @contextmanager
-def intercepting(trainer: "AdaGRPOTrainer", interception: Interception) -> Iterator[None]:
-    with override_attributes(trainer, _interception=interception, **interception.outer_methods()):
+def intercepting(interception: Interception) -> Iterator[None]:
+    with override_attributes(interception.trainer, _interception=interception, **interception.outer_methods()):
         yield
 
 
 @contextmanager
-def without_interception(trainer: "AdaGRPOTrainer") -> Iterator[None]:
+def without_interception(trainer: GRPOTrainer) -> Iterator[None]:
     """While the block runs, TRL's methods run as they are: an evaluation that user code starts within a step is not part of it."""
-    current = trainer._interception
-    names = () if current is None else ("_interception", *current.outer_methods())
-    hidden = {name: trainer.__dict__.pop(name) for name in names}
+    # Only within a step: elsewhere, attributes with these names are the user's.
+    names = _REPLACED if "_interception" in trainer.__dict__ else ()
+    hidden = {name: trainer.__dict__.pop(name) for name in names if name in trainer.__dict__}
     try:
         yield
     finally:
@@ -288,9 +259,9 @@ class NoOpEnvironment:
 
 
 @contextmanager
-def injecting(trainer: "AdaGRPOTrainer", rows: Sequence[Completion], rewards: torch.Tensor) -> Iterator[None]:
+def injecting(trainer: GRPOTrainer, rows: Sequence[Completion], rewards: torch.Tensor) -> Iterator[None]:
     """While the block runs, `_generate_and_score_completions` assembles a batch of `rows` instead of generating."""
-    with intercepting(trainer, InjectedBatch(trainer.model, rows, rewards)):
+    with intercepting(InjectedBatch(trainer, rows, rewards)):
         if trainer.environment_factories is None:
             yield
             return

@@ -5,7 +5,7 @@ unnoticed, and which metrics are not logged because they are constant.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from trl import GRPOConfig
 
@@ -71,7 +71,7 @@ def constant_metrics(args: AdaGRPOConfig) -> set[str]:
 # The start of training
 
 
-def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: Callable | None = None) -> None:
+def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
     """
     Print [`describe_run`] on the main process, unless warnings are hidden, and log warnings about epochs and batch size.
 
@@ -80,10 +80,10 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: C
             Configuration of the run.
         num_prompts (`int`, *optional*):
             Length of the training dataset; `None` if it is unknown.
-        advantage_func (`Callable`, *optional*):
-            Function of the user that computes the advantages.
+        own_advantages (`str`, *optional*):
+            Name of the user's function that computes the advantages, if there is one.
     """
-    sentence = describe_run(args, advantage_func)
+    sentence = describe_run(args, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
         print(sentence, flush=True)
     for warning in (_epoch_warning(args, num_prompts), _size_warning(args)):
@@ -91,25 +91,26 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, advantage_func: C
             logger.warning(warning)
 
 
-def describe_run(args: AdaGRPOConfig, advantage_func: Callable | None = None) -> str:
+def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
     """
     Describe in one sentence how a run differs from [`~trl.GRPOTrainer`] with the defaults of [`~trl.GRPOConfig`]. Empty if it
     does not.
     """
     values = {"scale_rewards": "none", "epsilon_high": 0.28}
-    if not args.group_size_is_explicit:
+    if not args.is_set("num_generations"):
         values["num_generations"] = args.num_generations
     defaults = [
         f"{name}={value!r} ({GRPOConfig.__dataclass_fields__[name].default!r})"
         for name, value in values.items()
         if getattr(args, name) == value
     ]
-    advantages = _describe_advantages(args)
-    if advantage_func is not None:
-        advantages = f"advantages are those of {getattr(advantage_func, '__name__', 'advantage_func')}"
-    is_vanilla = args.is_vanilla_grpo and advantage_func is None
+    sampling, advantages = _describe_sampling(args), _describe_advantages(args)
+    if own_advantages is not None:
+        sampling = sampling.replace("Batch baseline", "Uniform sampling")
+        advantages = f"advantages are those of {own_advantages}"
+    is_vanilla = args.trains_as_grpo and own_advantages is None
     clauses = [
-        "" if is_vanilla else f"{_describe_sampling(args)}; {advantages}",
+        "" if is_vanilla else f"{sampling}; {advantages}",
         _describe_zero_variance_groups(args),
         "rollouts come from the weights before the last update" if args.max_staleness else "",
         f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
@@ -131,13 +132,13 @@ def _describe_sampling(args: AdaGRPOConfig) -> str:
         mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
         text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
         hint = " (num_generations=1 is sufficient and gives more prompts)"
-        return text + hint if args.baseline == "batch" and n > 1 else text
+        text += hint if args.baseline == "batch" and n > 1 else ""
+        again = f"in up to {pluralize(args.retries, 'later step')}"
+        return f"{text}, and one without a correct rollout is sampled again {again}" if args.retries else text
     condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
     if rule.min_negatives:
         condition += f" and {rule.min_negatives} incorrect"
-    if args.retries_across_steps:
-        return f"{name}: {pluralize(n, 'rollout')} per prompt and step, in up to {args.max_rounds} steps, {condition}"
-    rounds = f"up to {pluralize(args.max_rounds, 'round')} of {pluralize(args.samples_per_round, 'rollout')}"
+    rounds = f"up to {pluralize(args.rounds_per_step, 'round')} of {pluralize(args.round_size, 'rollout')}"
     return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
 
 
@@ -157,7 +158,7 @@ def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
     return {
         "mask": "zero-variance groups are excluded from the loss",
         "skip": "rows of zero-variance groups are not computed",
-        "resample": f"zero-variance groups are replaced (up to {args.max_rounds} prompts for each place in the batch)",
+        "resample": f"zero-variance groups are replaced (up to {args.prompts_per_slot} prompts for each place in the batch)",
     }.get(args.zero_variance_groups, "")
 
 
@@ -302,16 +303,13 @@ class TrainingDiagnostics:
             return
         reward = f"the reward of {args.success_function}" if args.success_function else "the reward"
         rollouts = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
-        hard = (
-            f"If a good completion gets more than {threshold:g}, the prompts are hard; otherwise s"
-            if high <= threshold
-            else "S"
-        )
+        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
+        if high <= threshold:
+            advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"
         if not is_trained_on:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
             f"{rollouts.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
-            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {hard}et positive_threshold to a value between "
-            f"{low:.3g} and {high:.3g} that separates good from bad completions; until then, {effect}."
+            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {advice[0].upper()}{advice[1:]}; until then, {effect}."
         )

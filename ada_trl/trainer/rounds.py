@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from trl import GRPOTrainer
@@ -31,29 +30,25 @@ from .interception import (
 )
 
 
-if TYPE_CHECKING:
-    from .ada_grpo_trainer import AdaGRPOTrainer
-
-
 class RoundGenerator:
     """
     Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], while TRL's metrics of these calls are kept apart from
     those of the step.
 
     Args:
-        trainer ([`AdaGRPOTrainer`]):
+        trainer ([`~trl.GRPOTrainer`]):
             Trainer of the policy.
     """
 
-    def __init__(self, trainer: "AdaGRPOTrainer"):
+    def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
         # Instances that were used in this step, by environment name.
         self._used_environments: dict[str | None, list] | None = None
 
-    def build_sampler(self, prompts: PromptBatch, slots: list[Slot]) -> RolloutSampler:
-        """A sampler of the step's slots: without a barrier between rounds if a vLLM server generates. Collective."""
+    def build_sampler(self, prompts: PromptBatch, slots: list[Slot], *, samples_async: bool) -> RolloutSampler:
+        """A sampler of the step's slots; with `samples_async` of a vLLM server, without a barrier between rounds. Collective."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
-        if not trainer.vllm.samples_async:
+        if not samples_async:
             is_single_turn = not trainer.tools and trainer.environment_factories is None
             return SynchronousSampler(
                 rows=prompts.local_rows,
@@ -86,7 +81,7 @@ class RoundGenerator:
         """Prepare the prompts of dataset rows as TRL does. Not collective."""
         trainer = self.trainer
         try:
-            with intercepting(trainer, PromptPreparation(trainer.model)):
+            with intercepting(PromptPreparation(trainer)):
                 GRPOTrainer._generate_and_score_completions(trainer, rows)
         except PromptsPrepared as prepared:
             prompts = prepared.prompts
@@ -143,7 +138,7 @@ class RoundGenerator:
         # for the first round only, which is comparable with GRPO.
         isolated = trl_private.isolated_metrics(trainer, pending=not is_first_round)
         try:
-            with intercepting(trainer, local), isolated as metrics, no_collectives():
+            with intercepting(local), isolated as metrics, no_collectives():
                 columns = trainer._generate(prompts)
                 _, completion_ids, _, completions, _, extra_fields, *_ = columns
                 add_fields(rows, extra_fields)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from ..core import Rollouts, Slot
-from ..core.sequential import SampledPrompt
+from ..core import Rollouts, SampledPrompt
 from ..sampling.prompts import PromptBatch
 from .validation import MEAN_OVER_ROWS
 
@@ -29,24 +28,21 @@ class StepPlan:
     Args:
         prompts ([`~sampling.prompts.PromptBatch`]):
             The prompts.
-        slots (`list[Slot]`):
-            One per prompt of all ranks that is trained on; they collect the rewards.
+        sizes (`list[int]`):
+            Number of rollouts of each prompt, of all ranks; with several rounds, in one of them.
         estimates ([`~pass_rates.tracker.PromptEstimates`], *optional*):
             Estimated pass rates of the prompts.
         global_step (`int`):
             Number of optimizer steps of the weights that generate the rollouts.
         rows (`list[dict]`):
             With one round per step: dataset rows of this rank, one per rollout.
-        is_prefetched (`bool`):
-            Whether the requests were sent to a server in the step before.
     """
 
     prompts: PromptBatch
-    slots: list[Slot]
+    sizes: list[int]
     estimates: "PromptEstimates | None"
     global_step: int
     rows: list[dict]
-    is_prefetched: bool = False
 
 
 @dataclass
@@ -65,6 +61,8 @@ class StepBatch:
             Logged under `ada/`.
         advantage_N (`np.ndarray`):
             Advantages of all rollouts, once they are computed.
+        is_truncated_N (`np.ndarray`):
+            With one round per step: whether each rollout reached the maximum length.
     """
 
     prompts: list[SampledPrompt]
@@ -72,6 +70,7 @@ class StepBatch:
     selected: np.ndarray
     metrics: dict[str, float] = field(default_factory=dict)
     advantage_N: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    is_truncated_N: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     @property
     def prompt_of_row(self) -> np.ndarray:

@@ -3,13 +3,13 @@ Everything private of TRL's trainer that this package relies on, in one module: 
 [`AdaGRPOTrainer`] overrides are in its own file, and the subclasses of TRL's vLLM classes in `ada_trl/vllm` override private
 methods of those.)
 
-Two patches of TRL's module act only while one of our trainers is constructed or samples in rounds, and only in its thread
-([`vllm_generation_class`], [`rank_local_collectives`]). docs/upstream.md proposes changes to TRL that would make them unnecessary.
-`tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
+Two globals of TRL's module are replaced while one of our trainers is constructed or samples in rounds ([`vllm_generation_class`],
+[`rank_local_collectives`]); two trainers in two threads are not supported. docs/upstream.md proposes changes to TRL that would make
+this unnecessary. `tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
 """
 
+import functools
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from ..utils.distributed import gather_unless_disabled
@@ -61,11 +61,6 @@ def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]
 def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
     """Log the number of tokens seen in training so far; TRL logs the latest value, not a mean."""
     trainer._metrics["train"]["num_tokens"] = [tokens]
-
-
-def latest_metric(trainer: GRPOTrainer, name: str, mode: str = "train") -> float | None:
-    values = trainer._metrics[mode].get(name)
-    return values[-1] if values else None
 
 
 def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
@@ -211,68 +206,22 @@ def forget_evaluation_model(trainer: GRPOTrainer) -> None:
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else mixed precision is applied twice
 
 
-# Patches of TRL's module
-
-
-class _ModulePatch:
-    """
-    Replaces a global of TRL's module while at least one block uses it.
-
-    Entries are counted, because trainers in several threads may leave the block in any order, and the original is restored by the
-    last one. The replacement itself depends on a context variable, so that other threads are not affected.
-    """
-
-    def __init__(self, name: str, replacement: Callable[[Any], Any]):
-        self.name, self.replacement = name, replacement
-        self._lock, self._entries, self._original = threading.Lock(), 0, None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if not self._entries:
-                self._original = getattr(grpo_trainer, self.name)
-                setattr(grpo_trainer, self.name, self.replacement(self._original))
-            self._entries += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._entries -= 1
-                if not self._entries:
-                    setattr(grpo_trainer, self.name, self._original)
-
-
-_vllm_options: threading.local = threading.local()
-
-
-def _choose_vllm_class(original: Any) -> Callable:
-    def build(*args: Any, **kwargs: Any) -> Any:
-        options = getattr(_vllm_options, "value", None)
-        if options is None:
-            return original(*args, **kwargs)
-        from ..vllm.generation import AdaVLLMGeneration
-
-        return AdaVLLMGeneration(*args, **kwargs, **options)
-
-    return build
-
-
-_patched_vllm = _ModulePatch("VLLMGeneration", _choose_vllm_class)
-_patched_gather = _ModulePatch("gather", gather_unless_disabled)
+# Globals of TRL's module that are replaced for a while
 
 
 @contextmanager
-def vllm_generation_class(**options: Any) -> Iterator[None]:
+def vllm_generation_class(args: GRPOConfig, **options: Any) -> Iterator[None]:
     """
-    While the block runs, a [`~trl.GRPOTrainer`] that this thread constructs builds an [`~vllm.generation.AdaVLLMGeneration`] with
-    these options. TRL looks the class up as a global of its module, so a subclass cannot choose another one.
+    While the block runs, a [`~trl.GRPOTrainer`] that uses vLLM builds an [`~vllm.generation.AdaVLLMGeneration`] with these options.
+    TRL looks the class up as a global of its module, so a subclass cannot choose another one.
     """
-    with _patched_vllm():
-        _vllm_options.value = options
-        try:
-            yield
-        finally:
-            _vllm_options.value = None
+    if not args.use_vllm:
+        yield
+        return
+    from ..vllm.generation import AdaVLLMGeneration  # needs the extra
+
+    with override_attributes(grpo_trainer, VLLMGeneration=functools.partial(AdaVLLMGeneration, **options)):
+        yield
 
 
 @contextmanager
@@ -282,7 +231,7 @@ def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
     different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
     """
     with (
-        _patched_gather(),
+        override_attributes(grpo_trainer, gather=gather_unless_disabled(grpo_trainer.gather)),
         override_attributes(trainer.accelerator, gather=gather_unless_disabled(trainer.accelerator.gather)),
     ):
         yield

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
-
-
-if TYPE_CHECKING:
-    from .ada_grpo_trainer import AdaGRPOTrainer
 
 
 MAX_LOG_RATIO = 20.0  # of a rollout, so that squares of the ratios stay finite
@@ -26,7 +22,7 @@ class VLLMSession:
     the rounds of a step; its weights are verified by the log-probabilities of the rollouts ([`~vllm.weight_check.WeightCheck`]).
     """
 
-    def __init__(self, trainer: "AdaGRPOTrainer"):
+    def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
         self._is_running = False
         self._is_generating = False
@@ -50,7 +46,9 @@ class VLLMSession:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Clean up adapters on the server and files on exit. Nested uses (evaluation during training) do nothing."""
+        """
+        Clean up requests, adapters on the server and files on exit. Nested uses (evaluation during training) do nothing.
+        """
         if not self.trainer.use_vllm or self._is_running:
             yield
             return
@@ -60,7 +58,6 @@ class VLLMSession:
         finally:
             self._is_running = False
             if self.uses_server:
-                self.trainer.cancel_prefetch()
                 self.trainer.vllm_generation.close()
             # Another training may begin at the step of the last push, with other weights.
             self.forget_weights()
@@ -68,15 +65,13 @@ class VLLMSession:
     # One generation
 
     @contextmanager
-    def generation(self, prefetched: bool = False) -> Iterator[None]:
+    def generation(self) -> Iterator[None]:
         """
         One generation, or all rounds of a step: the engine has this step's weights before it, and a server is checked after it.
         Nested uses do nothing.
 
-        Args:
-            prefetched (`bool`, *optional*, defaults to `False`):
-                Whether the rollouts are those of [`prefetch`], which come from earlier weights. They were verified before newer
-                ones were pushed.
+        In a training step, rollouts of [`prefetch`] are returned if there are any; they come from earlier weights, and were verified
+        before newer ones were pushed. An evaluation needs the newest weights.
         """
         if not self.trainer.use_vllm or self._is_generating:
             yield
@@ -89,7 +84,7 @@ class VLLMSession:
                     yield
                 return
             self.sync_weights_if_needed()
-            if prefetched:
+            if self.uses_server and engine.has_prefetched and self.trainer.model.training:
                 with engine.returning_prefetched(), engine.skipping_syncs():
                     yield
                 return

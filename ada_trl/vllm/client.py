@@ -49,9 +49,8 @@ class TimeoutVLLMClient(VLLMClient):
             super().__init__(base_url=base_url, group_port=group_port, connection_timeout=connection_timeout)
         except BaseException as error:
             self.transport.close()
-            if isinstance(
-                error, KeyError | IndexError | TypeError
-            ):  # TRL reads the name of the model from the response
+            # TRL reads the name of the model from the response.
+            if isinstance(error, KeyError | IndexError | TypeError):
                 raise VLLMServerError(
                     f"{base_url} has responded to /v1/models without the name of a model ({error!r})",
                     "Correct vllm_server_base_url, or start a vLLM server at this address.",

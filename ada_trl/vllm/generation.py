@@ -58,7 +58,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
-        self.weight_check = WeightCheck(self)
+        self.weight_check = WeightCheck(self, self.error_factory)
         self._syncs_are_skipped = False
         self._prefetched: RequestedBatch | None = None
         self._returns_prefetched = False

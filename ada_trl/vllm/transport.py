@@ -138,9 +138,8 @@ class HTTPTransport:
 
     async def _send(self, method: str, path: str, read: Callable, failures: list[str], kwargs: dict) -> Any:
         """Repeat the request until it succeeds; `failures` receives the reasons of the other attempts."""
-        retries_left = (
-            MAX_RETRIES if method == "GET" or path in REPEATABLE else 0
-        )  # a busy server uses up none of them
+        # A busy server uses up none of them.
+        retries_left = MAX_RETRIES if method == "GET" or path in REPEATABLE else 0
         pause = BACKOFF_SECONDS
         while True:
             try:

@@ -5,21 +5,17 @@ A server returns those of a fixed prompt, after each synchronization and after e
 the rollouts themselves are compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import GRPOConfig
+from trl.generation.vllm_generation import VLLMGeneration
 
-from ..utils.distributed import synchronized_errors
+from ..utils.distributed import ErrorFactory, synchronized_errors
 from .errors import VLLMServerError
 from .responses import prompt_logprobs
-
-
-if TYPE_CHECKING:
-    from .generation import AdaVLLMGeneration
 
 
 TEXT = "Question: what is 12 + 34? Answer: 12 + 34 = 46, because 2 + 4 = 6 and 10 + 30 = 40."
@@ -42,13 +38,19 @@ class WeightCheck:
     Weights that change the log-probabilities by less than the tolerance cannot be told from rounding: those of a single small
     optimizer step before, for example, but not those of several steps, another adapter or another model.
 
+    Args:
+        vllm (`VLLMGeneration`):
+            The engine.
+        error_factory (`Callable[..., ErrorFactory]`):
+            See [`~vllm.errors.make_error_factory`].
+
     Attributes:
         difference (`float`):
             Result of the last check of a server, in nats per token; 0 on all ranks but the main one.
     """
 
-    def __init__(self, vllm: "AdaVLLMGeneration"):
-        self.vllm = vllm
+    def __init__(self, vllm: VLLMGeneration, error_factory: Callable[..., ErrorFactory]):
+        self.vllm, self.error_factory = vllm, error_factory
         self.difference = 0.0
         self._served: dict = {}  # configuration of the server that receives the weights
         self._expected: list[float] = []
@@ -70,7 +72,7 @@ class WeightCheck:
             [`VLLMServerError`]: if its log-probabilities are not those of the model.
         """
         self._expected = token_logprobs(model, self._prompt_ids, self.vllm.accelerator.device)
-        with synchronized_errors(self.vllm.error_factory("it does not have this step's weights")):
+        with synchronized_errors(self.error_factory("it does not have this step's weights")):
             if self.vllm.accelerator.is_main_process:
                 self._compare()
 
@@ -82,12 +84,10 @@ class WeightCheck:
         Raises:
             [`VLLMServerError`]: if the server does not respond, was restarted, or has received other weights.
         """
-        with synchronized_errors(self.vllm.error_factory(OTHER_WEIGHTS)):
+        with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
             if self.vllm.accelerator.is_main_process:
-                expected, found = (
-                    self._served.get("instance_id"),
-                    self.vllm.vllm_client.read_config().get("instance_id"),
-                )
+                expected = self._served.get("instance_id")
+                found = self.vllm.vllm_client.read_config().get("instance_id")
                 if found != expected:
                     raise VLLMServerError(f"it was restarted during the step (instance {expected} became {found})")
                 self._compare()
@@ -129,7 +129,7 @@ class WeightCheck:
         tolerance = max(
             ROUNDING["bfloat16"], self._tolerance({"dtype": config.dtype, "quantization": config.quantization})
         )
-        with synchronized_errors(self.vllm.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
+        with synchronized_errors(self.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
             if not difference <= tolerance:  # NaN is not, either
                 raise VLLMServerError(
                     f"log-probabilities differ from the trainer's by {difference:.2f} nats per token, more than rounding "

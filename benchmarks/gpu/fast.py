@@ -65,10 +65,7 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     f"{names.SEQ_BALANCE}{SYNCHRONOUS}": (SynchronousTrainer, DEFAULT),
     f"{PAPER_ROUNDS}{SYNCHRONOUS}": (SynchronousTrainer, BALANCE),
     AHEAD: (AdaGRPOTrainer, {"baseline": "batch", "max_staleness": 1}),
-    f"{names.BATCH}, retries": (
-        AdaGRPOTrainer,
-        {"baseline": "batch", "adaptive_sampling": "seq-pos", "num_generations": 1},
-    ),
+    f"{names.BATCH}, retries": (AdaGRPOTrainer, {"baseline": "batch", "retries": 3}),
     "dynamic sampling": (AdaGRPOTrainer, GRPO | {"zero_variance_groups": "resample", "max_rounds": 4}),
 }
 

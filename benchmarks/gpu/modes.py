@@ -21,7 +21,7 @@ MODES = {
     names.SEQ_POS: {"adaptive_sampling": "seq-pos"} | TWO_ROUNDS,
     f"{names.EST} (EMA)": {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
     f"{names.EST} (value head)": {"adaptive_sampling": "est", "pass_rate_estimator": "value"},
-    f"{names.BATCH}, retries": {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+    f"{names.BATCH}, retries": {"baseline": "batch", "retries": 3},
     "zero-variance groups: resample": GRPO | {"zero_variance_groups": "resample"} | TWO_ROUNDS,
     "zero-variance groups: mask": GRPO | {"zero_variance_groups": "mask"},
     "zero-variance groups: skip": GRPO | {"zero_variance_groups": "skip"},

@@ -32,7 +32,7 @@ WORKERS = 6  # units at a time, each with its own server
 AHEAD = "one step ahead"
 MODES = {
     names.BATCH: {"baseline": "batch"},
-    f"{names.BATCH}, retries": {"baseline": "batch", "adaptive_sampling": "seq-pos", "num_generations": 1},
+    f"{names.BATCH}, retries": {"baseline": "batch", "retries": 3},
     names.SEQ_BALANCE: {},
     "dynamic sampling": {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
     names.EST: {"adaptive_sampling": "est"},

@@ -59,7 +59,7 @@ def _paper(n: int = 4, **options) -> dict:
 
 def _batch(retries: int) -> dict:
     """One rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps."""
-    return {"baseline": "batch", "adaptive_sampling": "seq-pos", "num_generations": 1, "max_rounds": retries + 1}
+    return {"baseline": "batch", "retries": retries}
 
 
 HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"

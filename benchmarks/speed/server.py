@@ -117,9 +117,9 @@ class NonSpeculativeTrainer(AdaGRPOTrainer):
         super().__init__(*args, **kwargs)
         build_sampler = self._round_generator.build_sampler
 
-        def build(*step) -> RolloutSampler:
+        def build(*step, **options) -> RolloutSampler:
             with override_attributes(server, AsyncVLLMSampler=self.sampler_class):
-                return build_sampler(*step)
+                return build_sampler(*step, **options)
 
         self._round_generator.build_sampler = build
 
@@ -188,7 +188,7 @@ def report(name: str, logs: list[dict]) -> str:
 def compare_stream(url: str, model: Path, prompts: int, steps: int, repeats: int) -> None:
     grpo = {"adaptive_sampling": "uniform"}
     dynamic = grpo | {"zero_variance_groups": "resample", "max_rounds": 8}
-    retries = {"adaptive_sampling": "seq-pos", "baseline": "batch", "max_rounds": 8}
+    retries = {"baseline": "batch", "retries": 7}
     settings = {  # rollouts per prompt, class, options
         "GRPO n=4": (4, AdaGRPOTrainer, grpo),
         names.BATCH: (1, AdaGRPOTrainer, {"baseline": "batch"}),

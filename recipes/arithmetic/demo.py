@@ -33,9 +33,8 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
-    "batch": "batch baseline, n=1",
+    "batch": "batch baseline, n=1, 3 retries",
     "maxrl": "MaxRL n=8",
-    "retry_unsolved": "batch baseline, n=1, + retries",
 }
 # The recipe has the paper's rounds; these are the defaults.
 DEFAULT_ROUNDS = ["--samples_per_round=4", "--max_rounds=8", "--min_positives=1", "--min_negatives=1"]

@@ -202,7 +202,7 @@ def test_recipes_differ_in_the_baseline_only():
     files = {path.stem: yaml.safe_load(path.read_text()) for path in RECIPES.glob("*.yaml")}
     longer = files.pop("written-steps")
     assert set(files) == {"batch", "grpo-n4"} and longer["baseline"] == files["batch"]["baseline"]
-    method = {"baseline", "adaptive_sampling", "num_generations", "scale_rewards", "output_dir"}
+    method = {"baseline", "retries", "adaptive_sampling", "num_generations", "scale_rewards", "output_dir"}
     rest = [{name: value for name, value in file.items() if name not in method} for file in files.values()]
     assert rest[0] == rest[1]
 

@@ -46,7 +46,6 @@ SETTINGS = {  # adaptive_sampling, baseline, num_generations
     "est-value": ("est", "pool", 4),
     "batch": ("uniform", "batch", 1),
     "maxrl": ("uniform", "pool", 8),
-    "retry_unsolved": ("seq-pos", "batch", 1),
     "vllm-disk": ("seq-balance", "pool", 4),
     "vllm-lora": ("seq-balance", "pool", 4),
 }
@@ -91,7 +90,7 @@ def test_inputs_of_the_lm_head_are_contiguous_on_a_cpu(task_dir, tmp_path):
     assert len(seen) > 2 and all(seen)
 
 
-@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "maxrl", "retry_unsolved"])
+@pytest.mark.parametrize("method", ["seq-balance", "est-value", "batch", "maxrl"])
 def test_train_from_a_recipe(method, task_dir, tmp_path):
     main(command_line(task_dir, ROOT / f"recipes/arithmetic/{method}.yaml", tmp_path))
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]

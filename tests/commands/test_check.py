@@ -89,7 +89,7 @@ MODES = {
     "batch": ["--baseline=batch"],
     "lora": ["--use_peft", "--lora_target_modules=all-linear"],
     "refill": ["--adaptive_sampling=uniform", "--zero_variance_groups=resample"],
-    "across steps": ["--adaptive_sampling=seq-pos", "--baseline=batch", "--num_generations=1"],
+    "across steps": ["--baseline=batch", "--retries=3"],
     "logging nothing": ["--logging_strategy=no"],
     "kl, two iterations": ["--beta=0.1", "--num_iterations=2"],
 }

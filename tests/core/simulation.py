@@ -31,6 +31,8 @@ def rollouts_of(*pools, success=None, rewards=None, threshold=0.7):
         success_reward_N=total if success is None else np.concatenate(success).astype(float),
         threshold=threshold,
         num_prompts=len(sizes),
+        attempt_N=np.zeros(len(total), dtype=int),
+        length_N=np.zeros(len(total), dtype=int),
     )
 
 

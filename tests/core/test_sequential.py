@@ -39,10 +39,9 @@ def sample_scripts(*scripts, rule=BALANCE):
 
 
 def test_balance_samples_a_prompt_until_both_quotas_are_met_or_the_cap_is_reached():
-    rollouts, slots, rounds = sample_scripts(MIXED, HARD, EASY, HARD)
+    rollouts, _, rounds = sample_scripts(MIXED, HARD, EASY, HARD)
     assert rounds == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3]]
     assert rollouts.size_P.tolist() == [4, 12, 12, 12]
-    assert [slot.exit_condition_met(0) for slot in slots] == [True, True, False, True]
     assert by_prompt(rollouts, rollouts.reward_N) == [MIXED[:4], HARD, EASY, HARD]
 
 
@@ -66,7 +65,7 @@ def test_expected_rollouts_until_the_first_positive(p, m, n):
     assert_mean(rollouts.size_P, m * (1 - (1 - p) ** (m * n)) / (1 - (1 - p) ** m))
 
 
-# Candidates of a slot, and steps
+# Candidates of a slot
 
 
 def play(slot, *rounds):
@@ -74,24 +73,6 @@ def play(slot, *rounds):
         assert not slot.done
         slot.add_round(np.array(rewards, dtype=float).reshape(len(rewards), -1))
     return slot
-
-
-@pytest.mark.parametrize(
-    ("before", "reward", "met", "is_retried"),
-    [
-        ({"rounds": 2, "negatives": 2}, 1.0, True, False),
-        ({"rounds": 2, "positives": 2}, 0.0, True, False),
-        ({"rounds": 2, "positives": 2}, 1.0, False, True),
-        ({"rounds": 3, "positives": 3}, 1.0, False, False),  # its last one
-        ({"rounds": 1}, NAN, False, True),
-    ],
-)
-def test_rollouts_of_earlier_steps_count(before, reward, met, is_retried):
-    rule = SlotRule(1, 1, 4, one_round_per_step=True)
-    slot = play(Slot(rule, BINARY, [Candidate(7, **before)], round_size=1), [reward])
-    assert slot.done and slot.exit_condition_met(0) == met and (slot.unsolved is not None) == is_retried
-    if is_retried:
-        assert slot.unsolved.position == 7 and slot.unsolved.rounds == before["rounds"] + 1
 
 
 def resampling(candidates, scoring=BINARY, **rule):

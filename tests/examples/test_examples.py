@@ -4,8 +4,8 @@ import re
 import runpy
 import tomllib
 from configparser import ConfigParser
+from dataclasses import replace
 from itertools import product
-from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 import ada_trl
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.core import Rollouts, Scoring
 from ada_trl.recipes.arithmetic.task import prepare
 
 from ..documentation import quick_start_scripts
@@ -161,19 +162,21 @@ def test_agent_on_two_processes(tmp_path):
 
 def test_custom_advantage(tmp_path, monkeypatch):
     """The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration."""
-    shrunk_advantages, Rollouts = itemgetter("shrunk_advantages", "Rollouts")(example("custom_advantage"))
-    pass_rate_P, n = np.array([0.2, 0.7]), 2
-    pass_rate_N, expected_N = np.repeat(pass_rate_P, n), np.zeros(2 * n)
-    for rewards in product((0.0, 1.0), repeat=2 * n):
-        reward_N = np.array(rewards)
-        columns = {"rewards_NF": reward_N[:, None], "reward_N": reward_N, "success_reward_N": reward_N}
-        prompt_N, draw_N = np.repeat([0, 1], n), np.tile([0, 1], 2)
-        advantage_N = shrunk_advantages(Rollouts(prompt_N, draw_N, **columns, threshold=0.5, num_prompts=2))
-        probability = np.prod(np.where(reward_N == 1, pass_rate_N, 1 - pass_rate_N))
-        expected_N += probability * advantage_N * (reward_N - pass_rate_N)
+    names = example("custom_advantage")
+    pass_rate_N, expected_N = np.array([0.2, 0.7, 0.5, 0.9, 0.4]), np.zeros(5)
+    columns = {"source": np.array(["a", "b", "a", "b", "a"])}
+    for rewards in product((0.0, 1.0), repeat=5):
+        rollouts = Rollouts.score([np.array([[reward]]) for reward in rewards], Scoring((1.0,), 0.5))
+        advantage_N = names["baseline_per_source"](replace(rollouts, columns=columns))
+        probability = np.prod(np.where(rollouts.reward_N == 1, pass_rate_N, 1 - pass_rate_N))
+        expected_N += probability * advantage_N * (rollouts.reward_N - pass_rate_N)
     assert expected_N == pytest.approx(pass_rate_N * (1 - pass_rate_N))
 
-    monkeypatch.setattr("datasets.load_dataset", lambda name, split: prompt_dataset(repeats=32))
+    def source_of(prompt):
+        return "ab"[len(prompt) % 2]
+
+    rows = [{"problem": p, "prompt": p, "source": source_of(p)} for p in prompt_dataset(repeats=32)["prompt"]]
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: UnmappedDataset.from_list(rows))
     sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
     monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
     made = []
@@ -188,11 +191,24 @@ def test_custom_advantage(tmp_path, monkeypatch):
     runpy.run_path(str(ROOT / "examples" / "custom_advantage.py"), run_name="__main__")
     assert made[0].state.global_step == 2
     for batch in made[0].batches:
-        texts = made[0].processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-        reward = np.array(even_reward(texts))
-        others = reward.reshape(-1, 2)[:, ::-1].ravel()  # the other rollout of the prompt
-        outside = (reward.sum() - reward - others) / (len(reward) - 2)
-        assert batch["advantages"].numpy() == pytest.approx(reward - (others + 2 * outside) / 3, abs=1e-6)
+        texts, prompts = (
+            made[0].processing_class.batch_decode(batch[name], skip_special_tokens=True)
+            for name in ("completion_ids", "prompt_ids")
+        )
+        length = batch["completion_mask"].sum(dim=1).numpy()
+        reward = np.array(even_reward(texts)) - names["PENALTY_PER_TOKEN"] * length
+        source = np.array([source_of(prompt) for prompt in prompts])
+        assert len(set(source)) == 2
+        for i, advantage in enumerate(batch["advantages"].tolist()):
+            others = (source == source[i]) & (np.arange(len(source)) != i)
+            assert advantage == pytest.approx(reward[i] - reward[others].mean(), abs=1e-6)
+
+
+class UnmappedDataset(Dataset):
+    """Keeps its prompts as they are: texts, for the tiny tokenizer without a chat template."""
+
+    def map(self, function):
+        return self
 
 
 def test_every_example_is_listed():

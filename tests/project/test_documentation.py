@@ -11,7 +11,6 @@ from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core.advantages import POWERS
-from ada_trl.trainer.validation import CHOICES, REMOVED
 
 from ..documentation import (
     DOCS,
@@ -45,7 +44,12 @@ def settings_rows():
     return {name: row for row in table_rows(text) for name in code(row[0])}
 
 
-NAMED = CHOICES | {  # options and their values
+NAMED = {  # options and their values
+    **{
+        name: re.findall(r"'([\w-]+)'", str(kind))
+        for name, kind in AdaGRPOConfig.__annotations__.items()
+        if "Literal" in str(kind)
+    },
     "prompt_weighting": POWERS,
     "scale_rewards": ("none", "group", "batch"),
     "allocation_rule": ("power", "variance", "reward_std"),
@@ -86,7 +90,7 @@ def test_settings_in_the_text_exist(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     known = {
         *FIELDS,
-        *(name.partition("=")[0] for name in REMOVED),  # docs/negative_results.md
+        *("prompt_oversampling", "selection_correction", "value_model", "pass_rate_prior"),  # docs/negative_results.md
         *vars(AdaGRPOTrainer),
         "environment_factory",
         "peft_config",
@@ -138,7 +142,7 @@ def logged(tmp_path_factory):
             "max_steps": 4,
         },  # different numbers of rollouts
         {"adaptive_sampling": "uniform", "pass_rate_estimator": "ema"},
-        {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1},
+        {"baseline": "batch", "retries": 3},
         {"adaptive_sampling": "uniform", "zero_variance_groups": "resample"},
     ):
         trainer = build(tmp_path_factory.mktemp("run"), **mode)

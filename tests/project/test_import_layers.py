@@ -1,6 +1,7 @@
 """Every layer of the package imports from the layers below it, and from no other (CONTRIBUTING.md)."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from ada_trl.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ada_trl"
-FILES = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+FILES = [path for path in PACKAGE.rglob("*.py") if path not in (PACKAGE / "__init__.py", PACKAGE / "version.py")]
 
 
 def layers() -> list[str]:
@@ -43,9 +44,26 @@ def test_imports_point_down():
     listed, wrong = layers(), {}
     for path in FILES:
         own = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        if above := imported(path) - set(listed[listed.index(own) :]):
+        if above := imported(path) - {*listed[listed.index(own) :], "version"}:
             wrong[str(path)] = above
     assert not wrong
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports within functions and for type annotations included."""
+    modules = {path.relative_to(ROOT).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    modules = {name[:-1] if name[-1] == "__init__" else name: path for name, path in modules.items()}
+    graph = {}
+    for name, path in modules.items():
+        package, graph[name] = path.relative_to(ROOT).parent.parts, set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                start = package[: len(package) - node.level + 1] if node.level else ()
+                base = (*start, *(node.module or "").split(".")) if node.module else start
+                for alias in node.names:
+                    imported = (*base, alias.name) if (*base, alias.name) in modules else base
+                    graph[name] |= {imported} & modules.keys() - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from ada_trl.core import sampled_prompts
+from ada_trl.core import SampledPrompt
 
 from ..helpers import build, even_reward, logs_of, prompts_of, remember_rollouts
 
@@ -16,7 +16,7 @@ DYNAMIC = {
     "num_generations": 4,
     "scale_rewards": "group",
 }
-RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "batch", "num_generations": 1}
+RETRIES = {"baseline": "batch", "retries": 3}
 MODES = {
     "dynamic sampling": DYNAMIC,
     "dynamic sampling in rounds": {
@@ -26,7 +26,7 @@ MODES = {
         "max_rounds": 2,
     },
     "retries": RETRIES,
-    "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
+    "retries of groups": {"baseline": "batch", "retries": 2, "num_generations": 2},
 }
 
 
@@ -106,10 +106,10 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
         sampled.append(list(prompts))
         return [0.0] * len(prompts)
 
-    trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"max_rounds": 3})
+    trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"retries": 2})
     rollouts = remember_rollouts(trainer)
     trainer.train()
-    # 8 rows: at most 6 retries, at most 3 rounds per prompt, and prompts with the fewest rounds first.
+    # 8 rows: at most 6 retries, each prompt in at most 3 steps, and prompts with the fewest attempts first.
     assert [len(set(step)) for step in sampled] == [8] * 5
     assert sampled[1][:6] == sampled[0][:6] and len(set(sampled[1][6:]) & set(sampled[0])) == 0
     assert sampled[2][:2] == sampled[1][6:] and sampled[2][2:6] == sampled[0][:4]
@@ -119,38 +119,12 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
     assert all((step.size_P == 1).all() for step in rollouts)
 
 
-def test_the_exit_condition_counts_rollouts_of_earlier_steps(tmp_path):
-    """Steps are all positive and all negative in turns: one rollout does not meet the exit condition, two do."""
-    steps = []
-
-    def in_turns(prompts, **kwargs):
-        steps.append(len(steps) % 2)
-        return [float(steps[-1])] * len(prompts)
-
-    options = RETRIES | {"adaptive_sampling": "seq-balance", "max_rounds": 2}
-    trainer = build(tmp_path, in_turns, prompts(), max_steps=4, **options)
-    trainer.train()
-    logs = logs_of(trainer)
-    assert [step["ada/frac_exit_condition_met"] for step in logs] == [
-        1 - step["ada/prompts/frac_new"] for step in logs
-    ]
-    assert logs[1]["ada/frac_exit_condition_met"] == 0.75 and "ada/active_prompts/round_2" not in logs[1]
-    fractions = [(step["ada/frac_all_wrong"], step["ada/frac_all_correct"]) for step in logs[:2]]
-    assert fractions == [(1, 0), (0, 0.25)], "Of those that have not met it: new prompts."
-    missing = [logs[1][f"ada/frac_missing_{kind}/round_1"] for kind in ("positives", "negatives")]
-    assert missing == [0, 0.25]
-
-
 # What holds in every mode
 
 
 def test_metrics_of_the_data_set_are_not_logged_without_unbiased_samples(tmp_path, monkeypatch):
     trainer = build(tmp_path, even_reward, prompts(), **RETRIES)
-
-    def no_unbiased_samples(slots):
-        return [prompt._replace(is_on_distribution=False) for prompt in sampled_prompts(slots)]
-
-    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.sampled_prompts", no_unbiased_samples)
+    monkeypatch.setattr(SampledPrompt, "is_on_distribution", False)
     trainer.train()
     for logs in logs_of(trainer):
         for name in ("reward", "reward_std", "rewards/even_reward/mean", "ada/pass_rate/mean"):

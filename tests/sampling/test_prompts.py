@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import Candidate, Slot, SlotRule, sampled_prompts
+from ada_trl.core import Candidate, Rollouts, SampledPrompt, Slot, SlotRule, collect_rollouts, sampled_prompts
 from ada_trl.sampling.prompt_stream import PromptStream
 from ada_trl.sampling.prompts import DataLoaderPrompts, PromptQueue
 
@@ -107,81 +107,84 @@ def test_resuming_with_another_data_set_is_rejected():
 
 # The queue
 
-# Options of a queue, the rule of its slots, and rollouts per round.
-RETRIES = {"retries": True}, SlotRule(1, 0, max_rounds=4, one_round_per_step=True), 1
-RESAMPLE = {"candidates_per_slot": 3}, SlotRule(1, 1, max_rounds=1), 2
-modes = pytest.mark.parametrize(("options", "rule", "round_size"), [RETRIES, RESAMPLE], ids=["retries", "resample"])
+RETRIES, RESAMPLE = {"retries": 3}, {"candidates_per_slot": 3}
+modes = pytest.mark.parametrize("options", [RETRIES, RESAMPLE], ids=["retries", "resample"])
 
 
-def simulate(queue, rule, round_size, passes, steps, seed=0):
-    """Slots and metrics of each step; `passes` is the pass rate of a position."""
+def simulate(queue, passes, steps, seed=0):
+    """Sampled prompts and metrics of each step; `passes` is the pass rate of a position."""
     rng = np.random.default_rng(seed)
+    size = 1 if queue.retries else 2
     for _ in range(steps):
-        slots = [Slot(rule, BINARY, candidates, round_size) for candidates in queue.next_candidates()]
+        slots = [Slot(SlotRule(1, 1, max_rounds=1), BINARY, one, size) for one in queue.next_candidates()]
         for slot in slots:
             while not slot.done:
                 position = slot.candidates[slot.candidate_of_round[-1]].position
-                slot.add_round((rng.random((round_size, 1)) < passes(position)).astype(float))
-        yield slots, queue.finish_step(slots)
+                slot.add_round((rng.random((size, 1)) < passes(position)).astype(float))
+        prompts = sampled_prompts(slots)
+        yield prompts, queue.finish_step(prompts, collect_rollouts(slots, prompts))
 
 
-def sampled_positions(slots):
-    return [prompt.candidate.position for prompt in sampled_prompts(slots)]
+def positions(prompts):
+    return [prompt.candidate.position for prompt in prompts]
 
 
 def test_the_number_of_retries_follows_the_truncated_log_objective():
-    """E[rounds] = (1 − (1 − p)^N) / p, if no retry is dropped."""
-    p, (options, rule, _), slots = 0.5, RETRIES, 64
-    queue = make_queue(100_000, slots, **options)
+    """E[attempts] = (1 − (1 − p)^N) / p with N = `retries` + 1, if no retry is dropped."""
+    p, slots, attempts = 0.5, 64, RETRIES["retries"] + 1
+    queue = make_queue(100_000, slots, **RETRIES)
     visits = Counter()
-    for step, metrics in simulate(queue, rule, 1, lambda position: p, 150):
+    for prompts, metrics in simulate(queue, lambda position: p, 150):
         assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the maximum share of retries
-        visits.update(sampled_positions(step))
+        visits.update(positions(prompts))
     active = {candidate.position for candidate in queue.retry_queue}
     finished = np.array([count for position, count in visits.items() if position not in active])
     assert len(finished) > 2000
-    # Prompts that are active at the end have many rounds: at most one per slot, each at most N, out of thousands.
-    edge = rule.max_rounds * slots / len(finished)
-    expected = (1 - (1 - p) ** rule.max_rounds) / p
+    # Prompts that are active at the end have many attempts: at most one per slot, each at most N, out of thousands.
+    edge = attempts * slots / len(finished)
+    expected = (1 - (1 - p) ** attempts) / p
     assert finished.mean() == pytest.approx(expected, abs=4 * finished.std() / math.sqrt(len(finished)) + edge)
-    assert finished.max() == rule.max_rounds
+    assert finished.max() == attempts
+
+
+def test_a_prompt_is_retried_until_it_has_a_positive_rollout_or_no_retry_is_left():
+    """Also one of which no rollout was scored."""
+    queue = make_queue(slots=4, retries=2)
+    prompts = [SampledPrompt(Candidate(i, attempts), i) for i, attempts in enumerate((0, 1, 1, 2))]
+    queue.finish_step(prompts, Rollouts.score([np.array([[r]]) for r in (math.nan, 1.0, 0.0, 0.0)], BINARY))
+    assert queue.retry_queue == [Candidate(0, 1), Candidate(2, 2)]
 
 
 @pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
 def test_retries_of_a_hard_dataset_do_not_fill_the_batch(slots, retries):
-    """Three quarters of the slots, but at least one; prompts with the fewest rounds first."""
-    queue = make_queue(slots=slots, retries=True)
-    rule = SlotRule(1, 0, max_rounds=50, one_round_per_step=True)
-    (first, _), *steps = simulate(queue, rule, 1, lambda position: 0.0, 20)
-    assert not any(slot.candidates[0].rounds for slot in first)
-    for played, metrics in steps:
-        retried = sum(slot.candidates[0].rounds > 0 for slot in played)
+    """Three quarters of the slots, but at least one; prompts with the fewest attempts first."""
+    queue = make_queue(slots=slots, retries=50)
+    (first, _), *steps = simulate(queue, lambda position: 0.0, 20)
+    assert not any(prompt.candidate.attempts for prompt in first)
+    for prompts, metrics in steps:
+        retried = sum(prompt.candidate.attempts > 0 for prompt in prompts)
         assert retried == slots * metrics["prompts/frac_retried"] == retries
         assert metrics["prompts/retries_dropped"] == slots - retries
-    assert max(candidate.rounds for candidate in queue.retry_queue) < 50
+    assert max(candidate.attempts for candidate in queue.retry_queue) < 50
 
 
 def test_unused_candidates_are_sampled_in_the_next_steps():
-    options, rule, _ = RESAMPLE
-    queue, sampled = make_queue(shuffle=False, **options), []
+    queue, sampled = make_queue(shuffle=False, **RESAMPLE), []
     for _ in range(10):
-        slots = [Slot(rule, BINARY, candidates, 2) for candidates in queue.next_candidates()]
-        for slot in slots:
-            slot.add_round(np.array([[1.0], [0.0]]))
-            assert slot.done
-        queue.finish_step(slots)
-        sampled += sampled_positions(slots)
+        prompts = [SampledPrompt(candidates[0], i) for i, candidates in enumerate(queue.next_candidates())]
+        queue.finish_step(prompts, Rollouts.score([np.array([[1.0], [0.0]])] * 4, BINARY))
+        sampled += positions(prompts)
     assert sampled == list(range(40))
 
 
 @modes
-def test_no_prompt_is_sampled_twice_in_a_step_or_left_out(options, rule, round_size):
+def test_no_prompt_is_sampled_twice_in_a_step_or_left_out(options):
     """Over random pass rates, through several epochs."""
     rates = np.random.default_rng(5).random(40)
     last_step, longest = Counter(), Counter()
-    steps = simulate(make_queue(40, **options), rule, round_size, lambda position: rates[position], 300)
-    for step, (slots, _) in enumerate(steps):
-        sampled = sampled_positions(slots)
+    steps = simulate(make_queue(40, **options), lambda position: rates[position], 300)
+    for step, (prompts, _) in enumerate(steps):
+        sampled = positions(prompts)
         assert len(set(sampled)) == len(sampled)
         for position in sampled:
             longest[position] = max(longest[position], step - last_step[position])
@@ -191,11 +194,11 @@ def test_no_prompt_is_sampled_twice_in_a_step_or_left_out(options, rule, round_s
 
 
 @modes
-def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options, rule, round_size):
+def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(options):
     """64 prompts, 32 slots: the candidates of a step are up to 96."""
     sampled, epochs = Counter(), []
-    for slots, metrics in simulate(make_queue(64, 32, **options), rule, round_size, lambda position: 0.3, 200):
-        sampled.update(sampled_positions(slots))
+    for prompts, metrics in simulate(make_queue(64, 32, **options), lambda position: 0.3, 200):
+        sampled.update(positions(prompts))
         assert metrics["prompts/queue"] <= 3 * 64
         epochs.append(metrics["prompts/epoch"])
     assert min(sampled[position] for position in range(64)) > 0.5 * sampled.total() / 64
@@ -205,12 +208,12 @@ def test_the_queue_does_not_grow_where_a_step_may_take_more_rows_than_there_are(
 
 
 @modes
-def test_a_queue_resumes_exactly(options, rule, round_size):
+def test_a_queue_resumes_exactly(options):
     rates = np.random.default_rng(1).random(30)
 
     def steps(queue, number, seed):
-        played = simulate(queue, rule, round_size, lambda p: rates[p], number, seed)
-        return [[slot.candidates for slot in slots] for slots, _ in played]
+        played = simulate(queue, lambda p: rates[p], number, seed)
+        return [[prompt.candidate for prompt in prompts] for prompts, _ in played]
 
     queue = make_queue(30, **options)
     steps(queue, 11, 0)
@@ -239,9 +242,9 @@ def test_queued_prompts_that_the_dataset_does_not_have_are_rejected(where):
 
 
 @modes
-def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options, rule, round_size):
+def test_prompts_of_a_step_that_is_rolled_back_are_the_next_ones_again(options):
     queue = make_queue(30, **options)
-    for _ in simulate(queue, rule, round_size, lambda p: p % 2, 3):
+    for _ in simulate(queue, lambda p: p % 2, 3):
         pass
     expected = queue.next_candidates()
     queue.rollback()

@@ -29,7 +29,7 @@ MODES = {
     "batch": {"baseline": "batch", "num_generations": 2, "per_device_train_batch_size": 8},
     "GRPO": {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": 4},
     "est": {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
-    "retries": ONE_COMPLETION | {"adaptive_sampling": "seq-pos"},
+    "retries": ONE_COMPLETION | {"retries": 3},
     "two iterations": ONE_COMPLETION | {"adaptive_sampling": "uniform", "num_iterations": 2},
 }
 

@@ -86,7 +86,7 @@ SAME = {
         8,
         {"zero_variance_groups": "resample", "samples_per_round": 4, "max_rounds": 2, "max_steps": 3},
     ),
-    "retries": (uneven, 8, BATCH | {"adaptive_sampling": "seq-pos", "num_generations": 2, "max_steps": 3}),
+    "retries": (uneven, 8, BATCH | {"retries": 3, "num_generations": 2, "max_steps": 3}),
     "est-ema": (by_draw, 16, EST | EST_EMA),
     "est-ema, spanning": (by_draw, 12, EST | EST_EMA),
     "est-value": (by_draw, 16, EST | EST_VALUE),

@@ -1,6 +1,6 @@
 """A user's own function in place of the baseline (`advantage_func`)."""
 
-import functools
+import dataclasses
 
 import numpy as np
 import pytest
@@ -13,26 +13,21 @@ from ..helpers import QUICK, Recorder, config, even_reward, logs_of, prompt_data
 
 MODES = {
     "uniform": {"adaptive_sampling": "uniform", "num_generations": 4},
-    "uniform, queue": {"adaptive_sampling": "uniform", "num_generations": 4, "zero_variance_groups": "resample"},
+    "uniform, skip": {"adaptive_sampling": "uniform", "num_generations": 4, "zero_variance_groups": "skip"},
+    "uniform, mask": {"adaptive_sampling": "uniform", "num_generations": 4, "zero_variance_groups": "mask"},
     "seq-balance": {},
     "seq-pos": {"adaptive_sampling": "seq-pos"},
     "est-ema": {"adaptive_sampling": "est-ema"},
     "est-value": {"adaptive_sampling": "est-value"},
     "batch": {"baseline": "batch"},
-    "retries": {"baseline": "batch", "adaptive_sampling": "seq-pos"},
+    "retries": {"baseline": "batch", "retries": 3},
 }
 
 
-def build(tmp_path, advantage_func=None, **options):
-    arguments = (
-        tiny_model(),
-        even_reward,
-        config(tmp_path, **QUICK | options),
-        prompt_dataset(),
-        None,
-        tiny_tokenizer(),
-    )
-    return Recorder(*arguments, advantage_func=advantage_func)
+def build(tmp_path, advantage_func=None, reward_funcs=even_reward, dataset=None, trainer_class=Recorder, **options):
+    dataset = dataset or prompt_dataset().add_column("source", ["a", "b"] * 8)
+    arguments = (tiny_model(), reward_funcs, config(tmp_path, **QUICK | options), dataset, None, tiny_tokenizer())
+    return trainer_class(*arguments, advantage_func=advantage_func)
 
 
 def train(tmp_path, advantage_func=None, **options):
@@ -58,7 +53,7 @@ def test_rows_are_trained_with_the_advantages_of_the_function(mode, tmp_path):
         texts = tiny_tokenizer().batch_decode(batch["completion_ids"], skip_special_tokens=True)
         assert rollouts.reward_N[index].tolist() == even_reward(texts), "The row's reward is that of the rollout."
         assert len(set(index.tolist())) == len(index), "No rollout is trained on twice."
-        if mode in ("uniform", "est-ema", "est-value", "batch", "retries"):
+        if not mode.startswith("seq"):
             assert index.tolist() == list(range(len(rollouts))), "All rollouts are trained on."
 
 
@@ -66,7 +61,6 @@ def test_rows_are_trained_with_the_advantages_of_the_function(mode, tmp_path):
     ("options", "func"),
     [
         ({"baseline": "batch"}, batch_advantages),
-        ({"baseline": "batch", "scale_rewards": "batch"}, functools.partial(batch_advantages, scale="batch")),
         ({}, pool_advantages),
         ({"adaptive_sampling": "est-ema"}, pool_advantages),
     ],
@@ -92,6 +86,8 @@ def test_own_functions_go_through_the_same_door(options, func, tmp_path):
         (lambda rollouts: np.where(np.arange(len(rollouts)) == 3, np.inf, 0), "returned inf for rollout 3"),
         (lambda rollouts: ["a"] * len(rollouts), "returned list, which is no array of numbers"),
         (lambda rollouts: None, r"shape \(\), but it must have|no array of numbers"),
+        (lambda rollouts: np.full(len(rollouts), 1e39), r"returned 1e\+39 for rollout 0, .* at most 1e\+12"),
+        (lambda rollouts: torch.ones(len(rollouts), requires_grad=True), r"tensor with a gradient.*\.detach\(\)"),
     ],
 )
 def test_return_values_are_checked(returned, message, tmp_path):
@@ -109,3 +105,113 @@ def test_plain_grpo_with_a_function_is_not_plain(tmp_path):
     assert torch.equal(plain.batches[0]["completion_ids"], own.batches[0]["completion_ids"])
     assert torch.allclose(plain.batches[0]["advantages"], -own.batches[0]["advantages"])
     assert plain.batches[0]["advantages"].any()
+
+
+@pytest.mark.parametrize("mode", ["uniform", "uniform, skip", "uniform, mask", "seq-balance", "batch"])
+def test_a_function_that_is_set_later_or_overridden_has_the_same_effect(mode, tmp_path):
+    """Its zeros are those of which \"skip\" and \"mask\" leave out the rows."""
+
+    class Overridden(Recorder):
+        def compute_advantages(self, rollouts):
+            return first_prompt_only(rollouts)
+
+    def first_prompt_only(rollouts):
+        return np.where(rollouts.prompt_N == 0, 1.0 - 2 * (rollouts.draw_N % 2), 0.0)
+
+    given = train(tmp_path, first_prompt_only, **MODES[mode])
+    for is_overridden in (False, True):
+        trainer = build(tmp_path, trainer_class=Overridden if is_overridden else Recorder, **MODES[mode])
+        if not is_overridden:
+            trainer.advantage_func = first_prompt_only
+        trainer.train()
+        for expected, actual in zip(given.model.parameters(), trainer.model.parameters(), strict=True):
+            assert torch.equal(expected, actual)
+        assert logs_of(trainer)[0]["ada/frac_zero_advantage_groups"] > 0 and logs_of(trainer)[0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("mode", ["uniform, skip", "seq-balance", "batch"])
+@pytest.mark.parametrize("change", ["eval", "no gradients", "inference mode"])
+def test_the_training_state_is_restored_after_the_function(change, mode, tmp_path):
+    def centered(rollouts):
+        return rollouts.reward_N - rollouts.reward_N.mean()
+
+    def changing(rollouts):
+        if change == "eval":
+            trainer.model.eval()
+        elif change == "no gradients":
+            torch.set_grad_enabled(False)
+        else:
+            torch.inference_mode().__enter__()
+        return centered(rollouts)
+
+    options = MODES[mode] | {"gradient_accumulation_steps": 2, "loss_type": "grpo"}
+    expected, trainer = train(tmp_path / "a", centered, **options), build(tmp_path / "b", changing, **options)
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, expected.model.get_parameter(name))
+
+
+def test_arrays_are_read_only(tmp_path):
+    def in_place(rollouts):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rollouts.reward_N = rollouts.reward_N - 1
+        for array in (rollouts.reward_N, rollouts.mean_P, rollouts.columns["source"]):
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
+        return np.zeros(len(rollouts))
+
+    assert logs_of(train(tmp_path, in_place, baseline="batch"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rollouts_have_attempts_lengths_and_columns(mode, tmp_path):
+    """Of every rollout: both rewards repeat what the record says."""
+    seen, before = [], {}
+
+    def length(completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    def number(number, **kwargs):
+        return [float(i) for i in number]
+
+    def remember(rollouts):
+        seen.append(rollouts)
+        return np.zeros(len(rollouts))
+
+    options = {"success_reward": "length", "positive_threshold": 4.5, "max_steps": 4} | MODES[mode]
+    dataset = prompt_dataset().add_column("number", list(range(16))).add_column("tags", [["a", "b"]] * 16)
+    build(tmp_path, remember, reward_funcs=[length, number], dataset=dataset, **options).train()
+    for rollouts in seen:
+        assert np.array_equal(rollouts.rewards_NF[:, 0], rollouts.length_N)
+        assert np.array_equal(rollouts.rewards_NF[:, 1], rollouts.columns["number"])
+        assert rollouts.columns["tags"].tolist() == [["a", "b"]] * len(rollouts)
+        attempts = dict(zip(rollouts.columns["number"].tolist(), rollouts.attempt_N.tolist(), strict=True))
+        assert all(attempt == before[number] + 1 for number, attempt in attempts.items() if attempt)
+        before = attempts
+    assert (mode == "retries") == any(rollouts.attempt_N.any() for rollouts in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_variance_groups": "resample"}, r"\('resample'\) is not supported with zeros.*'skip' or 'mask'"),
+        ({"scale_rewards": "group"}, r"scale_rewards \('group'\) has no effect with an advantage_func.*unset"),
+        ({"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) has no effect"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation .* has no effect"),
+    ],
+)
+def test_options_that_the_function_replaces_are_rejected(options, message, tmp_path):
+    def zeros(rollouts):
+        return np.zeros(len(rollouts))
+
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, zeros, **options)
+    trainer = build(tmp_path, **options)
+    trainer.advantage_func = zeros
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_what_is_no_function_is_rejected_at_construction(tmp_path):
+    with pytest.raises(ValueError, match=r"advantage_func \('batch_advantages'\) must be a function"):
+        build(tmp_path, "batch_advantages")

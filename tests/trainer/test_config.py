@@ -35,7 +35,7 @@ def test_defaults():
         ({"min_positives": 1, "min_negatives": 3}, (1, 3)),
         ({"adaptive_sampling": "seq-pos"}, (1, 0)),
         ({"adaptive_sampling": "seq-pos", "min_positives": 32}, (32, 0)),
-        ({"adaptive_sampling": "seq-balance", "baseline": "batch"}, (1, 1)),
+        ({"baseline": "batch", "retries": 3}, (1, 0)),
     ],
 )
 def test_exit_conditions(overrides, expected):
@@ -48,7 +48,6 @@ def test_exit_conditions(overrides, expected):
     [
         ({"num_generations": 8}, (8, 8)),
         ({"adaptive_sampling": "seq-pos"}, (4, 8)),
-        ({"adaptive_sampling": "seq-pos", "baseline": "batch"}, (1, 4)),
         ({"adaptive_sampling": "uniform", "zero_variance_groups": "resample"}, (None, 4)),
         ({"adaptive_sampling": "uniform"}, (None, None)),
     ],
@@ -61,7 +60,7 @@ def test_default_rounds(overrides, expected):
 UNIFORM, EST, SEQ_POS = ({"adaptive_sampling": mode} for mode in ("uniform", "est-ema", "seq-pos"))
 BATCH = UNIFORM | {"baseline": "batch"}
 REPLACE = UNIFORM | {"zero_variance_groups": "resample"}
-RETRIES = SEQ_POS | {"baseline": "batch", "num_generations": 1}
+RETRIES = {"baseline": "batch", "retries": 3}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 INVALID = [
@@ -95,7 +94,6 @@ INVALID = [
     ),
     (SEQ_POS | {"min_negatives": 2}, r"min_negatives \(2\) is only used with .*seq-balance"),
     (SEQ_POS | {"min_samples": 3}, r"min_samples \(3\) is only used with .*'est'.*but .*'seq-pos'.*Unset"),
-    (SEQ_POS | {"ema_decay": 0.5}, r"ema_decay \(0.5\) is only used with .*pass_rate_estimator='ema'"),
     (UNIFORM | {"max_rounds": 9}, r"max_rounds \(9\) is only used with .*'seq-balance'.*but .*'uniform'"),
     # budgets
     (EST | {"min_samples": 5}, r"4 rollouts cannot give 1 prompts min_samples \(5\).*num_generations \(4\)"),
@@ -111,7 +109,6 @@ INVALID = [
     (EST | {"min_negatives": 2}, r"min_negatives \(2\) is only used with"),
     (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
-    (EST | {"ema_decay": 1.5}, r"ema_decay \(1.5\) must be above 0 and at most 1"),
     # other baselines
     (BATCH | {"zero_variance_groups": "mask"}, r"zero_variance_groups \('mask'\) is only used with baseline='pool'"),
     (BATCH | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='batch'"),
@@ -123,7 +120,19 @@ INVALID = [
     (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) requires baseline='pool'"),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # selection of prompts
-    (RETRIES | {"samples_per_round": 2}, r"samples_per_round \(2\) must be num_generations \(1\)"),
+    ({"retries": 3}, r"retries \(3\) is only used with baseline='batch'.*Unset"),
+    (RETRIES | {"retries": -1}, r"retries \(-1\) must be at least 0"),
+    (RETRIES | {"retries": 1.5}, r"retries \(1.5\) must be a whole number"),
+    (RETRIES | {"max_rounds": 3}, r"max_rounds \(3\) is only used with .*'uniform' and baseline='batch'"),
+    (RETRIES | EST, r"retries \(3\) are not supported with adaptive_sampling='est'"),
+    (
+        SEQ_POS | {"baseline": "batch"},
+        r"adaptive_sampling \('seq-pos'\) requires baseline='pool' .*Use retries=3 instead",
+    ),
+    (
+        {"baseline": "batch", "adaptive_sampling": "seq-balance"},
+        r"\('seq-balance'\) requires baseline='pool' .*retries=3",
+    ),
     (
         RETRIES | {"zero_variance_groups": "resample"},
         r"zero_variance_groups \('resample'\) .* baseline='pool', but .*'batch'",
@@ -227,7 +236,7 @@ CHANGES = [
     {"num_generations": 8},
     {"num_generations": 2, "samples_per_round": 6},
     {"baseline": "batch"},
-    {"baseline": "batch", "adaptive_sampling": "seq-balance"},
+    {"baseline": "batch", "retries": 2},
     {"adaptive_sampling": "est"},
     {"adaptive_sampling": "uniform"},
     {"prompt_weighting": "0.25"},

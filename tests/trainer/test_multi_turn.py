@@ -151,8 +151,8 @@ def test_a_value_head_that_cannot_see_the_whole_prompt_is_rejected(tmp_path):
     [
         ({"zero_variance_groups": "resample"}, r"zero_variance_groups \('resample'\) requires .*'keep'"),
         (
-            {"adaptive_sampling": "seq-pos", "baseline": "batch"},
-            r"adaptive_sampling \('seq-pos'\) requires .*'uniform'",
+            {"baseline": "batch", "retries": 3},
+            r"retries \(3\) requires a train_dataset.*retries=0",
         ),
     ],
 )

@@ -17,7 +17,7 @@ CONFIGS = ROOT / "recipes" / "accelerate_configs"
 FOUR = {"rows": 12, "num_generations": 4}
 ONE = {"rows": 12, "num_generations": 1}
 UNIFORM = {"adaptive_sampling": "uniform"}
-RETRIES = {"adaptive_sampling": "seq-pos", "baseline": "batch", "max_steps": 3}
+RETRIES = {"baseline": "batch", "retries": 3, "max_steps": 3}
 RUNS = {
     "whole": {"rows": 24, "num_generations": 4},
     "straddling": FOUR | {"evaluated": 3, "num_generations_eval": 2, "per_device_eval_batch_size": 4},
@@ -44,12 +44,25 @@ RUNS = {
     "large rows, tracked": FOUR | {"blob": 200_000, "pass_rate_estimator": "ema"},
     "failure": FOUR | {"failing_rank": 1},
     "failure in uniform mode": FOUR | UNIFORM | {"failing_rank": 1},
+    "own advantages": ONE | RETRIES | {"own_advantages": True},
+    "own advantages in rounds": FOUR | {"max_rounds": 2, "own_advantages": True},
+    "failure in own advantages": ONE | RETRIES | {"own_advantages": "failing"},
     "failure in a transform": ONE | RETRIES | {"failing_transform": 1},
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
 }
 # One of every kind.
-QUICK = ("straddling", "rounds that do not divide", "est-value", "batch", "retries", "large rows, tracked")
+QUICK = (
+    "own advantages",
+    "own advantages in rounds",
+    "failure in own advantages",
+    "straddling",
+    "rounds that do not divide",
+    "est-value",
+    "batch",
+    "retries",
+    "large rows, tracked",
+)
 QUICK += ("skipped rows", "evaluation first", "failure", "failure in a transform", "after failures")
 
 
@@ -131,7 +144,7 @@ def test_a_repeated_prompt_counts_once_in_pass_at_k(name, together):
         assert rank["streamed"]["eval_pass@2"] == pytest.approx(1 / 3)
 
 
-@named("failure", "failure in uniform mode", "failure in a transform")
+@named("failure", "failure in uniform mode", "failure in a transform", "failure in own advantages")
 def test_training_state_that_raises_on_one_process_stops_all(name, together):
     first, second, *others = together[name]
     assert second["error"] == ["ZeroDivisionError", "my bug"]
@@ -139,6 +152,13 @@ def test_training_state_that_raises_on_one_process_stops_all(name, together):
         kind, message = rank["error"]
         assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
     assert max(rank["seconds"] for rank in together[name]) < 60
+
+
+@named("own advantages", "own advantages in rounds")
+def test_an_advantage_function_has_the_columns_and_lengths_of_all_rollouts(name, together):
+    for rank in together[name]:
+        for prompt, text, advantage in rank["batches"][0]:
+            assert advantage == int(prompt.partition("+")[0]) + len(text) / 8
 
 
 @named("environment")

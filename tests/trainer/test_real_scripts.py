@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, identity
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.trainer.validation import DATA_LOADING
+from ada_trl.trainer.arguments import DATA_LOADING
 
 from ..conversations import Counting
 from ..helpers import (

@@ -31,7 +31,7 @@ BATCH = {"baseline": "batch"}
 MODES = {
     "batch": BATCH,
     "batch of groups": BATCH | {"num_generations": 2},
-    "retries": BATCH | {"adaptive_sampling": "seq-pos", "num_generations": 1},
+    "retries": BATCH | {"retries": 3, "num_generations": 1},
     "seq-balance": {},
     "est": {"adaptive_sampling": "est", "pass_rate_estimator": "ema"},
     "uniform": UNIFORM,
@@ -50,7 +50,8 @@ SENTENCES = {
     "batch": f"Batch baseline: 32 prompts × 1 rollout per generation batch; {OTHERS}, num_generations=1 (8).",
     "batch of groups": "Batch baseline: 16 prompts × 2 rollouts per generation batch (num_generations=1 is sufficient and gives more "
     f"prompts); {OTHERS}.",
-    "retries": f"Seq-pos: 1 rollout per prompt and step, in up to 4 steps, until 1 is correct; {OTHERS}.",
+    "retries": f"Batch baseline: 32 prompts × 1 rollout per generation batch, and one without a correct rollout is sampled again in up to "
+    f"3 later steps; {OTHERS}.",
     "seq-balance": "Seq-balance: up to 8 rounds of 4 rollouts per prompt, until 1 is correct and 1 incorrect; 4 are trained on; "
     + WEIGHTED,
     "est": f"Est: 2 to 32 rollouts per prompt, 4 on average, more where the estimated pass rate is low; {WEIGHTED}",
@@ -372,7 +373,7 @@ def test_no_warning_where_the_threshold_separates_rewards_or_has_no_effect(rewar
         (UNIFORM, "GRPO (ada_trl", "shao2024deepseekmath"),
         (BATCH, "GRPO (baseline='batch', ada_trl", "shao2024deepseekmath"),
         (MODES["dynamic sampling"], "GRPO (zero_variance_groups='resample', ada_trl", "shao2024deepseekmath"),
-        (MODES["retries"], "Reinforce-Ada (baseline='batch', ada_trl", "xiong2025reinforceada"),
+        (MODES["retries"], "Reinforce-Ada (baseline='batch', retries=3, ada_trl", "xiong2025reinforceada"),
     ],
 )
 def test_a_model_card_names_method_package_and_version_and_cites_the_paper(options, name, paper, tmp_path):

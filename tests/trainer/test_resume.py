@@ -50,7 +50,7 @@ CASES = {
         "dataset": numbered(32).to_iterable_dataset(),
     },
     "retries of a stream": RETRIES | {"dataset": numbered(32).to_iterable_dataset()},
-    "retries, seq-balance": RETRIES | {"adaptive_sampling": "seq-balance", "num_generations": 2, "max_rounds": 3},
+    "retries of groups": {"baseline": "batch", "retries": 2, "num_generations": 2},
     "retries, a reward function that seeds": RETRIES | {"reward_funcs": seeding},
 }
 
@@ -193,7 +193,7 @@ def test_a_smaller_batch_resumes_with_fewer_retries(tmp_path, caplog):
     def never(prompts, **kwargs):
         return [0.0] * len(prompts)
 
-    options = RETRIES | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "max_rounds": 5}
+    options = RETRIES | {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "retries": 4}
     build(tmp_path, never, numbered(32), **options).train()
     for slots, room in ((4, 3), (2, 1)):
         resumed = build(

@@ -286,7 +286,7 @@ def test_the_tool_loop_returns_its_counts_before_the_images(tmp_path):
 def test_globals_of_trls_module_are_replaced_only_while_they_are_needed():
     trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=gather))
     assert grpo_trainer.gather is gather and grpo_trainer.VLLMGeneration is VLLMGeneration
-    with rank_local_collectives(trainer), vllm_generation_class():
+    with rank_local_collectives(trainer), vllm_generation_class(SimpleNamespace(use_vllm=True)):
         assert grpo_trainer.gather is not gather and grpo_trainer.VLLMGeneration is not VLLMGeneration
     assert grpo_trainer.gather is gather and grpo_trainer.VLLMGeneration is VLLMGeneration
     names = {node.id for node in ast.walk(ast.parse(inspect.getsource(grpo_trainer))) if isinstance(node, ast.Name)}

@@ -1,14 +1,11 @@
 """Calls of TRL within a step: state after them, threads, environments, unsupported arguments."""
 
 import functools
-import random
 import threading
 import traceback
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -29,40 +26,8 @@ from ..helpers import (
     config,
     even_reward,
     prompt_dataset,
-    tiny_tokenizer,
     tiny_vision_language_model,
 )
-
-
-def test_a_trainer_made_without_init_dispatches_a_rollout():
-    """As TRL's own tests make theirs: `object.__new__`, and what the method under test reads."""
-    tokenizer = tiny_tokenizer()
-    trainer = object.__new__(AdaGRPOTrainer)
-    gather = gather_unless_disabled(lambda tensor: tensor)
-    trainer.accelerator = SimpleNamespace(
-        device=torch.device("cpu"), gather=gather, is_main_process=True, num_processes=1
-    )
-    trainer.model, trainer.state = (
-        torch.nn.Module(),
-        SimpleNamespace(num_input_tokens_seen=0, global_step=0),
-    )
-    trainer.rollout_func = lambda prompts, trainer: {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[0.0]]}
-    trainer._metrics, trainer.use_vllm, trainer.tools = {"train": Counter()}, False, None
-    trainer._metrics["train"] = {
-        f"completions/{kind}_{name}": [] for kind in ("mean", "min", "max") for name in LENGTHS
-    }
-    trainer._metrics["train"]["completions/clipped_ratio"] = []
-    trainer._tokenizer = trainer.processing_class = tokenizer
-    trainer.eos_token_ids = [tokenizer.eos_token_id]
-    columns = trainer._generate(["1+2="])
-    assert columns[:2] == ([[1]], [[2]]) and trainer.state.num_input_tokens_seen == 2
-    trainer.environments, trainer.reward_funcs, trainer.reward_func_names = None, [even_reward], ["even_reward"]
-    trainer.reward_processing_classes, trainer.args = [None], SimpleNamespace(report_to=[])
-    rewards = trainer._calculate_rewards([{"prompt": "1+2="}], ["1+2="], columns[3], columns[1])
-    assert rewards.tolist() == [even_reward(columns[3])]
-
-
-LENGTHS = ("length", "terminated_length")
 
 
 @pytest.mark.parametrize("mode", ["seq-balance", "est-ema", "uniform"])
@@ -128,7 +93,7 @@ def test_collectives_are_disabled_for_one_thread_only():
     assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not collectives_disabled()
 
 
-def test_our_vllm_generation_is_built_in_one_thread_only(monkeypatch):
+def test_our_vllm_generation_is_built_while_a_trainer_with_vllm_is_constructed(monkeypatch):
     built = []
 
     class Plain:
@@ -137,90 +102,11 @@ def test_our_vllm_generation_is_built_in_one_thread_only(monkeypatch):
 
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Plain)
     monkeypatch.setattr(AdaVLLMGeneration, "__init__", lambda self, **options: built.append(("ours", options)))
-    with vllm_generation_class(weight_sync="disk"):
-        thread = threading.Thread(target=lambda: grpo_trainer.VLLMGeneration(mode="server"))
-        thread.start()
-        thread.join()
-        grpo_trainer.VLLMGeneration(mode="server")
-    grpo_trainer.VLLMGeneration(mode="server")
-    plain = ("plain", {"mode": "server"})
-    assert built == [plain, ("ours", {"mode": "server", "weight_sync": "disk"}), plain]
-
-
-class Scripted(AdaGRPOTrainer):
-    """Draws its completions from a separate random generator, and keeps its pools and the number of its collective calls."""
-
-    def prepare(self):
-        self.rng, self.pools, self.gathered = random.Random(len(self.train_dataset)), [], Counter()
-        self.accelerator.gather = gather_unless_disabled(self.counting("accelerator"))
-
-    def counting(self, name):
-        def gather(tensor):
-            self.gathered[name] += 1
-            return tensor
-
-        return gather
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        texts = ["".join(self.rng.choices("0123456789", k=self.rng.randint(1, 4))) for _ in prompt_ids]
-        return self.processing_class(texts)["input_ids"], None
-
-    def compute_advantages(self, rollouts):
-        self.pools.append([rollouts.prompt_N.tolist(), rollouts.reward_N.tolist()])
-        return super().compute_advantages(rollouts)
-
-
-@pytest.mark.parametrize("other_mode", ["seq-balance", "uniform"])
-def test_two_trainers_in_two_threads_do_not_disturb_each_other(other_mode, tmp_path):
-    """Their reward functions run at the same time, and one of them leaves before the other, which then leaves after it."""
-    meeting = [None]
-
-    def reward(number):
-        def seldom(completions, **kwargs):
-            if meeting[0] is not None:
-                try:
-                    meeting[0].wait(0.5)
-                except threading.BrokenBarrierError:  # the other one is not scoring, or has finished
-                    meeting[0].reset()
-                threading.Event().wait(0.1 * number)
-            return [float(sum(map(ord, completion)) % 5 == 0) for completion in completions]
-
-        return seldom
-
-    def both(name):
-        trainers = [
-            build(tmp_path / f"{name}{i}", reward(i), trainer_class=Scripted, adaptive_sampling=mode)
-            for i, mode in enumerate(("seq-balance", other_mode))
-        ]
-        for trainer in trainers:
-            trainer.prepare()
-        return trainers
-
-    alone, together = both("alone"), both("together")
-    for trainer in alone:
-        trainer.train()
-    errors = []
-
-    def train(trainer):
-        try:
-            trainer.train()
-        except Exception as error:
-            errors.append(error)
-
-    meeting[0] = threading.Barrier(2)
-    threads = [threading.Thread(target=train, args=(trainer,)) for trainer in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    for expected, found in zip(alone, together, strict=True):
-        assert found.pools == expected.pools
-        assert found.gathered == expected.gathered and found.gathered["accelerator"] > 0
-        expected_logs, logs = expected.state.log_history[0], found.state.log_history[0]
-        for key, value in expected_logs.items():
-            assert "time" in key or logs[key] == pytest.approx(value, rel=1e-3, abs=1e-6, nan_ok=True), key
-    assert not collectives_disabled()
+    for use_vllm in (True, False):
+        with vllm_generation_class(SimpleNamespace(use_vllm=use_vllm), weight_sync="disk"):
+            grpo_trainer.VLLMGeneration(mode="server")
+        assert grpo_trainer.VLLMGeneration is Plain
+    assert built == [("ours", {"mode": "server", "weight_sync": "disk"}), ("plain", {"mode": "server"})]
 
 
 # Environments

@@ -30,9 +30,9 @@ from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model
 class RecordedRounds(RoundGenerator):
     """Records which rows are generated on each rank, what it holds, and how much it sends to all."""
 
-    def build_sampler(self, prompts, slots):
+    def build_sampler(self, prompts, slots, **options):
         trainer, owners = self.trainer, prompts.row_ranks
-        sampler = super().build_sampler(prompts, slots)
+        sampler = super().build_sampler(prompts, slots, **options)
         trainer.sampler, generated, local = sampler, set(), []
         sample_round, generate = sampler._sample_round, sampler.generate_and_score
 
@@ -77,7 +77,7 @@ class Scripted(AdaGRPOTrainer):
             plan = super()._plan_step(inputs)
         self.gathered = sum(sizes)
         if plan.rows:  # one round
-            draws = [draw for slot in plan.slots for draw in range(slot.round_size)]
+            draws = [draw for size in plan.sizes for draw in range(size)]
             start = self.accelerator.process_index * len(plan.rows)
             local = draws[start : start + len(plan.rows)]
             self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
@@ -100,9 +100,9 @@ class Scripted(AdaGRPOTrainer):
         self.traffic[-1]["blobs"] = [len(row.extras.get("blob", "")) for row in selected.rows]
         super()._log_sampling(batch, selected)
 
-    def compute_advantages(self, rollouts):
-        self.rollouts = rollouts
-        return super().compute_advantages(rollouts)
+    def _log_step(self, batch, *args):
+        self.rollouts = batch.rollouts
+        super()._log_step(batch, *args)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -171,6 +171,7 @@ def run(output_dir: str, options: dict) -> dict:
     evaluates_first = options.pop("evaluates_first", False)
     failing_transform, evaluated = options.pop("failing_transform", None), options.pop("evaluated", 0)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
+    own_advantages = options.pop("own_advantages", None)  # or "failing" on process 1
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
@@ -189,10 +190,17 @@ def run(output_dir: str, options: dict) -> dict:
             raise ZeroDivisionError("my bug")
         return rows
 
-    dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}"} for i in range(12)])
+    def numbers_of_rows(rollouts):
+        """Advantages that tell which row of the dataset and how many tokens a rollout has."""
+        if own_advantages == "failing" and args.process_index == 1:
+            raise ZeroDivisionError("my bug")
+        return rollouts.columns["number"] + rollouts.length_N / 8
+
+    dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}", "number": i} for i in range(12)])
     if failing_transform is not None:
         dataset = dataset.with_transform(transform)
-    trainer = Scripted(tiny_model(), reward, args, dataset, processing_class=tiny_tokenizer())
+    given = {"processing_class": tiny_tokenizer(), "advantage_func": numbers_of_rows if own_advantages else None}
+    trainer = Scripted(tiny_model(), reward, args, dataset, **given)
     trainer.batches, trainer.pools, trainer.traffic = [], [], []
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     if evaluates_first:

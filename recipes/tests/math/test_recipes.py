@@ -41,7 +41,6 @@ VARIANTS = {  # trained with the 1.5B only
     "est-value-n4": ("est", "pool", 4, "none", "inverse_sqrt", "value"),
     "batch": ("uniform", "batch", 1, "none", "none", None),
     "maxrl": ("uniform", "pool", 8, "none", "inverse", None),
-    "retry_unsolved": ("seq-pos", "batch", 1, "none", "none", None),
 }
 GROUP_SIZES = {method: settings[2] for method, settings in (METHODS | VARIANTS).items()}
 # Processes that train, prompts per generation, optimizer steps per generation
@@ -199,7 +198,7 @@ def problems(tmp_path_factory):
 def command_line(model: str, method: str, hardware: str, models: Path, problems: Path, output_dir: Path) -> list[str]:
     """A recipe with its model, its data and its sizes replaced, and what needs a GPU or a server switched off."""
     rows = 2 * max(GROUP_SIZES[method], 8)
-    if method == "retry_unsolved":
+    if method == "batch":
         rows *= 2  # its logged reward is that of new prompts only
     return [
         *files(model, method, hardware),
