@@ -71,5 +71,5 @@ def test_rounds_are_filled_on_a_gpu_without_tools(device, options, tmp_path, mon
     trainer.tools = options.get("tools", trainer.tools)
     plan = trainer._plan_step(next(iter(trainer.get_train_dataloader())))
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device(device))
-    sampler = RoundGenerator(trainer).build_sampler(plan.prompts, plan.slots)
+    sampler = RoundGenerator(trainer).build_sampler(plan.prompts, [], samples_async=False)
     assert sampler.fills_rounds == (device == "cuda" and not options)
