@@ -77,19 +77,15 @@ def sampling_metrics(
     min_positives: int,
     min_negatives: int,
     samples_per_round: int,
-    max_rounds: int,
     num_generations: int,
-    weighting: PromptWeighting,
     is_on_distribution_P: np.ndarray,
     outcome_N: np.ndarray | None = None,
 ) -> dict[str, float]:
     """
     Compute the metrics of adaptive sampling of one step over the prompts of all ranks.
 
-    Values that start with `frac_` are fractions of the prompts. `pass_rate/*`, `success_reward/*` and
-    `frac_reward_zero_std/first_round` are computed from the first round, which is uniform sampling: early stopping biases the
-    pass rate of the whole pool upwards. With N_x scored rollouts of mean r̄_x per prompt, (`reward/micro_mean` −
-    `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
+    Values that start with `frac_` are fractions of the prompts. `pass_rate/mean` and `frac_reward_zero_std/first_round` are
+    computed from the first round, which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -102,70 +98,88 @@ def sampling_metrics(
             The exit condition of the mode.
         samples_per_round (`int`):
             M; a pool of k·M rollouts took k rounds.
-        max_rounds (`int`):
-            N. Metrics by round exist for all of them, also if no prompt was sampled as often.
         num_generations (`int`):
             n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with. NaN if a first round has fewer
-            rollouts.
-        weighting (`str` or `float`):
-            See [`prompt_weights`].
+            rollouts, or none can be compared.
         is_on_distribution_P (`np.ndarray`):
             Which prompts are an unbiased sample of the dataset. The metrics of the first round include only these, and are
             NaN if there are none.
         outcome_N (`np.ndarray`, *optional*):
             See [`zero_variance_probability`].
     """
-    size_P, positives_P, negatives_P = rollouts.size_P, rollouts.positives_P, rollouts.negatives_P
-    rounds_P = -(-size_P // samples_per_round)
-    is_active_P = needs_more(positives_P, negatives_P, min_positives, min_negatives)
+    size_P = rollouts.size_P
     is_first_N = rollouts.draw_N < samples_per_round
-    first = rollouts.where(is_first_N)
+    first = rollouts if is_first_N.all() else rollouts.where(is_first_N)
     zero_before_P = np.full(rollouts.num_prompts, np.nan)
-    if first.size_P.min() >= num_generations:
+    if first.size_P.min() >= num_generations > 1:
         first_outcome = None if outcome_N is None else outcome_N[is_first_N]
         zero_before_P = zero_variance_probability(first, num_generations, first_outcome)
     trained_P = np.bincount(rollouts.prompt_N[selected], minlength=rollouts.num_prompts) > 0
     has_gradient_P = np.zeros(rollouts.num_prompts, dtype=bool)
     has_gradient_P[rollouts.prompt_N[selected][advantage_N[selected] != 0]] = True
-    pass_rate = first.pass_rate_P[is_on_distribution_P]
-    weight_P = prompt_weights(rollouts, weighting)
-    in_sample_N = is_on_distribution_P[first.prompt_N] & first.is_scored_N
-    success_reward = first.success_reward_N[in_sample_N]
-    is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
-
+    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, min_positives, min_negatives)
     metrics = {
         "samples_per_prompt/mean": size_P.mean(),
-        "samples_per_prompt/min": size_P.min(),
         "samples_per_prompt/max": size_P.max(),
-        "rounds/mean": rounds_P.mean(),
+        "rounds/mean": (-(-size_P // samples_per_round)).mean(),
         "frac_exit_condition_met": 1 - is_active_P.mean(),
-        "frac_all_correct": (is_one_sided_P & (negatives_P == 0)).mean(),
-        "frac_all_wrong": (is_one_sided_P & (positives_P == 0)).mean(),
-        "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
         "frac_reward_zero_std/first_round": _nanmean(zero_before_P[is_on_distribution_P]),
         "frac_zero_advantage_groups": 1 - has_gradient_P[trained_P].mean(),
         "frac_recovered_groups": (zero_before_P * has_gradient_P).mean(),
+        "pass_rate/mean": _nanmean(first.pass_rate_P[is_on_distribution_P]),
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def detailed_metrics(
+    rollouts: Rollouts,
+    selected: np.ndarray,
+    *,
+    min_positives: int,
+    min_negatives: int,
+    samples_per_round: int,
+    max_rounds: int,
+    weighting: PromptWeighting,
+    is_on_distribution_P: np.ndarray,
+) -> dict[str, float]:
+    """
+    Compute further metrics, such as those of each round, for the figures of the paper. With N_x scored rollouts of mean r̄_x per
+    prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
+
+    Args:
+        max_rounds (`int`):
+            N. Metrics by round exist for all of them, also if no prompt was sampled as often.
+        weighting (`str` or `float`):
+            See [`prompt_weights`].
+        The others as in [`sampling_metrics`].
+    """
+    first = rollouts.where(rollouts.draw_N < samples_per_round)
+    rounds_P = -(-rollouts.size_P // samples_per_round)
+    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, min_positives, min_negatives)
+    is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
+    pass_rate = first.pass_rate_P[is_on_distribution_P]
+    weight_P = prompt_weights(rollouts, weighting)
+    metrics = {
+        "samples_per_prompt/min": rollouts.size_P.min(),
+        "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),
+        "frac_all_wrong": (is_one_sided_P & (rollouts.positives_P == 0)).mean(),
+        "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
         "reward/trained": _nanmean(rollouts.reward_N[selected]),
         "reward/macro_mean": _nanmean(rollouts.mean_P),
         "reward/micro_mean": _nanmean(rollouts.reward_N[rollouts.is_scored_N]),
-        "pass_rate/mean": _nanmean(pass_rate),
         "pass_rate/p10": _nanpercentile(pass_rate, 10),
         "pass_rate/p90": _nanpercentile(pass_rate, 90),
         "prompt_weight/mean": weight_P.mean(),
         "prompt_weight/max": weight_P.max(),
-        "success_reward/mean": _nanmean(success_reward),
-        "success_reward/min": success_reward.min(initial=math.inf) if len(success_reward) else math.nan,
-        "success_reward/max": success_reward.max(initial=-math.inf) if len(success_reward) else math.nan,
     }
     round_N = np.minimum(rollouts.draw_N // samples_per_round, max_rounds - 1)
     is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N
     for k in range(1, max_rounds + 1):
+        positives_P = rollouts.sum(rollouts.is_positive_N & (round_N < k))
+        negatives_P = rollouts.sum(is_negative_N & (round_N < k))
         metrics[f"active_prompts/round_{k}"] = (rounds_P >= k).sum()
-        until_N = round_N < k
-        metrics[f"frac_missing_positives/round_{k}"] = (
-            rollouts.sum(rollouts.is_positive_N & until_N) < min_positives
-        ).mean()
-        metrics[f"frac_missing_negatives/round_{k}"] = (rollouts.sum(is_negative_N & until_N) < min_negatives).mean()
+        metrics[f"frac_missing_positives/round_{k}"] = (positives_P < min_positives).mean()
+        metrics[f"frac_missing_negatives/round_{k}"] = (negatives_P < min_negatives).mean()
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -67,8 +67,6 @@ class PassRateTracker:
             Source of the policy's hidden states for a value head.
         hash_entire_row (`bool`):
             Whether the whole dataset row identifies a prompt, because an environment makes the prompt from it.
-        allocates (`bool`):
-            Whether numbers of rollouts depend on the estimates, so that the metrics have the allocation curve.
     """
 
     def __init__(
@@ -76,9 +74,7 @@ class PassRateTracker:
         *,
         reader: HiddenStateExtractor | None,
         hash_entire_row: bool = False,
-        allocates: bool = False,
     ):
-        self.allocates = allocates
         self.counts, self.reader, self.hash_entire_row = EMAPassRate(), reader, hash_entire_row
         self.head = None if reader is None else ValueHead(reader.size)
 
@@ -108,9 +104,8 @@ class PassRateTracker:
             f"estimator/{name}": value
             for name, value in brier_metrics(estimates.pass_rates, positives, scored).items()
         }
-        if self.allocates:
-            curve = rollouts_by_estimate(estimates.pass_rates, rollouts.size_P.tolist())
-            metrics |= {f"allocation/{name}": value for name, value in curve.items()}
+        curve = rollouts_by_estimate(estimates.pass_rates, rollouts.size_P.tolist())
+        metrics |= {f"allocation/{name}": value for name, value in curve.items()}
         if self.head is not None and estimates.states is not None:
             metrics["estimator/brier_ema"] = brier_metrics(estimates.counted, positives, scored)["brier"]
             self.head.observe(estimates.states, positives, scored)

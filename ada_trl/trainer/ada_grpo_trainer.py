@@ -45,6 +45,7 @@ from ..core import (
     batch_advantages,
     collect_rollouts,
     completion_metrics,
+    detailed_metrics,
     first_round_metrics,
     normalize_each_reward,
     pass_at_k_metrics,
@@ -90,7 +91,7 @@ from .interception import (
     without_infinities,
     without_interception,
 )
-from .reporting import TrainingDiagnostics, constant_metrics, report_start
+from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
 from .training_state import TrainingState
@@ -258,7 +259,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.prompt_source: PromptSource = DataLoaderPrompts(self.accelerator, args.num_generations)
         self._round_generator = RoundGenerator(self)
         self._diagnostics = TrainingDiagnostics(args)
-        self._constant_metrics = constant_metrics(args)
+        self._logged_metrics = logged_metrics(args)
         self._evaluated_groups: list[tuple[int, int]] = []
         self._reset_position()
 
@@ -290,7 +291,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         return PassRateTracker(
             reader=reader,
             hash_entire_row=self.environment_factories is not None,
-            allocates=self.args.uses_estimated_budgets,
         )
 
     def _build_prompt_queue(self) -> PromptQueue:
@@ -623,21 +623,24 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
         rollouts, args, rule = batch.rollouts, self.args, self.args.slot_rule
-        round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
-        sampling = sampling_metrics(
+        sampling = {
+            "min_positives": rule.min_positives,
+            "min_negatives": rule.min_negatives,
+            "samples_per_round": args.round_size if args.is_sequential else int(rollouts.size_P.max()),
+            "is_on_distribution_P": batch.is_on_distribution_P,
+        }
+        metrics = batch.metrics
+        metrics |= sampling_metrics(
             rollouts,
             batch.selected,
             batch.advantage_N,
-            min_positives=rule.min_positives,
-            min_negatives=rule.min_negatives,
-            samples_per_round=round_size,
-            max_rounds=args.rounds_per_step,
             num_generations=args.num_generations,
-            weighting=args.prompt_weighting,
-            is_on_distribution_P=batch.is_on_distribution_P,
             outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if rule.compares_each_reward else None,
+            **sampling,
         )
-        metrics = batch.metrics = sampling | batch.metrics
+        if args.log_completions:
+            rounds = {"max_rounds": args.rounds_per_step, "weighting": args.prompt_weighting}
+            metrics |= detailed_metrics(rollouts, batch.selected, **rounds, **sampling)
         if self.pass_rates is not None and plan.estimates is not None:
             rows = self._rows_of_prompts(plan, batch)
             metrics |= self.pass_rates.observe(plan.estimates.take(rows), rollouts, step=self.state.global_step + 1)
@@ -645,20 +648,22 @@ class AdaGRPOTrainer(GRPOTrainer):
             of_first_round = first_round_metrics(
                 rollouts,
                 self.reward_func_names,
-                rollouts_per_round=round_size,
+                rollouts_per_round=sampling["samples_per_round"],
                 is_on_distribution_P=batch.is_on_distribution_P,
                 each_prompt_once=args.uses_estimated_budgets,
             )
             of_first_round["frac_reward_zero_std"] = [metrics["frac_reward_zero_std/first_round"]]
             trl_private.replace_latest_metrics(self, of_first_round)
+        if args.num_generations == 1 or args.uses_estimated_budgets:  # GRPO has groups of one size
+            trl_private.drop_metric(self, "frac_reward_zero_std")
         metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
         if args.mask_truncated_completions:
             # A prompt of which every row with an advantage is masked has no gradient.
             is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
             batch.count_masked_rows(is_masked.tolist())
-        rewards = rollouts.reward_N[~np.isnan(rollouts.reward_N)].tolist()
-        self._diagnostics.observe(metrics, rewards, self.state.global_step + 1)
-        trl_private.append_metrics(self, {f"ada/{name}": value for name, value in metrics.items()})
+        self._diagnostics.observe(metrics, rollouts, self.state.global_step + 1)
+        logged = metrics if args.log_completions else self._logged_metrics & metrics.keys()
+        trl_private.append_metrics(self, {f"ada/{name}": metrics[name] for name in sorted(logged)})
 
     def _rows_of_prompts(self, plan: StepPlan, batch: StepBatch) -> list[int]:
         """Index of each sampled prompt among all candidates of the step."""
@@ -776,7 +781,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.vllm.forget_weights()  # the engine has other weights, of the same step
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        trl_private.drop_metrics(self, self._constant_metrics)
+        if self.args.zero_variance_groups in ("skip", "mask"):
+            for name in OF_ROWS_IN_LOSS:
+                trl_private.drop_metric(self, name)
         super().log(logs, start_time)
 
     def get_train_dataloader(self):

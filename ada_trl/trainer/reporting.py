@@ -1,14 +1,16 @@
 """
 Reports of a run: a sentence at its start that describes the differences from GRPO, warnings about problems that would go
-unnoticed, and which metrics are not logged because they are constant.
+unnoticed, and the metrics that are logged in each mode.
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import numpy as np
 from trl import GRPOConfig
 
+from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
@@ -20,28 +22,8 @@ logger = get_logger(__name__)
 # Metrics
 
 
-# Metrics that cannot vary in some modes. `ada/samples_per_prompt/mean` and `ada/frac_zero_advantage_groups` are logged in all
-# modes, so that runs of different modes can be compared.
-_ROLLOUT_NUMBERS = [
-    "ada/samples_per_prompt/min",
-    "ada/samples_per_prompt/max",
-    "ada/rounds/mean",
-    "ada/active_prompts/round_1",
-]
-_POOL_MEANS = [f"ada/reward/{name}" for name in ("trained", "macro_mean", "micro_mean")]
-_COMPARED_WITH_GRPO = ["frac_reward_zero_std", "ada/frac_reward_zero_std/first_round", "ada/frac_recovered_groups"]
-_CONSTANT_FOR_SINGLE_ROLLOUTS = [
-    "ada/frac_exit_condition_met",
-    "ada/frac_missing_positives/round_1",
-    "ada/frac_missing_negatives/round_1",
-    "ada/frac_all_correct",
-    "ada/frac_all_wrong",
-    "ada/pass_rate/p10",
-    "ada/pass_rate/p90",
-]
-
 # TRL averages these over the rows that its loss receives, which with "skip" and "mask" are not all completions.
-_OF_ROWS_IN_LOSS = [
+OF_ROWS_IN_LOSS = [
     "entropy",
     "kl",
     *(f"clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")),
@@ -50,21 +32,33 @@ _OF_ROWS_IN_LOSS = [
 ]
 
 
-def constant_metrics(args: AdaGRPOConfig) -> set[str]:
-    """Return the metrics that are constant, undefined, equal to another metric, or of some rows only, in the mode of `args`."""
-    names = []
-    if args.zero_variance_groups in ("skip", "mask"):
-        names += _OF_ROWS_IN_LOSS
-    if args.adaptive_sampling == "uniform" and not args.resamples_prompts:
-        names += [*_ROLLOUT_NUMBERS, *_POOL_MEANS]
-        if not args.mask_truncated_completions and args.zero_variance_groups != "mask":
-            names.append("ada/tokens/discarded")
-        if args.num_generations == 1:
-            names += _CONSTANT_FOR_SINGLE_ROLLOUTS
-    if args.num_generations == 1 or args.adaptive_sampling == "est":  # GRPO has groups of one size
-        names += _COMPARED_WITH_GRPO
-    if args.prompt_weighting == "none":
-        names += ["ada/prompt_weight/mean", "ada/prompt_weight/max"]
+def logged_metrics(args: AdaGRPOConfig) -> set[str]:
+    """
+    Names of the metrics under `ada/` that a person reads, in the mode of `args`: at most 20, and 12 with the batch baseline. All
+    others are logged with `log_completions=True` only, and so are those of these that another mode has.
+    """
+    is_estimated, n = args.uses_estimated_budgets, args.num_generations
+    names = ["samples_per_prompt/mean", "frac_zero_advantage_groups", "pass_rate/mean"]
+    names += ["tokens/generated", "time/generate", "time/reward"]
+    if args.is_sequential:
+        names += ["rounds/mean", "frac_exit_condition_met"]
+    if args.is_sequential or is_estimated:
+        names += ["samples_per_prompt/max"]
+    is_adaptive = args.is_sequential or args.resamples_prompts or args.baseline == "batch"
+    if is_adaptive and n > 1 and not is_estimated:  # GRPO has groups of one size
+        names += ["frac_reward_zero_std/first_round", "frac_recovered_groups"]
+    if is_estimated:
+        names += ["estimator/brier", "estimator/brier_constant"]
+    if args.is_multi_round or args.zero_variance_groups == "mask":
+        names += ["tokens/discarded"]
+    if args.resamples_prompts:
+        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'resampled'}"]
+    if args.use_vllm and args.vllm_mode == "server":
+        names += ["vllm/retries", "vllm/weight_check_logprob_diff"]
+        if args.is_multi_round:
+            names += ["vllm/wasted_rounds", "time/idle", "time/reward_overlapped"]
+    if args.max_staleness:
+        names += ["ess_ratio"]
     return set(names)
 
 
@@ -237,20 +231,21 @@ class TrainingDiagnostics:
         self._last_absent: dict[str, int] = {}  # by problem, the last step without it
         self._warned: set[str] = set()
 
-    def observe(self, metrics: Mapping[str, float], rewards: Sequence[float], step: int) -> None:
+    def observe(self, metrics: Mapping[str, float], rollouts: Rollouts, step: int) -> None:
         """
         Check one generation batch.
 
         Args:
             metrics (`Mapping[str, float]`):
                 Metrics of [`~core.sampling_metrics`].
-            rewards (`Sequence[float]`):
-                Rewards of all rollouts that have one.
+            rollouts ([`~core.Rollouts`]):
+                Its rollouts.
             step (`int`):
                 Training step, from 1.
         """
-        self._check_threshold(metrics)
-        self._check_gradient(metrics["frac_zero_advantage_groups"], rewards, step)
+        if self._early_generations and (self._args.needs_successes or self._args.tracks_pass_rates):
+            self._check_threshold(rollouts)
+        self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
         self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)
 
     def _steps_to_report(self, problem: str, is_present: bool, step: int) -> int:
@@ -263,9 +258,10 @@ class TrainingDiagnostics:
         self._warned.add(problem)
         return steps
 
-    def _check_gradient(self, fraction: float, rewards: Sequence[float], step: int) -> None:
+    def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
         # With the batch baseline, rounding may leave tiny advantages of equal rewards.
-        is_constant = len(rewards) > 1 and min(rewards) == max(rewards)
+        rewards = reward_N[~np.isnan(reward_N)]
+        is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
         if steps := self._steps_to_report("no gradient", fraction == 1 or is_constant, step):
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
             longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
@@ -288,28 +284,27 @@ class TrainingDiagnostics:
                 "vllm_importance_sampling_mode='token_truncate', lower the learning rate, or set max_staleness=0."
             )
 
-    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
-        args, low, high = self._args, metrics["success_reward/min"], metrics["success_reward/max"]
-        is_trained_on = args.needs_successes
-        if not (is_trained_on or args.tracks_pass_rates) or not self._early_generations or math.isnan(low):
+    def _check_threshold(self, rollouts: Rollouts) -> None:
+        args, scored = self._args, rollouts.success_reward_N[rollouts.is_scored_N]
+        if not len(scored):
             return
         self._early_generations -= 1
-        low, high = self._range = min(self._range[0], low), max(self._range[1], high)
+        low, high = self._range = min(self._range[0], scored.min()), max(self._range[1], scored.max())
         if self._early_generations:
             return
-        mean, pass_rate, threshold = metrics["success_reward/mean"], metrics["pass_rate/mean"], args.positive_threshold
+        mean, pass_rate, threshold = scored.mean(), rollouts.is_positive_N.sum() / len(scored), args.positive_threshold
         is_one_sided = low < high and not low <= threshold < high
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
         reward = f"the reward of {args.success_function}" if args.success_function else "the reward"
-        rollouts = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
+        found = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
         advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"
-        if not is_trained_on:
+        if not args.needs_successes:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
-            f"{rollouts.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
+            f"{found.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
             f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {advice[0].upper()}{advice[1:]}; until then, {effect}."
         )

@@ -63,11 +63,9 @@ def set_token_count(trainer: GRPOTrainer, tokens: int) -> None:
     trainer._metrics["train"]["num_tokens"] = [tokens]
 
 
-def drop_metrics(trainer: GRPOTrainer, names: set[str]) -> None:
-    """Forget metrics of training that are not to be logged."""
-    metrics = trainer._metrics["train"]
-    for name in names & metrics.keys():
-        del metrics[name]
+def drop_metric(trainer: GRPOTrainer, name: str) -> None:
+    """Forget the values of a metric of training that is not to be logged."""
+    trainer._metrics["train"].pop(name, None)
 
 
 def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float]) -> None:

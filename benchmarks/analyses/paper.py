@@ -1,7 +1,7 @@
 """
 Figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) on sampling, for your own runs.
 
-`python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs have logged under `ada/`; `--samples` plots completions
+`python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs with `log_completions` have logged under `ada/`; `--samples` plots completions
 sampled by `recipes.math.select` and `recipes.math.evaluate`. A figure without logged data is `None`.
 """
 

@@ -123,7 +123,7 @@ def test_advantages_of_the_maxrl_recipe(task_dir, tmp_path, monkeypatch):
 def test_train_under_accelerate_launch_with_two_processes(task_dir, tmp_path):
     # 8 rows per process and step: 4 prompts in a step of both processes.
     words = command_line(task_dir, ROOT / "recipes/arithmetic/seq-balance.yaml", tmp_path)
-    words += ["--per_device_train_batch_size=8", "--samples_per_round=5", "--max_rounds=3"]
+    words += ["--per_device_train_batch_size=8", "--samples_per_round=5", "--max_rounds=3", "--log_completions"]
     result = run_module("ada_trl.commands.train", *words, processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]

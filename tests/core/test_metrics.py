@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import pool_advantages, sampling_metrics, select_groups
+from ada_trl.core import detailed_metrics, pool_advantages, sampling_metrics, select_groups
 from ada_trl.core.metrics import mean_and_std, rollouts_by_estimate, zero_variance_probability
 
 from .simulation import rollouts_of
@@ -25,18 +25,11 @@ NEVER = [0] * 12
 def metrics_of(*rewards):
     """Of pools after at most three rounds of four rollouts."""
     rollouts = rollouts_of(*rewards)
-    return sampling_metrics(
-        rollouts,
-        select_groups(rollouts, 4, [(i,) for i in range(len(rewards))]),
-        pool_advantages(rollouts),
-        min_positives=2,
-        min_negatives=2,
-        samples_per_round=4,
-        max_rounds=3,
-        num_generations=4,
-        weighting="inverse_sqrt",
-        is_on_distribution_P=np.full(len(rewards), True),
-    )
+    selected = select_groups(rollouts, 4, [(i,) for i in range(len(rewards))])
+    options = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 4}
+    options["is_on_distribution_P"] = np.full(len(rewards), True)
+    details = detailed_metrics(rollouts, selected, max_rounds=3, weighting="inverse_sqrt", **options)
+    return details | sampling_metrics(rollouts, selected, pool_advantages(rollouts), num_generations=4, **options)
 
 
 def by_round(metrics, name):
@@ -50,7 +43,6 @@ def test_metrics_of_a_step_line_by_line():
     assert by_round(metrics, "active_prompts") == [4, 3, 3]
     assert by_round(metrics, "frac_missing_positives") == [0.5, 0.5, 0.25]
     assert by_round(metrics, "frac_missing_negatives") == [0.25] * 3
-    assert [metrics[f"success_reward/{name}"] for name in ("min", "mean", "max")] == [0, 6 / 16, 1]
     assert metrics["frac_exit_condition_met"] == 0.5
     assert metrics["frac_all_correct"] == metrics["frac_all_wrong"] == 0.25
     assert metrics["frac_reward_zero_std/first_round"] == 0.75  # HARD, EASY and NEVER start with equal rewards
@@ -79,7 +71,7 @@ def test_metrics_of_unscored_pools_are_nan():
     metrics = metrics_of([NAN] * 12)
     assert metrics["frac_unscored"] == metrics["frac_zero_advantage_groups"] == 1
     assert metrics["frac_missing_positives/round_3"] == metrics["frac_missing_negatives/round_3"] == 1
-    assert all(math.isnan(metrics[name]) for name in ("success_reward/min", "success_reward/max", "reward/micro_mean"))
+    assert all(math.isnan(metrics[name]) for name in ("pass_rate/mean", "pass_rate/p10", "reward/micro_mean"))
 
 
 @pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])

@@ -70,15 +70,13 @@ def test_the_budget_is_exactly_that_of_grpo(mode, overrides, tmp_path):
     assert any(len(set(step)) > 1 for step in sizes)
     for logs in logs_of(trainer):
         assert logs["ada/samples_per_prompt/mean"] == 4
-        assert logs["ada/tokens/discarded"] == 0
-        assert logs["ada/rounds/mean"] == 1
         assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
 
 
 def test_a_step_line_by_line(tmp_path):
     """Earlier outcomes decide the budgets; all rollouts are trained on, with the advantages of their pool."""
     scripts = {"1+2=": [1, -1], "31+4=": [1, 1], "5+55=": [-1] * 8 + [1], "7+8=": [-1] * 3}
-    trainer, batch = train_one_step(tmp_path, ScriptedRewards(**scripts))
+    trainer, batch = train_one_step(tmp_path, ScriptedRewards(**scripts), log_completions=True)
     estimates = {prompt: (k + 1) / (n + 17) for prompt, (k, n) in HARD_AND_EASY.items()}
     prompts, advantages = prompts_of(batch), batch["advantages"].tolist()
     assert {prompt: prompts.count(prompt) for prompt in PROMPTS} == {p: len(r) for p, r in scripts.items()}
@@ -147,6 +145,7 @@ def test_a_value_head_is_trained_by_the_trainer_and_compared_with_the_ema(overri
         prompt_dataset(20),
         adaptive_sampling="est-value",
         **{"per_device_train_batch_size": 16, "max_steps": 16, "learning_rate": 1e-4} | overrides,
+        log_completions=True,
     )
     trainer.pass_rates.head.gradient_steps = 30
     trainer.train()
@@ -237,7 +236,6 @@ def test_recording_pass_rates_changes_nothing_else(mode, tmp_path):
     rollouts = sum(logs["ada/samples_per_prompt/mean"] * 2 for logs in logs_of(tracked))
     assert sum(table["rollouts"]) == rollouts
     assert 0 < sum(table["positives"]) < rollouts
-    assert all("ada/estimator/brier" in logs for logs in logs_of(tracked))
     assert not any("ada/estimator/brier" in logs for logs in logs_of(plain))
 
 

@@ -13,7 +13,6 @@ import requests
 import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.trainer.trl_private import latest_metric
 
 from ..helpers import prompt_dataset
 from .fake import fingerprint
@@ -29,7 +28,7 @@ class Recorder(AdaGRPOTrainer):
         self.weights.append(fingerprint(p for name, p in self.model.named_parameters() if in_adapter in name))
         output = super()._generate_and_score_completions(inputs)
         first = output["sampling_per_token_logps"][:, 0].tolist()
-        steps_before = int(latest_metric(self, "ada/staleness") or 0)
+        steps_before = int((self._metrics["train"].get("ada/staleness") or [0])[-1])
         ours = self.weights[-1 - steps_before]  # those that the rows should come from
         self.rows += [(call_number(logprob), ours) for logprob in first]
         return output

@@ -61,6 +61,7 @@ def build(
         "max_steps": 1,
         "samples_per_round": 4,
         "max_rounds": 3,
+        "log_completions": True,  # all metrics
     }
     options = served_by(server.url) | options | overrides
     if options["vllm_weight_sync"] == "lora" and peft_config is None:  # `False` for none

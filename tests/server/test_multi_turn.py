@@ -166,7 +166,13 @@ def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path)
         return answer(call, ["Red.", "No."] * (call.n // 2))
 
     with FakeServer(half_red, CHAT, VISION) as server:
-        options = {"baseline": "batch", "num_generations": 4, "max_staleness": 1, "max_steps": 3}
+        options = {
+            "baseline": "batch",
+            "num_generations": 4,
+            "max_staleness": 1,
+            "max_steps": 3,
+            "log_completions": True,
+        }
         trainer = build_with_images(tmp_path, server, **UNIFORM | options)
         trainer.train()
     assert Counter(requested) == dict.fromkeys(

@@ -41,7 +41,6 @@ def test_two_ranks_share_the_server(server, task_dir, tmp_path):
     logs = ranks[0]["logs"]
     assert largest_difference(logs) < 1e-4
     assert ranks[0]["weights"] == ranks[1]["weights"]
-    assert all(step["ada/active_prompts/round_1"] == 4 for step in logs)
 
 
 @pytest.mark.parametrize("recipe", ["vllm-disk", "vllm-lora"])

@@ -16,7 +16,8 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
-from ada_trl.trainer.reporting import TrainingDiagnostics, constant_metrics, describe_run, report_start, training_steps
+from ada_trl.core import Rollouts, Scoring
+from ada_trl.trainer.reporting import TrainingDiagnostics, describe_run, logged_metrics, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
 from ..helpers import QUICK, Recorder, build, even_reward, logs_of, run_module
@@ -106,38 +107,49 @@ def test_only_one_of_two_processes_prints_the_sentence(tmp_path):
 VARYING = {"reward", "entropy", "ada/samples_per_prompt/mean", "ada/frac_zero_advantage_groups", "ada/pass_rate/mean"}
 
 
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_metrics_that_are_not_logged_are_constant(mode, tmp_path):
+def test_a_person_can_read_what_is_logged(mode, tmp_path):
+    """At most 20 metrics of ours, 12 with the batch baseline, and all of them vary; everything else with `log_completions`."""
+
     def reward(completions, **kwargs):
         return [float(sum(map(ord, completion)) % 3 == 0) for completion in completions]
 
-    trainer = build(tmp_path, reward, **MODES[mode] | {"max_steps": 4})
-    constants, trainer._constant_metrics = trainer._constant_metrics, set()
-    trainer.train()
-    logs = logs_of(trainer)
-    assert VARYING <= logs[0].keys() - constants
-    means = [[step[name] for step in logs] for name in ("reward", "ada/success_reward/mean", "ada/pass_rate/mean")]
-    zero_advantage = [step["ada/frac_zero_advantage_groups"] for step in logs]
-    undefined = {
-        "frac_reward_zero_std",
-        "ada/frac_reward_zero_std/first_round",
-        "ada/frac_recovered_groups",
-    }  # as in GRPO
-    assert (undefined <= constants) == (trainer.args.num_generations == 1 or mode == "est")
-    for name in constants & logs[0].keys() - undefined:
-        values = [step[name] for step in logs]
-        copies = [*means, *([1 - value for value in copied] for copied in (means[2], zero_advantage))]
-        same = len(set(values)) == 1 or any(values == pytest.approx(copy) for copy in copies)
-        assert same or name.startswith("ada/pass_rate/p"), f"{name} varies: {values}"
+    few, all_of_them = (
+        build(tmp_path, reward, **MODES[mode] | {"max_steps": 4, "log_completions": log}) for log in (False, True)
+    )
+    few.train()
+    all_of_them.train()
+    logs, details = logs_of(few), logs_of(all_of_them)
+    ours = {name for name in logs[0] if name.startswith("ada/")}
+    assert VARYING <= logs[0].keys() < details[0].keys()
+    assert ours == {f"ada/{name}" for name in logged_metrics(few.args)}
+    assert ("frac_reward_zero_std" in logs[0]) == (few.args.num_generations > 1 and mode != "est"), "As in GRPO."
+    constants = {name for name in ours if len({step[name] for step in logs}) == 1}
+    # The first two are logged in all modes, for comparisons; the others vary with other rewards.
+    known = {
+        "samples_per_prompt/mean",
+        "frac_zero_advantage_groups",
+        "frac_exit_condition_met",
+        "frac_recovered_groups",
+    }
+    assert constants <= {f"ada/{name}" for name in known}
 
 
-@pytest.mark.parametrize("mode", ["batch", "retries"])
-def test_constant_metrics_are_not_logged(mode, tmp_path):
-    trainer = build(tmp_path, **MODES[mode] | {"max_steps": 1})
-    trainer.train()
-    names = logs_of(trainer)[0].keys()
-    assert not names & constant_metrics(trainer.args) and VARYING <= names
-    assert "frac_reward_zero_std" not in names, "It would be 1: a single rollout is equal to itself."
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        *((mode | SERVER, 12) for mode in (BATCH, BATCH | {"retries": 3}, BATCH | MODES["est"])),
+        (BATCH | SERVER | {"retries": 3, "max_staleness": 1}, 12),
+        (BATCH | SERVER | MODES["est"] | {"pass_rate_estimator": "value", "max_staleness": 1}, 12),
+        (SERVER | {"zero_variance_groups": "resample"}, 20),
+        (SERVER | MODES["est"] | {"max_staleness": 1}, 20),
+    ],
+)
+def test_few_metrics_are_logged_with_a_server_too(options, most):
+    assert len(logged_metrics(config(**options))) <= most
 
 
 @pytest.mark.parametrize("groups", ["keep", "skip", "mask"])
@@ -308,9 +320,10 @@ def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
 def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_warned, tmp_path, caplog):
     args = AdaGRPOConfig(str(tmp_path), **QUICK, vllm_importance_sampling_mode=mode)
     diagnostics = TrainingDiagnostics(args, steps=3)
+    rollouts = Rollouts.score([np.array([[0.0], [1.0]])], Scoring((1.0,), 0.7))
     with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
         for step, ratio in enumerate(ratios, start=1):
-            diagnostics.observe(defaultdict(float, ess_ratio=ratio), [0.0, 1.0], step)
+            diagnostics.observe(defaultdict(float, ess_ratio=ratio), rollouts, step)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == is_warned
     assert all("For 3 steps" in message and "='token_truncate'" in message for message in messages)

@@ -242,7 +242,7 @@ def checkpoint(tmp_path, adaptive_sampling):
 
 def test_a_checkpoint_without_pass_rates_starts_from_the_prior_with_a_warning(tmp_path, caplog):
     path = checkpoint(tmp_path / "first", "uniform")
-    trainer = estimated_run(tmp_path / "second", "est-value")
+    trainer = estimated_run(tmp_path / "second", "est-value", log_completions=True)
     trainer.train(resume_from_checkpoint=str(path))
     warnings = [record.message for record in caplog.records if "start from the prior" in record.message]
     assert [n in text for n, text in zip((PASS_RATES_FILE, VALUE_HEAD_FILE), warnings, strict=True)] == [True] * 2
@@ -256,7 +256,7 @@ def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
     for name in (VALUE_HEAD_FILE, PASS_RATES_FILE):
         content = (path / name).read_bytes()
         (path / name).write_bytes(content[: len(content) // 2])
-        trainer = estimated_run(tmp_path / "second", "est-value")
+        trainer = estimated_run(tmp_path / "second", "est-value", log_completions=True)
         with pytest.raises(ValueError, match=f"checkpoint-2/{name} is not a usable .*Restore it from another check"):
             trainer.train(resume_from_checkpoint=str(path))
         (path / name).write_bytes(content)

@@ -85,6 +85,7 @@ def test_a_step_line_by_line(tmp_path):
         max_steps=1,
         samples_per_round=4,
         max_rounds=3,
+        log_completions=True,
     )
     trainer.train()
 
@@ -150,6 +151,7 @@ def test_none_rewards(tmp_path):
         samples_per_round=4,
         max_rounds=2,
         min_positives=2,
+        log_completions=True,
     )
     assert any(moved(trainer).values())
     (batch,) = trainer.batches
@@ -444,6 +446,6 @@ def test_functions_that_score_different_prompts_define_successes_by_their_sum(tm
 
     with pytest.raises(ValueError, match=r"success_reward \(None\) must be 'of_first' or 'of_others' or 'sum'"):
         build(tmp_path, [of_first, of_others])
-    trainer = build(tmp_path, [of_first, of_others], success_reward="sum")
+    trainer = build(tmp_path, [of_first, of_others], success_reward="sum", log_completions=True)
     trainer.train()
     assert all(logs["ada/frac_unscored"] == 0 for logs in logs_of(trainer))
