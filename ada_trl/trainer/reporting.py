@@ -183,7 +183,7 @@ def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
         return ""
     epochs = args.num_train_epochs
     per_pass, steps = (pluralize(training_steps(args, num_prompts, number), "step") for number in (1, epochs))
-    if args.retries_across_steps:
+    if args.retries:
         per_pass += (
             ", which with retries cover only a part of it, because retried prompts take the places of new ones,"
         )

@@ -38,6 +38,7 @@ SIGNATURES = {
     "evaluation_loop": ("dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
     "_remove_unused_columns": ("dataset", "description"),
     "_get_collator_with_removed_columns": ("data_collator", "description"),
+    "log": ("logs", "start_time"),
 }
 
 
