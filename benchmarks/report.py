@@ -623,6 +623,7 @@ def gpu_limitation() -> str:
     ]
     has_rounds = any(name.startswith(f"step, {names.SEQ_BALANCE}") for name in measured)
     return (
+        "- [45 minutes](benchmarks/gpu/README.md) on one GPU (H200, H100); not on several or over NCCL.\n"
         f"- vLLM on a GPU ([{gpu_results('fast')['environment']['device']}](docs/benchmarks.md#vllm-on-a-gpu)): {len(trained)} "
         f"short runs with verified weights; generation took {min(ratios):.2f} to {max(ratios):.2f} of the time with TRL's client (two "
         "repeats)." + ("" if has_rounds else " Step times of adaptive sampling were not measured there.")
