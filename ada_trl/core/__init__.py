@@ -16,7 +16,7 @@ Not in the paper: [`batch_advantages`].
 
 from .advantages import batch_advantages, normalize_each_reward, pool_advantages, prompt_weights
 from .allocation import allocate
-from .metrics import completion_metrics, detailed_metrics, first_round_metrics, sampling_metrics
+from .metrics import completion_metrics, detailed_metrics, first_round_metrics, round_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
 from .prompt_id import prompt_key
 from .rollouts import Rollouts, Scoring

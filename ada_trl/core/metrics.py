@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from .advantages import PromptWeighting, prompt_weights
 from .rollouts import Rollouts
-from .sequential import needs_more
+from .sequential import SlotRule, needs_more
 
 
 def zero_variance_probability(
@@ -74,8 +74,6 @@ def sampling_metrics(
     selected: np.ndarray,
     advantage_N: np.ndarray,
     *,
-    min_positives: int,
-    min_negatives: int,
     samples_per_round: int,
     num_generations: int,
     is_on_distribution_P: np.ndarray,
@@ -94,10 +92,8 @@ def sampling_metrics(
             Indices of the rollouts that are trained on.
         advantage_N (`np.ndarray`):
             Advantages of all rollouts.
-        min_positives, min_negatives (`int`):
-            The exit condition of the mode.
         samples_per_round (`int`):
-            M; a pool of k·M rollouts took k rounds.
+            M, the rollouts of a prompt in the first round.
         num_generations (`int`):
             n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with. NaN if a first round has fewer
             rollouts, or none can be compared.
@@ -109,7 +105,7 @@ def sampling_metrics(
     """
     size_P = rollouts.size_P
     is_first_N = rollouts.draw_N < samples_per_round
-    first = rollouts if is_first_N.all() else rollouts.where(is_first_N)
+    first = rollouts.where(is_first_N)
     zero_before_P = np.full(rollouts.num_prompts, np.nan)
     if first.size_P.min() >= num_generations > 1:
         first_outcome = None if outcome_N is None else outcome_N[is_first_N]
@@ -117,12 +113,9 @@ def sampling_metrics(
     trained_P = np.bincount(rollouts.prompt_N[selected], minlength=rollouts.num_prompts) > 0
     has_gradient_P = np.zeros(rollouts.num_prompts, dtype=bool)
     has_gradient_P[rollouts.prompt_N[selected][advantage_N[selected] != 0]] = True
-    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, min_positives, min_negatives)
     metrics = {
         "samples_per_prompt/mean": size_P.mean(),
         "samples_per_prompt/max": size_P.max(),
-        "rounds/mean": (-(-size_P // samples_per_round)).mean(),
-        "frac_exit_condition_met": 1 - is_active_P.mean(),
         "frac_reward_zero_std/first_round": _nanmean(zero_before_P[is_on_distribution_P]),
         "frac_zero_advantage_groups": 1 - has_gradient_P[trained_P].mean(),
         "frac_recovered_groups": (zero_before_P * has_gradient_P).mean(),
@@ -131,14 +124,19 @@ def sampling_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
+def round_metrics(rollouts: Rollouts, rule: SlotRule, *, samples_per_round: int) -> dict[str, float]:
+    """Compute the mean number of rounds per prompt, and how many prompts have met the exit condition."""
+    rounds_P = -(-rollouts.size_P // samples_per_round)
+    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
+    return {"rounds/mean": float(rounds_P.mean()), "frac_exit_condition_met": float(1 - is_active_P.mean())}
+
+
 def detailed_metrics(
     rollouts: Rollouts,
     selected: np.ndarray,
     *,
-    min_positives: int,
-    min_negatives: int,
+    rule: SlotRule,
     samples_per_round: int,
-    max_rounds: int,
     weighting: PromptWeighting,
     is_on_distribution_P: np.ndarray,
 ) -> dict[str, float]:
@@ -147,15 +145,15 @@ def detailed_metrics(
     prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 
     Args:
-        max_rounds (`int`):
-            N. Metrics by round exist for all of them, also if no prompt was sampled as often.
+        rule ([`SlotRule`]):
+            Exit condition and maximum number of rounds, for all of which there are metrics, also if no prompt was sampled as often.
         weighting (`str` or `float`):
             See [`prompt_weights`].
         The others as in [`sampling_metrics`].
     """
     first = rollouts.where(rollouts.draw_N < samples_per_round)
     rounds_P = -(-rollouts.size_P // samples_per_round)
-    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, min_positives, min_negatives)
+    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
     pass_rate = first.pass_rate_P[is_on_distribution_P]
     weight_P = prompt_weights(rollouts, weighting)
@@ -172,14 +170,14 @@ def detailed_metrics(
         "prompt_weight/mean": weight_P.mean(),
         "prompt_weight/max": weight_P.max(),
     }
-    round_N = np.minimum(rollouts.draw_N // samples_per_round, max_rounds - 1)
+    round_N = np.minimum(rollouts.draw_N // samples_per_round, rule.max_rounds - 1)
     is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N
-    for k in range(1, max_rounds + 1):
+    for k in range(1, rule.max_rounds + 1):
         positives_P = rollouts.sum(rollouts.is_positive_N & (round_N < k))
         negatives_P = rollouts.sum(is_negative_N & (round_N < k))
         metrics[f"active_prompts/round_{k}"] = (rounds_P >= k).sum()
-        metrics[f"frac_missing_positives/round_{k}"] = (positives_P < min_positives).mean()
-        metrics[f"frac_missing_negatives/round_{k}"] = (negatives_P < min_negatives).mean()
+        metrics[f"frac_missing_positives/round_{k}"] = (positives_P < rule.min_positives).mean()
+        metrics[f"frac_missing_negatives/round_{k}"] = (negatives_P < rule.min_negatives).mean()
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -72,7 +73,8 @@ class Rollouts:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 object.__setattr__(self, name, read_only(value))
-        object.__setattr__(self, "columns", {name: read_only(value) for name, value in self.columns.items()})
+        for name, value in self.columns.items():
+            self.columns[name] = read_only(value)
 
     def __len__(self) -> int:
         return len(self.prompt_N)
@@ -133,6 +135,8 @@ class Rollouts:
 
     def where(self, mask_N: np.ndarray) -> "Rollouts":
         """The rollouts at which the mask is true; the prompts stay the same ones."""
+        if mask_N.all():
+            return self
         return replace(
             self,
             prompt_N=self.prompt_N[mask_N],
@@ -151,8 +155,8 @@ class Rollouts:
         rewards_by_prompt: Sequence[np.ndarray],
         scoring: "Scoring",
         *,
-        attempt_P: Sequence[int] | None = None,
-        length_N: Sequence[int] | None = None,
+        attempt_P: ArrayLike | None = None,
+        length_N: ArrayLike | None = None,
     ) -> "Rollouts":
         """
         Build the record of a batch from the rewards `(rollouts, F)` of each prompt in order of sampling.
@@ -160,7 +164,7 @@ class Rollouts:
         Args:
             rewards_by_prompt (`Sequence[np.ndarray]`), scoring ([`Scoring`]):
                 Rewards, and what they amount to.
-            attempt_P (`Sequence[int]`, *optional*), length_N (`Sequence[int]`, *optional*):
+            attempt_P (`ArrayLike`, *optional*), length_N (`ArrayLike`, *optional*):
                 Earlier steps that sampled each prompt, and tokens of each rollout; by default 0.
         """
         sizes = [len(rewards) for rewards in rewards_by_prompt]

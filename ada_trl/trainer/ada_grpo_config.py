@@ -346,10 +346,13 @@ class AdaGRPOConfig(GRPOConfig):
             min_positives=self.min_positives,
             min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
             max_rounds=self.rounds_per_step,
-            # With GDPO, groups of equal sums have advantages if the rewards of single functions differ.
-            compares_each_reward=self.multi_objective_aggregation == "normalize_then_sum"
-            and self.success_function is None,
+            compares_each_reward=self.compares_each_reward,
         )
+
+    @property
+    def compares_each_reward(self) -> bool:
+        """Whether groups of equal sums have advantages if the rewards of single functions differ (GDPO)."""
+        return self.multi_objective_aggregation == "normalize_then_sum" and self.success_function is None
 
     @property
     def is_multi_round(self) -> bool:

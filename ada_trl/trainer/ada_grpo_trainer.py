@@ -50,6 +50,7 @@ from ..core import (
     normalize_each_reward,
     pass_at_k_metrics,
     pool_advantages,
+    round_metrics,
     sampled_prompts,
     sampling_metrics,
     select_groups,
@@ -84,9 +85,9 @@ from .checkpointing import load_state, save_state
 from .interception import (
     Interception,
     injecting,
-    intercepting,
     recording,
     reporting_rewards,
+    run_tools,
     score_on_all_ranks,
     without_infinities,
     without_interception,
@@ -463,42 +464,38 @@ class AdaGRPOTrainer(GRPOTrainer):
             inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
         is_ahead = self.args.max_staleness > 0
         prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.prompts.candidates)]
+        attempt_P = np.array([prompt.candidate.attempts for prompt in prompts])
         batches: list[StepBatch] = []
 
         def receive(lengths: list[tuple[int, bool]], rewards: torch.Tensor) -> None:
             rows = (rewards if self.is_vanilla_grpo else without_infinities(rewards)).double().cpu().numpy()
-            of_ranks = gather_object(lengths)
-            rollouts = Rollouts.score(
-                np.split(rows, np.cumsum(plan.sizes)[:-1]),
-                self._scoring(),
-                attempt_P=[prompt.candidate.attempts for prompt in prompts],
-                length_N=[length for length, _ in of_ranks],
-            )
-            is_truncated_N = np.array([is_truncated for _, is_truncated in of_ranks])
-            batches.append(StepBatch(prompts, rollouts, np.arange(len(rollouts)), is_truncated_N=is_truncated_N))
-            batches[0].metrics |= self.prompt_source.finish_step(prompts, rollouts)
+            of_prompts, scoring = np.split(rows, np.cumsum(plan.sizes)[:-1]), self._scoring()
+            length_N, is_truncated_N = np.array(gather_object(lengths)).T
+            rollouts = Rollouts.score(of_prompts, scoring, attempt_P=attempt_P, length_N=length_N)
+            queue_metrics = self.prompt_source.finish_step(prompts, rollouts)
+            batch = StepBatch(prompts, rollouts, np.arange(len(rollouts)), attempt_P == 0, queue_metrics)
+            batch.is_truncated_N = is_truncated_N
+            batches.append(batch)
             if is_ahead:  # only now, because the rewards decide which prompts are retried
                 self._prefetch_next_step()
 
-        with intercepting(Interception(self)), recording(self, plan.rows, receive, score_early=is_ahead) as seconds:
+        with recording(self, plan.rows, receive, score_early=is_ahead) as seconds:
             output = super()._generate_and_score_completions(plan.rows)
         (batch,) = batches
-        batch.metrics |= self._average_seconds(seconds) | self.vllm.collect_metrics()
+        of_ranks = self.accelerator.gather(torch.tensor([list(seconds.values())], device=self.accelerator.device))
+        batch.metrics |= dict(zip(seconds, of_ranks.mean(dim=0).tolist(), strict=True)) | self.vllm.collect_metrics()
         batch.metrics["tokens/generated"] = float(batch.rollouts.length_N.sum())
-        self._replace_completion_metrics(batch)
+        if self.args.uses_estimated_budgets or attempt_P.any():
+            self._replace_completion_metrics(batch)
         if is_ahead:  # before rows are masked
             batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
             batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
-        if not self.is_vanilla_grpo:
-            trl_private.append_extra_columns(self, batch.pool_columns)
         return batch, output
 
     def _replace_completion_metrics(self, batch: StepBatch) -> None:
         """Log the lengths of an unbiased sample where TRL has logged those of retries, or more of the hard prompts."""
-        is_counted_P, rollouts = batch.is_on_distribution_P, batch.rollouts
-        if is_counted_P.all() and not self.args.uses_estimated_budgets:
-            return
-        counted = np.flatnonzero(is_counted_P[rollouts.prompt_N])
+        rollouts = batch.rollouts
+        counted = np.flatnonzero(batch.is_on_distribution_P[rollouts.prompt_N])
         weights = 1 / rollouts.size_P[rollouts.prompt_N[counted]]  # each prompt counts once
         metrics = completion_metrics(rollouts.length_N[counted], batch.is_truncated_N[counted], weights)
         trl_private.replace_latest_metrics(self, {name: [value] for name, value in metrics.items()})
@@ -554,16 +551,19 @@ class AdaGRPOTrainer(GRPOTrainer):
         """All rollouts of the sampled slots, and those of them that are trained on."""
         prompts = sampled_prompts(slots)
         rollouts = collect_rollouts(slots, prompts)
+        is_on_distribution_P = np.array([prompt.is_on_distribution for prompt in prompts])
         if not self.args.is_sequential:
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
-            return StepBatch(prompts, rollouts, np.flatnonzero(is_trained_P[rollouts.prompt_N]))
+            selected = np.flatnonzero(is_trained_P[rollouts.prompt_N])
+            return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
         seed = (self.args.seed, self.state.global_step, self._position_in_step())
         has_candidates = self.args.zero_variance_groups == "resample"
         seeds = [
             (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
             for prompt in prompts
         ]
-        return StepBatch(prompts, rollouts, select_groups(rollouts, self.args.num_generations, seeds))
+        selected = select_groups(rollouts, self.args.num_generations, seeds)
+        return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
 
     def _draws(self, batch: StepBatch, indices: np.ndarray) -> list[tuple[int, int]]:
         """Slots of rollouts, and their indices among the rollouts of the slot."""
@@ -592,7 +592,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _replace_advantages(self, batch: StepBatch, output: dict[str, Any]) -> None:
         """Replace the advantages that TRL has computed from its groups."""
-        advantages = batch.advantage_of_row
+        advantages = batch.advantage_N[batch.selected]
         rows = len(output["advantages"])
         start = self.accelerator.process_index * rows
         output["advantages"] = output["advantages"].new_tensor(advantages[start : start + rows])
@@ -612,21 +612,16 @@ class AdaGRPOTrainer(GRPOTrainer):
             }
             trl_private.append_metrics(self, frequencies)
         batch.metrics |= stats
-        start = self.accelerator.process_index * len(selected.rows)
-        columns: dict[str, list] = {
-            name: values[start : start + len(selected.rows)] for name, values in batch.pool_columns.items()
-        }
-        for name in {name for row in selected.rows for name in row.extras}:
-            columns[name] = [row.extras.get(name) for row in selected.rows]
+        names = {name for row in selected.rows for name in row.extras}
+        columns = {name: [row.extras.get(name) for row in selected.rows] for name in names}
         trl_private.set_pending_extra_columns(self, columns)
 
     def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
-        rollouts, args, rule = batch.rollouts, self.args, self.args.slot_rule
-        sampling = {
-            "min_positives": rule.min_positives,
-            "min_negatives": rule.min_negatives,
-            "samples_per_round": args.round_size if args.is_sequential else int(rollouts.size_P.max()),
+        rollouts, args = batch.rollouts, self.args
+        round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
+        sampling: dict[str, Any] = {
+            "samples_per_round": round_size,
             "is_on_distribution_P": batch.is_on_distribution_P,
         }
         metrics = batch.metrics
@@ -635,12 +630,16 @@ class AdaGRPOTrainer(GRPOTrainer):
             batch.selected,
             batch.advantage_N,
             num_generations=args.num_generations,
-            outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if rule.compares_each_reward else None,
+            outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if args.compares_each_reward else None,
             **sampling,
         )
+        if args.is_sequential or args.log_completions:
+            metrics |= round_metrics(rollouts, args.slot_rule, samples_per_round=round_size)
         if args.log_completions:
-            rounds = {"max_rounds": args.rounds_per_step, "weighting": args.prompt_weighting}
-            metrics |= detailed_metrics(rollouts, batch.selected, **rounds, **sampling)
+            options = {"rule": args.slot_rule, "weighting": args.prompt_weighting}
+            metrics |= detailed_metrics(rollouts, batch.selected, **options, **sampling)
+            if not self.is_vanilla_grpo:
+                trl_private.append_extra_columns(self, batch.pool_columns)
         if self.pass_rates is not None and plan.estimates is not None:
             rows = self._rows_of_prompts(plan, batch)
             metrics |= self.pass_rates.observe(plan.estimates.take(rows), rollouts, step=self.state.global_step + 1)
@@ -648,7 +647,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             of_first_round = first_round_metrics(
                 rollouts,
                 self.reward_func_names,
-                rollouts_per_round=sampling["samples_per_round"],
+                rollouts_per_round=round_size,
                 is_on_distribution_P=batch.is_on_distribution_P,
                 each_prompt_once=args.uses_estimated_budgets,
             )
@@ -662,18 +661,14 @@ class AdaGRPOTrainer(GRPOTrainer):
             is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
             batch.count_masked_rows(is_masked.tolist())
         self._diagnostics.observe(metrics, rollouts, self.state.global_step + 1)
-        logged = metrics if args.log_completions else self._logged_metrics & metrics.keys()
-        trl_private.append_metrics(self, {f"ada/{name}": metrics[name] for name in sorted(logged)})
+        if not args.log_completions:
+            metrics = {name: metrics[name] for name in metrics if name in self._logged_metrics}
+        trl_private.append_metrics(self, metrics, prefix="ada/")
 
     def _rows_of_prompts(self, plan: StepPlan, batch: StepBatch) -> list[int]:
         """Index of each sampled prompt among all candidates of the step."""
         first = np.cumsum([0, *map(len, plan.prompts.candidates)])
         return [int(first[prompt.slot]) + prompt.candidate_index for prompt in batch.prompts]
-
-    def _average_seconds(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Over ranks. Collective."""
-        received = gather_object([seconds])
-        return {name: sum(of_rank[name] for of_rank in received) / len(received) for name in seconds}
 
     # TRL's methods that are called within `_generate_and_score_completions` (interception.py)
 
@@ -685,9 +680,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             return call(prompts)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
-        call: Callable = super()._tool_call_loop
+        call: Callable = functools.partial(run_tools, self, super()._tool_call_loop)
         if self._interception is not None:
-            call = functools.partial(self._interception.run_tools, call)
+            call = functools.partial(self._interception.record_tools, call)
         if not self.vllm.uses_server or collectives_disabled():
             return call(*args, **kwargs)
         # Ranks request different numbers of further turns, so that none of them may wait for another.

@@ -3,14 +3,15 @@ TRL's methods within a step.
 
 [`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`, which
 calls further methods that a subclass can override. [`AdaGRPOTrainer`] overrides three of them and passes each call on to its
-current *interception*, if it has one. There is one for each purpose for which `_generate_and_score_completions` is called:
+current *interception*, if it has one. What there is for each purpose for which `_generate_and_score_completions` is called:
 
-- [`Interception`]: one round per step. TRL does everything; [`recording`] keeps what it generates and scores.
+- none: one round per step. TRL does everything, and [`recording`] keeps what it generates and scores.
 - [`PromptPreparation`]: several rounds per step. TRL turns dataset rows into prompts; an exception leaves its method before it generates.
 - [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
 - [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
 
-Without one (evaluation, everything outside of a step) TRL's methods run as they are.
+In an evaluation and outside of a step, TRL's methods run as they are. User code that runs within a step (environments, tools,
+reward functions) may change the training state, which is restored before TRL goes on.
 """
 
 import time
@@ -65,9 +66,6 @@ class Interception:
     A call of TRL goes through these layers, from the outside to the inside: an outer method of the interception, if it has one for
     this name; an override of a user's subclass; the override of [`AdaGRPOTrainer`]; the method of the interception; `call`. Only
     the result of an outer method replaces that of a user's override.
-
-    TRL resets environments before it calls `_generate`, and runs tools between the turns. Training state that they have changed is
-    restored before TRL generates.
     """
 
     def __init__(self, trainer: GRPOTrainer):
@@ -81,21 +79,23 @@ class Interception:
         self.training_state.restore()
         return call(prompts)
 
-    def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        generate_turn = self.trainer._generate_single_turn
-
-        def generate_restored(*args: Any, **kwargs: Any) -> tuple:
-            self.training_state.restore()
-            return generate_turn(*args, **kwargs)
-
-        with (
-            self.training_state.preserved(),
-            override_attributes(self.trainer, _generate_single_turn=generate_restored),
-        ):
-            return call(*args, **kwargs)
+    def record_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        return call(*args, **kwargs)
 
     def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        return score_on_all_ranks(self.trainer, call, inputs, prompts, completions, ids)
+        return call(inputs, prompts, completions, ids)
+
+
+def run_tools(trainer: GRPOTrainer, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+    """TRL's loop of tool calls and turns, in which no tool changes the training state."""
+    state, generate_turn = TrainingState(trainer.model), trainer._generate_single_turn
+
+    def generate_restored(*args: Any, **kwargs: Any) -> tuple:
+        state.restore()
+        return generate_turn(*args, **kwargs)
+
+    with state.preserved(), override_attributes(trainer, _generate_single_turn=generate_restored):
+        return call(*args, **kwargs)
 
 
 @contextmanager
@@ -116,12 +116,13 @@ def recording(
             request the next step's rollouts before that pass.
     """
     # Bound methods, of the user's subclass if there is one.
-    generate, score = trainer._generate, trainer._calculate_rewards
+    generate, score, state = trainer._generate, trainer._calculate_rewards, TrainingState(trainer.model)
     seconds: dict[str, float] = {}
     lengths: list[tuple[int, bool]] = []
     scored: list[torch.Tensor] = []
 
     def generate_and_record(prompts: list) -> tuple:
+        state.restore()  # TRL has reset environments
         started = time.perf_counter()
         columns = generate(prompts)
         seconds["time/generate"] = time.perf_counter() - started
@@ -142,7 +143,8 @@ def recording(
         return scored[0]
 
     methods = {"_generate": generate_and_record, "_calculate_rewards": score_and_record}
-    with override_attributes(trainer, **methods):
+    # Without an interception, but as an attribute of the object, which says that this is a step.
+    with override_attributes(trainer, _interception=None, **methods):
         yield seconds
 
 
@@ -196,8 +198,8 @@ class LocalSampling(Interception):
         # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
         return super().generate(call, SharedLeaves(prompts))
 
-    def run_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        results = super().run_tools(call, *args, **kwargs)
+    def record_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
+        results = super().record_tools(call, *args, **kwargs)
         *_, calls, failures, _ = results
         self.tool_calls = (calls, failures)
         return results

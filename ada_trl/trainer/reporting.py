@@ -226,7 +226,8 @@ class TrainingDiagnostics:
     def __init__(self, args: AdaGRPOConfig, steps: int = 20):
         self.steps = steps
         self._args = args
-        self._early_generations = 2  # in which the threshold is still to be compared with the rewards
+        # Generations in which the threshold is still to be compared with the rewards, if anything depends on it.
+        self._early_generations = 2 if args.needs_successes or args.tracks_pass_rates else 0
         self._range = (math.inf, -math.inf)
         self._last_absent: dict[str, int] = {}  # by problem, the last step without it
         self._warned: set[str] = set()
@@ -243,7 +244,7 @@ class TrainingDiagnostics:
             step (`int`):
                 Training step, from 1.
         """
-        if self._early_generations and (self._args.needs_successes or self._args.tracks_pass_rates):
+        if self._early_generations:
             self._check_threshold(rollouts)
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
         self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)

@@ -57,6 +57,8 @@ class StepBatch:
             All rollouts.
         selected (`np.ndarray`):
             Indices of the rollouts that are trained on, prompt by prompt. Every rank trains on an equal part of them.
+        is_on_distribution_P (`np.ndarray`):
+            Which prompts are an unbiased sample of the dataset.
         metrics (`dict[str, float]`):
             Logged under `ada/`.
         advantage_N (`np.ndarray`):
@@ -68,18 +70,15 @@ class StepBatch:
     prompts: list[SampledPrompt]
     rollouts: Rollouts
     selected: np.ndarray
-    metrics: dict[str, float] = field(default_factory=dict)
-    advantage_N: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    is_truncated_N: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    is_on_distribution_P: np.ndarray
+    metrics: dict[str, float]
+    advantage_N: np.ndarray = field(init=False)
+    is_truncated_N: np.ndarray = field(init=False)
 
     @property
     def prompt_of_row(self) -> np.ndarray:
         """Prompt of each row of all ranks."""
         return self.rollouts.prompt_N[self.selected]
-
-    @property
-    def is_on_distribution_P(self) -> np.ndarray:
-        return np.array([prompt.is_on_distribution for prompt in self.prompts])
 
     @property
     def advantage_of_row(self) -> np.ndarray:

@@ -46,10 +46,10 @@ def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
 # TRL's logs
 
 
-def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], mode: str = "train") -> None:
-    """Log metrics, averaged by TRL over the logging interval or the evaluation."""
+def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], prefix: str = "") -> None:
+    """Log metrics of training, averaged by TRL over the logging interval."""
     for name, value in metrics.items():
-        trainer._metrics[mode][name].append(value)
+        trainer._metrics["train"][prefix + name].append(value)
 
 
 def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]) -> None:
@@ -77,9 +77,10 @@ def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float])
 
 
 def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
-    """Add columns of all ranks' rows to the table of completions of this batch."""
+    """Add columns of all ranks' rows to the table of completions of this batch, except those that reward functions have logged."""
     for name, values in columns.items():
-        trainer._logs["extra"][name].extend(values)
+        if len(trainer._logs["extra"][name]) < len(trainer._logs["prompt"]):
+            trainer._logs["extra"][name].extend(values)
 
 
 def append_missing_extra_columns(trainer: GRPOTrainer, names: Sequence[str], rows: int) -> None:

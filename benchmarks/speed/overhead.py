@@ -101,12 +101,8 @@ def host_seconds(baseline: str, num_prompts: int, samples_per_round: int, max_ro
         rollouts,
         selected,
         advantage_N,
-        min_positives=quota,
-        min_negatives=quota,
         samples_per_round=samples_per_round,
-        max_rounds=max_rounds,
         num_generations=min(samples_per_round, 4),
-        weighting="inverse_sqrt",
         is_on_distribution_P=is_on_distribution_P,
     )
     first_round_metrics(

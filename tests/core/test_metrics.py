@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import detailed_metrics, pool_advantages, sampling_metrics, select_groups
+from ada_trl.core import (
+    SlotRule,
+    detailed_metrics,
+    pool_advantages,
+    round_metrics,
+    sampling_metrics,
+    select_groups,
+)
 from ada_trl.core.metrics import mean_and_std, rollouts_by_estimate, zero_variance_probability
 
 from .simulation import rollouts_of
@@ -26,10 +33,10 @@ def metrics_of(*rewards):
     """Of pools after at most three rounds of four rollouts."""
     rollouts = rollouts_of(*rewards)
     selected = select_groups(rollouts, 4, [(i,) for i in range(len(rewards))])
-    options = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 4}
-    options["is_on_distribution_P"] = np.full(len(rewards), True)
-    details = detailed_metrics(rollouts, selected, max_rounds=3, weighting="inverse_sqrt", **options)
-    return details | sampling_metrics(rollouts, selected, pool_advantages(rollouts), num_generations=4, **options)
+    rule, options = SlotRule(2, 2, 3), {"samples_per_round": 4, "is_on_distribution_P": np.full(len(rewards), True)}
+    metrics = detailed_metrics(rollouts, selected, rule=rule, weighting="inverse_sqrt", **options)
+    metrics |= round_metrics(rollouts, rule, samples_per_round=4)
+    return metrics | sampling_metrics(rollouts, selected, pool_advantages(rollouts), num_generations=4, **options)
 
 
 def by_round(metrics, name):
