@@ -84,6 +84,7 @@ from .arguments import (
 from .checkpointing import load_state, save_state
 from .interception import (
     Interception,
+    TrainingState,
     injecting,
     recording,
     reporting_rewards,
@@ -95,7 +96,6 @@ from .interception import (
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
 from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
-from .training_state import TrainingState
 from .trl_version import check_trl
 from .vllm_session import VLLMSession, ess_ratio
 
@@ -641,8 +641,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             if not self.is_vanilla_grpo:
                 trl_private.append_extra_columns(self, batch.pool_columns)
         if self.pass_rates is not None and plan.estimates is not None:
-            rows = self._rows_of_prompts(plan, batch)
-            metrics |= self.pass_rates.observe(plan.estimates.take(rows), rollouts, step=self.state.global_step + 1)
+            estimates = plan.estimates
+            if args.is_multi_round:  # of several candidates, those that were sampled
+                estimates = estimates.take(self._rows_of_prompts(plan, batch))
+            metrics |= self.pass_rates.observe(estimates, rollouts, step=self.state.global_step + 1)
         if not self.is_vanilla_grpo:
             of_first_round = first_round_metrics(
                 rollouts,

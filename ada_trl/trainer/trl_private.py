@@ -77,10 +77,9 @@ def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float])
 
 
 def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:
-    """Add columns of all ranks' rows to the table of completions of this batch, except those that reward functions have logged."""
+    """Add columns of all ranks' rows to the table of completions of this batch."""
     for name, values in columns.items():
-        if len(trainer._logs["extra"][name]) < len(trainer._logs["prompt"]):
-            trainer._logs["extra"][name].extend(values)
+        trainer._logs["extra"][name].extend(values)
 
 
 def append_missing_extra_columns(trainer: GRPOTrainer, names: Sequence[str], rows: int) -> None:

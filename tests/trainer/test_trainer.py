@@ -309,7 +309,7 @@ def test_of_two_functions_that_log_one_column_the_last_one_is_logged(tmp_path):
     build(tmp_path, [first, second], log_completions=True, max_steps=1, success_reward="second").train()
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert table["column"].tolist() == [f"second {completion}" for completion in table["completion"]]
-    assert set(table["pool_size"]) == {-1}, "What reward functions log comes before what the trainer adds."
+    assert table["pool_size"].min() >= 4, "What the trainer adds comes after what reward functions log."
 
 
 def test_evaluation_is_untouched(tmp_path):
