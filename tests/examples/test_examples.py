@@ -1,4 +1,4 @@
-"""The examples run with tiny models; the one with a vLLM server is tested in tests/vllm."""
+"""The examples run with tiny models; the one with a vLLM server is tested in tests/server."""
 
 import re
 import runpy

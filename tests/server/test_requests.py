@@ -452,7 +452,7 @@ def test_every_row_comes_from_the_right_weights_or_all_ranks_raise_the_same_erro
     faults, options = script(processes, runs, processes)
     with FaultyServer(faults) as server:
         instructions = {"url": server.url, "runs": options, "limit": 240}
-        ranks = launch(processes, tmp_path / "runs", instructions, "tests.vllm.fault_worker", seconds=850)
+        ranks = launch(processes, tmp_path / "runs", instructions, "tests.server.fault_worker", seconds=850)
     assert all(len(outcomes) == runs + 1 for outcomes in ranks)
     normal = max(outcomes[0]["seconds"] for outcomes in ranks)
     assert all(outcomes[0]["error"] is None and outcomes[0]["rows"] for outcomes in ranks)

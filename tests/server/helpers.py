@@ -98,7 +98,7 @@ def record_batches(trainer):
     return batches
 
 
-def launch(processes, output_dir, script, module="tests.vllm.worker", seconds=300):
+def launch(processes, output_dir, script, module="tests.server.worker", seconds=300):
     """Run a module that follows `script` on several processes; returns the output of each rank."""
     output_dir.mkdir()
     result = run_module(module, output_dir, json.dumps(script), processes=processes, seconds=seconds)
@@ -109,7 +109,7 @@ def launch(processes, output_dir, script, module="tests.vllm.worker", seconds=30
 def started(output_dir, **run):
     """A training in a separate process, which is killed at the end of the block."""
     output_dir.mkdir()
-    words = command("tests.vllm.worker", output_dir, json.dumps([run]))
+    words = command("tests.server.worker", output_dir, json.dumps([run]))
     quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     process = subprocess.Popen(words, cwd=ROOT, env=os.environ | ON_CPU, **quiet)
     try:

@@ -30,7 +30,7 @@ def serving(task, **options):
 
 def arguments(task, server, *more):
     options = {"model_name_or_path": task / "model", "dataset_name": task / "sums.jsonl"}
-    options |= {"reward_funcs": "tests.vllm.fake.reward", "output_dir": task / "run", "learning_rate": 0.01}
+    options |= {"reward_funcs": "tests.server.fake.reward", "output_dir": task / "run", "learning_rate": 0.01}
     options |= {"per_device_train_batch_size": 16, "max_completion_length": 4, "use_cpu": True, "bf16": "false"}
     options |= {"gradient_checkpointing": "false", "dataloader_pin_memory": "false", "use_vllm": True}
     options |= {"vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_request_timeout": 3}
