@@ -72,6 +72,13 @@ def documented_metrics() -> dict[str, list[str]]:
     }
 
 
+def server_metrics() -> set[str]:
+    """The metrics of docs/metrics.md that runs with a vLLM server log."""
+    names = {name for section in documented_metrics().values() for name in section}
+    others = {"ada/time/idle", "ada/time/reward_overlapped", "ada/ess_ratio", "ada/staleness"}
+    return {name for name in names if name in others or name.startswith("ada/vllm/")}
+
+
 def generic(names) -> set[str]:
     """Return the names of logged `ada/` metrics as docs/metrics.md writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}

@@ -657,6 +657,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_private.replace_latest_metrics(self, of_first_round)
         if args.num_generations == 1 or args.uses_estimated_budgets:  # GRPO has groups of one size
             trl_private.drop_metric(self, "frac_reward_zero_std")
+            del metrics["frac_reward_zero_std/first_round"], metrics["frac_recovered_groups"]
         metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
         if args.mask_truncated_completions:
             # A prompt of which every row with an advantage is masked has no gradient.

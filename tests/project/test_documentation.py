@@ -24,6 +24,7 @@ from ..documentation import (
     field_tables,
     generic,
     quick_start_scripts,
+    server_metrics,
     table_rows,
 )
 from ..helpers import QUICK, build, moved
@@ -126,10 +127,8 @@ def logged(tmp_path_factory):
 
 def test_metrics_page_has_exactly_the_metrics_that_are_logged(logged):
     names = [name for section in documented_metrics().values() for name in section if name != "ada/"]
-    server = {"ada/time/idle", "ada/time/reward_overlapped", "ada/ess_ratio", "ada/staleness"}
-    server |= {name for name in names if name.startswith("ada/vllm/")}  # see server/test_sampling.py
-    mentioned_twice = {name for name in names if names.count(name) > 1}
-    assert not mentioned_twice and set(names) ^ logged == server
+    assert len(names) == len(set(names))
+    assert set(names) ^ logged == server_metrics(), "See server/test_sampling.py."
 
 
 # Commands and links
