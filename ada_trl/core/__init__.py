@@ -8,7 +8,7 @@ The algorithm, on NumPy arrays, without torch and TRL. Start with `advantages.py
 | downsampling to a balanced group | [`select_groups`] |
 | advantages with global statistics | [`pool_advantages`] |
 | weight of the power objective | [`prompt_weights`] |
-| Est, step 1: pass rates from an EMA of counts | [`EMAPassRate`]; the value head is in `ada_trl.pass_rates` |
+| Est, step 1: pass rates from an EMA of counts, or a value head | `ada_trl.pass_rates` |
 | Est, step 2: allocation | [`allocate`] |
 
 Not in the paper: [`batch_advantages`].
@@ -18,7 +18,6 @@ from .advantages import batch_advantages, normalize_each_reward, pool_advantages
 from .allocation import allocate
 from .metrics import completion_metrics, detailed_metrics, first_round_metrics, round_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
-from .prompt_id import prompt_key
 from .rollouts import Rollouts, Scoring
 from .selection import select_groups
 from .sequential import (
@@ -31,4 +30,3 @@ from .sequential import (
     sample_slots,
     sampled_prompts,
 )
-from .success_counts import EMAPassRate, brier_metrics

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.success_counts import EMAPassRate
 from ..utils.files import atomic_write
+from .success_counts import EMAPassRate
 
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
@@ -41,18 +41,18 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate) -> None:
 
     | column | |
     |---|---|
-    | `prompt_id` | identity ([`~core.prompt_key`]): a hash of the prompt, after the `id` of the dataset row if it has one |
+    | `prompt_id` | identity ([`~pass_rates.prompt_id.prompt_key`]): a hash of the prompt, after the `id` of the dataset row if it has one |
     | `rollouts`, `positives` | scored and positive rollouts over the whole run |
     | `last_step` | last step in which the prompt was sampled |
     | `estimate` | p̂ at the time of writing |
-    | `discounted_rollouts`, `discounted_positives` | n_x and k_x of [`~core.EMAPassRate`], its exact state |
+    | `discounted_rollouts`, `discounted_positives` | n_x and k_x of [`~pass_rates.success_counts.EMAPassRate`], its exact state |
 
     It can be read with `datasets.load_dataset("parquet", data_files=path)`.
 
     Args:
         path (`str` or `Path`):
             Path of the file; `PASS_RATES_FILE` in a checkpoint.
-        estimator ([`~core.EMAPassRate`]):
+        estimator ([`~pass_rates.success_counts.EMAPassRate`]):
             Estimator to write.
     """
     counts = estimator.state_dict()["counts"]
@@ -75,7 +75,7 @@ def load_pass_rates(path: str | Path) -> dict[str, Any]:
             Path of the file.
 
     Returns:
-        `dict[str, Any]`: the state for [`~core.EMAPassRate.load_state_dict`].
+        `dict[str, Any]`: the state for [`~pass_rates.success_counts.EMAPassRate.load_state_dict`].
 
     Raises:
         `FileNotFoundError`: if there is no such file; a run without one starts from the prior.

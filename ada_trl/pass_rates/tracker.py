@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from ..core import EMAPassRate, Rollouts, brier_metrics
+from ..core import Rollouts
 from ..core.metrics import rollouts_by_estimate
-from ..core.prompt_id import prompt_reference
 from ..utils.distributed import gather_results
 from ..utils.logging import get_logger
 from .hidden_states import HiddenStateExtractor
+from .prompt_id import prompt_reference
 from .store import PASS_RATES_FILE, load_pass_rates, save_pass_rates
+from .success_counts import EMAPassRate, brier_metrics
 from .value_head import VALUE_HEAD_FILE, ValueHead
 
 

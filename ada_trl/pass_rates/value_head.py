@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ..core.success_counts import PRIOR_MEAN
 from ..utils.files import atomic_write
+from .success_counts import PRIOR_MEAN
 
 
 VALUE_HEAD_FILE = "ada_value_head.safetensors"

@@ -5,7 +5,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ada_trl.core import prompt_key
+from ada_trl.pass_rates.prompt_id import prompt_key
 from ada_trl.utils.dataset_loading import load_splits, take_split
 
 from .prompts import to_prompt

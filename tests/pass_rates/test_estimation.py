@@ -10,7 +10,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 from transformers import Trainer
 
-from ada_trl.core import prompt_key
+from ada_trl.pass_rates.prompt_id import prompt_key
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 from ada_trl.trainer.checkpointing import STATE_FILE

@@ -4,8 +4,9 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from ada_trl.core import EMAPassRate, prompt_key
+from ada_trl.pass_rates.prompt_id import prompt_key
 from ada_trl.pass_rates.store import load_pass_rates, save_pass_rates
+from ada_trl.pass_rates.success_counts import EMAPassRate
 from ada_trl.utils.files import atomic_write
 
 

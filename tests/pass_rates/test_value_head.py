@@ -17,8 +17,8 @@ from transformers import (
     set_seed,
 )
 
-from ada_trl.core import brier_metrics
 from ada_trl.pass_rates.hidden_states import last_hidden_states
+from ada_trl.pass_rates.success_counts import brier_metrics
 from ada_trl.pass_rates.value_head import ValueHead
 
 from .estimated import assert_same_state

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.core.prompt_id import prompt_key
+from ada_trl.pass_rates.prompt_id import prompt_key
 from ada_trl.pass_rates.store import PASS_RATES_FILE
 from ada_trl.trainer.reporting import describe_run
 from ada_trl.vllm.errors import VLLMServerError

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import EMAPassRate, brier_metrics
+from ada_trl.pass_rates.success_counts import EMAPassRate, brier_metrics
 
-from .simulation import assert_mean, sample_binary
+from ..core.simulation import assert_mean, sample_binary
 
 
 POS, BALANCE = {"min_positives": 1}, {"min_positives": 2, "min_negatives": 2}

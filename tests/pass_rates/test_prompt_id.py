@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import prompt_key
-from ada_trl.core.prompt_id import prompt_reference
+from ada_trl.pass_rates.prompt_id import prompt_key, prompt_reference
 
 
 CONVERSATION = [{"role": "user", "content": "1+2="}]
