@@ -27,7 +27,8 @@ def test_rounds_are_compared_at_equal_rollouts_of_both_clients(monkeypatch, caps
     monkeypatch.setattr(in_flight, "MAX_TOKENS", 5)
     in_flight.compare_rounds([6], repeats=1)
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:3] for row in rows] == [["| " + k, "6", c] for k in ("uniform", "hard") for c in ("TRL", "ours")]
-    for of_trl, ours in (rows[:2], rows[2:]):
-        assert of_trl[3:6] == ours[3:6]
+    clients = ("TRL", "TRL, filled rounds", "ours")
+    assert [row[:3] for row in rows] == [["| " + k, "6", c] for k in ("uniform", "hard") for c in clients]
+    for of_trl, filled, ours in (rows[:3], rows[3:]):
+        assert of_trl[3:6] == filled[3:6] == ours[3:6]
         assert float(ours[5]) <= 1
