@@ -107,7 +107,7 @@ def step_row(logs: dict, cpu_seconds: float, prompts_per_step: int) -> dict:
     generated = round(ada["tokens/generated"])
     return {
         "reward": logs["reward"],
-        "entropy": logs["entropy"],
+        "entropy": logs.get("entropy"),
         "rollouts": round(ada["samples_per_prompt/mean"] * (prompts_per_step + ada.get("prompts/resampled", 0))),
         "generated_tokens": generated,
         "trained_tokens": generated - round(ada.get("tokens/discarded", 0)),
