@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from ..core import Slot
 from ..sampling.prompts import PromptBatch
-from ..sampling.rounds import SynchronousSampler
+from ..sampling.synchronous import SynchronousSampler
 from ..sampling.sampler import Completion, Completions, RolloutSampler
 from ..utils.copying import copy_containers
 from ..utils.distributed import no_collectives, synchronized_errors
@@ -59,7 +59,7 @@ class RoundGenerator:
                 slots=slots,
                 accelerator=trainer.accelerator,
             )
-        from ..sampling.server import AsyncVLLMSampler
+        from ..sampling.asynchronous import AsyncVLLMSampler
 
         prepared, prompt_ids, images = [], [], None
         with synchronized_errors():

@@ -16,7 +16,7 @@ from peft import LoraConfig
 from transformers import PrinterCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.sampling.rounds import SynchronousSampler
+from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.trainer import rounds as trainer_rounds
 from ada_trl.trainer.trl_private import override_attributes
 

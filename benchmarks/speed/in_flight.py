@@ -48,7 +48,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
 from ada_trl.core import Candidate, Slot, SlotRule, sample_slots
-from ada_trl.sampling.server import AsyncVLLMSampler
+from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 

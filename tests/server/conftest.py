@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ada_trl.sampling.server import AsyncVLLMSampler
+from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 from recipes.arithmetic.task import prepare
 from recipes.arithmetic.vllm_server import running_server
 

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.sampling.server import AsyncVLLMSampler
+from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 from benchmarks.speed.server import SynchronousTrainer
 
 from ..documentation import documented_metrics, generic, server_metrics

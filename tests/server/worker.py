@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.sampling.server import AsyncVLLMSampler
+from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 
 from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_conversations
