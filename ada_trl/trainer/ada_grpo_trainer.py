@@ -18,7 +18,6 @@ Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step,
         _log_step                                        metrics, and the estimates of pass rates
 """
 
-import functools
 import itertools
 import os
 import textwrap
@@ -83,7 +82,6 @@ from .arguments import (
 )
 from .checkpointing import load_state, save_state
 from .interception import (
-    Interception,
     TrainingState,
     injecting,
     recording,
@@ -91,7 +89,7 @@ from .interception import (
     run_tools,
     score_on_all_ranks,
     without_infinities,
-    without_interception,
+    without_replaced_methods,
 )
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
@@ -154,7 +152,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     pass_rates: "PassRateTracker | None" = None
     vllm: VLLMSession
     advantage_func: Callable[[Rollouts], np.ndarray] | None = None
-    _interception: Interception | None = None  # see interception.py
+    _is_in_step = False  # whether methods are replaced for a step (interception.py)
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a dataset that can be indexed
@@ -404,7 +402,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         return columns
 
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with without_interception(self), reporting_rewards(self, self._add_evaluated_groups):
+        with without_replaced_methods(self), reporting_rewards(self, self._add_evaluated_groups):
             output = super()._generate_and_score_completions(inputs)
         trl_private.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
         self.vllm.check_logprobs(output)
@@ -673,30 +671,25 @@ class AdaGRPOTrainer(GRPOTrainer):
         first = np.cumsum([0, *map(len, plan.prompts.candidates)])
         return [int(first[prompt.slot]) + prompt.candidate_index for prompt in batch.prompts]
 
-    # TRL's methods that are called within `_generate_and_score_completions` (interception.py)
+    # TRL's methods that are called within `_generate_and_score_completions`
 
     def _generate(self, prompts: list) -> tuple:
-        call: Callable = super()._generate
-        if self._interception is not None:
-            call = functools.partial(self._interception.generate, call)
         with self.vllm.generation():
-            return call(prompts)
+            return super()._generate(prompts)
 
     def _tool_call_loop(self, *args, **kwargs) -> tuple:
-        call: Callable = functools.partial(run_tools, self, super()._tool_call_loop)
-        if self._interception is not None:
-            call = functools.partial(self._interception.record_tools, call)
+        call: Callable = super()._tool_call_loop
         if not self.vllm.uses_server or collectives_disabled():
-            return call(*args, **kwargs)
+            return run_tools(self, call, *args, **kwargs)
         # Ranks request different numbers of further turns, so that none of them may wait for another.
         with synchronized_errors(self.vllm_generation.error_factory("rollouts are missing")), no_collectives():
-            return call(*args, **kwargs)
+            return run_tools(self, call, *args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> torch.Tensor:
-        given = (super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        if self._interception is not None:
-            return self._interception.calculate_rewards(*given)
-        return score_on_all_ranks(self, *given)
+        given = (inputs, prompts, completions, completion_ids_list)
+        if collectives_disabled():  # a round on this rank alone
+            return super()._calculate_rewards(*given)
+        return score_on_all_ranks(self, super()._calculate_rewards, *given)
 
     def _prepare_inputs(self, generation_batch):
         if self.model.training and self._last_micro_batch_at != self.state.global_step:

@@ -2,13 +2,12 @@
 TRL's methods within a step.
 
 [`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`, which
-calls further methods that a subclass can override. [`AdaGRPOTrainer`] overrides three of them and passes each call on to its
-current *interception*, if it has one. What there is for each purpose for which `_generate_and_score_completions` is called:
+calls further methods of the trainer. A step replaces some of them while it calls it, those of a user's subclass included:
 
-- none: one round per step. TRL does everything, and [`recording`] keeps what it generates and scores.
-- [`PromptPreparation`]: several rounds per step. TRL turns dataset rows into prompts; an exception leaves its method before it generates.
-- [`LocalSampling`]: several rounds. TRL generates, decodes and scores rows of this rank alone.
-- [`InjectedBatch`]: several rounds. TRL assembles the batch from completions and rewards that were selected before.
+- One round per step: TRL does everything, and [`recording`] keeps what it generates and scores.
+- Several rounds: [`prepare_prompts`] has TRL turn dataset rows into prompts; an exception leaves its method before it generates.
+  The rounds then call TRL's `_generate` and `_calculate_rewards` on rows of this rank alone (rounds.py). At the end,
+  [`injecting`] has TRL assemble the batch of the completions and rewards that were selected.
 
 In an evaluation and outside of a step, TRL's methods run as they are. User code that runs within a step (environments, tools,
 reward functions) may change the training state, which is restored before TRL goes on.
@@ -17,14 +16,14 @@ reward functions) may change the training state, which is restored before TRL go
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather, gather_object
 from trl import GRPOTrainer
 
 from ..sampling.sampler import Completion
-from ..utils.copying import SharedLeaves, copy_containers
+from ..utils.copying import copy_containers
 from ..utils.distributed import describe_error, raise_first
 from ..utils.logging import get_logger
 from . import trl_private
@@ -38,8 +37,8 @@ logger = get_logger(__name__)
 _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 
 
-# Attributes of the trainer that take the place of methods of its class while an interception is in use.
-_REPLACED = ("_interception", "_generate", "_calculate_rewards", "_tokenize_prompts", "_generate_single_turn")
+# Attributes of the trainer that take the place of those of its class within a step.
+_REPLACED = ("_is_in_step", "_generate", "_calculate_rewards", "_tokenize_prompts", "_generate_single_turn")
 
 
 def add_fields(rows: list[dict], fields: dict) -> None:
@@ -101,31 +100,23 @@ class TrainingState:
             self.restore()
 
 
-class Interception:
-    """
-    Passes every call on to TRL. `call` is the bound method of [`~trl.GRPOTrainer`].
+@contextmanager
+def replaced_methods(trainer: GRPOTrainer, **methods: Callable) -> Iterator[None]:
+    """While the block, a part of a step, runs, these methods take the place of the trainer's, of its subclasses' included."""
+    with override_attributes(trainer, _is_in_step=True, **methods):
+        yield
 
-    A call of TRL goes through these layers, from the outside to the inside: an outer method of the interception, if it has one for
-    this name; an override of a user's subclass; the override of [`AdaGRPOTrainer`]; the method of the interception; `call`. Only
-    the result of an outer method replaces that of a user's override.
-    """
 
-    def __init__(self, trainer: GRPOTrainer):
-        self.trainer, self.training_state = trainer, TrainingState(trainer.model)
-
-    def outer_methods(self) -> dict[str, Callable]:
-        """Methods that take the place of the trainer's while the interception is in use, those of the user's subclasses included."""
-        return {}
-
-    def generate(self, call: Callable, prompts: list) -> tuple:
-        self.training_state.restore()
-        return call(prompts)
-
-    def record_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        return call(*args, **kwargs)
-
-    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        return call(inputs, prompts, completions, ids)
+@contextmanager
+def without_replaced_methods(trainer: GRPOTrainer) -> Iterator[None]:
+    """While the block runs, TRL's methods run as they are: an evaluation that user code starts within a step is not part of it."""
+    # Only within a step: elsewhere, attributes with these names are the user's.
+    names = _REPLACED if "_is_in_step" in trainer.__dict__ else ()
+    hidden = {name: trainer.__dict__.pop(name) for name in names if name in trainer.__dict__}
+    try:
+        yield
+    finally:
+        trainer.__dict__.update(hidden)
 
 
 def run_tools(trainer: GRPOTrainer, call: Callable, *args: Any, **kwargs: Any) -> tuple:
@@ -184,13 +175,11 @@ def recording(
             on_rewards(lengths, scored[0])
         return scored[0]
 
-    methods = {"_generate": generate_and_record, "_calculate_rewards": score_and_record}
-    # Without an interception, but as an attribute of the object, which says that this is a step.
-    with override_attributes(trainer, _interception=None, **methods):
+    with replaced_methods(trainer, _generate=generate_and_record, _calculate_rewards=score_and_record):
         yield seconds
 
 
-class PromptsPrepared(Exception):
+class _PromptsPrepared(Exception):
     """Leaves `_generate_and_score_completions` with the prompts, before anything is generated."""
 
     def __init__(self, prompts: list):
@@ -198,101 +187,21 @@ class PromptsPrepared(Exception):
         self.prompts = prompts
 
 
-class PromptPreparation(Interception):
-    """TRL turns dataset rows into prompts: images join their messages, tools are bound, environments are reset."""
+def prepare_prompts(trainer: GRPOTrainer, rows: list[dict]) -> list:
+    """Turn dataset rows into prompts as TRL does: images join their messages, tools are bound, environments are reset."""
+    state = TrainingState(trainer.model)
 
-    def outer_methods(self) -> dict[str, Callable]:
-        return {"_generate": self.leave}
-
-    def leave(self, prompts: list) -> tuple:
-        self.training_state.restore()
+    def leave(prompts: list) -> NoReturn:
+        state.restore()
         # TRL has no method for the part before the generation, and everything after it would be wasted.
-        raise PromptsPrepared(prompts)
+        raise _PromptsPrepared(prompts)
 
-
-class ServerCompletions(NamedTuple):
-    """Completions that a server has generated, to be decoded and scored as if TRL had generated them."""
-
-    prompt_ids: list[list[int]]
-    images: list[list | None] | None
-    completion_ids: list[list[int]]
-    logprobs: list[list[float]]
-
-
-class LocalSampling(Interception):
-    """TRL generates and scores rows of this rank alone, or decodes and scores completions of a server."""
-
-    def __init__(self, trainer: GRPOTrainer, completions: ServerCompletions | None = None):
-        super().__init__(trainer)
-        self.completions = completions
-        self.tool_calls = (0, 0)  # calls, and how many of them failed
-
-    def outer_methods(self) -> dict[str, Callable]:
-        if (served := self.completions) is None:
-            return {}
-        # The prompts were tokenized before the completions were requested.
-        return {
-            "_tokenize_prompts": lambda prompts: (served.prompt_ids, served.images, {}),
-            "_generate_single_turn": lambda *args, **kwargs: (served.completion_ids, served.logprobs),
-        }
-
-    def generate(self, call: Callable, prompts: list) -> tuple:
-        # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
-        return super().generate(call, SharedLeaves(prompts))
-
-    def record_tools(self, call: Callable, *args: Any, **kwargs: Any) -> tuple:
-        results = super().record_tools(call, *args, **kwargs)
-        *_, calls, failures, _ = results
-        self.tool_calls = (calls, failures)
-        return results
-
-    def calculate_rewards(self, call: Callable, inputs: list, prompts: list, completions: list, ids: list):
-        # Completions stay in their pools until they are trained on, and reward functions may modify what they are given.
-        prompts, completions, ids = copy_containers([prompts, completions, ids])
-        # The sampler shares errors between ranks.
-        with self.training_state.preserved():
-            return call(inputs, prompts, completions, ids)
-
-
-class InjectedBatch(Interception):
-    """TRL assembles the batch from the selected completions and the rewards of all ranks' rows, without generating or scoring."""
-
-    def __init__(self, trainer: GRPOTrainer, rows: Sequence[Completion], rewards: torch.Tensor):
-        super().__init__(trainer)
-        self.rows, self.rewards = rows, rewards
-
-    def outer_methods(self) -> dict[str, Callable]:
-        # An override of a subclass has seen these completions when they were sampled.
-        return {"_generate": self.selected_columns, "_calculate_rewards": self.selected_rewards}
-
-    def selected_columns(self, prompts: list) -> tuple:
-        return tuple(
-            empty if all(value is None for value in values) else list(values)
-            for empty, values in zip(
-                _EMPTY_COLUMNS, zip(*(row.columns for row in self.rows), strict=True), strict=True
-            )
-        )
-
-    def selected_rewards(self, inputs: list, prompts: list, completions: list, ids: list) -> torch.Tensor:
-        return self.rewards
-
-
-@contextmanager
-def intercepting(interception: Interception) -> Iterator[None]:
-    with override_attributes(interception.trainer, _interception=interception, **interception.outer_methods()):
-        yield
-
-
-@contextmanager
-def without_interception(trainer: GRPOTrainer) -> Iterator[None]:
-    """While the block runs, TRL's methods run as they are: an evaluation that user code starts within a step is not part of it."""
-    # Only within a step: elsewhere, attributes with these names are the user's.
-    names = _REPLACED if "_interception" in trainer.__dict__ else ()
-    hidden = {name: trainer.__dict__.pop(name) for name in names if name in trainer.__dict__}
     try:
-        yield
-    finally:
-        trainer.__dict__.update(hidden)
+        with replaced_methods(trainer, _generate=leave):
+            GRPOTrainer._generate_and_score_completions(trainer, rows)
+    except _PromptsPrepared as prepared:
+        return prepared.prompts
+    raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
 
 
 class NoOpEnvironment:
@@ -304,8 +213,19 @@ class NoOpEnvironment:
 
 @contextmanager
 def injecting(trainer: GRPOTrainer, rows: Sequence[Completion], rewards: torch.Tensor) -> Iterator[None]:
-    """While the block runs, `_generate_and_score_completions` assembles a batch of `rows` instead of generating."""
-    with intercepting(InjectedBatch(trainer, rows, rewards)):
+    """
+    While the block runs, `_generate_and_score_completions` assembles a batch instead of generating.
+
+    Args:
+        rows (`Sequence[Completion]`):
+            Completions of this rank's rows.
+        rewards (`torch.Tensor` of shape `(rows of all ranks, functions)`):
+            Their rewards.
+    """
+    of_columns = zip(_EMPTY_COLUMNS, zip(*(row.columns for row in rows), strict=True), strict=True)
+    columns = tuple(empty if all(value is None for value in values) else list(values) for empty, values in of_columns)
+    # An override of a subclass has seen these completions when they were sampled.
+    with replaced_methods(trainer, _generate=lambda prompts: columns, _calculate_rewards=lambda *args: rewards):
         if trainer.environment_factories is None:
             yield
             return

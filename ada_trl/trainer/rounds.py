@@ -13,19 +13,17 @@ from trl import GRPOTrainer
 
 from ..core import Slot
 from ..sampling.prompts import PromptBatch
-from ..sampling.synchronous import SynchronousSampler
 from ..sampling.sampler import Completion, Completions, RolloutSampler
-from ..utils.copying import copy_containers
+from ..sampling.synchronous import SynchronousSampler
+from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import no_collectives, synchronized_errors
 from . import trl_private
 from .interception import (
-    LocalSampling,
-    PromptPreparation,
-    PromptsPrepared,
-    ServerCompletions,
+    TrainingState,
     add_fields,
     completion_lengths,
-    intercepting,
+    prepare_prompts,
+    replaced_methods,
     without_infinities,
 )
 
@@ -79,14 +77,7 @@ class RoundGenerator:
 
     def prepare(self, rows: list[dict]) -> list:
         """Prepare the prompts of dataset rows as TRL does. Not collective."""
-        trainer = self.trainer
-        try:
-            with intercepting(PromptPreparation(trainer)):
-                GRPOTrainer._generate_and_score_completions(trainer, rows)
-        except PromptsPrepared as prepared:
-            prompts = prepared.prompts
-        else:
-            raise RuntimeError("GRPOTrainer made a batch without calling `_generate`, which AdaGRPOTrainer relies on.")
+        trainer, prompts = self.trainer, prepare_prompts(self.trainer, rows)
         if self._used_environments is not None:
             # TRL takes environments from the front of its pool: hide those that this step's rollouts have used.
             for name, number in Counter(trl_private.environment_names(trainer)).items():
@@ -115,7 +106,7 @@ class RoundGenerator:
         model's own forward pass is collective (FSDP, ZeRO-3).
         """
         rows = [copy_containers(row) for row in rows]  # reward functions may modify their row
-        return self._sample(rows, self.prepare(rows), is_first_round, LocalSampling(self.trainer))
+        return self._sample(rows, self.prepare(rows), is_first_round)
 
     def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
         """
@@ -124,28 +115,41 @@ class RoundGenerator:
         """
 
         def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
+            # The prompts were tokenized before the completions were requested.
+            tokenized: tuple = [prompt_ids[i] for i in positions], images and [images[i] for i in positions], {}
             copies = [copy_containers((rows[i], prompts[i])) for i in positions]
-            local_ids, local_images = [prompt_ids[i] for i in positions], images and [images[i] for i in positions]
-            local = LocalSampling(self.trainer, ServerCompletions(local_ids, local_images, completion_ids, logprobs))
-            return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round, local)
+            with replaced_methods(
+                self.trainer,
+                _tokenize_prompts=lambda prompts: tokenized,
+                _generate_single_turn=lambda *args, **kwargs: (completion_ids, logprobs),
+            ):
+                return self._sample([row for row, _ in copies], [prompt for _, prompt in copies], is_first_round)
 
         return score
 
-    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool, local: LocalSampling) -> Completions:
+    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool) -> Completions:
+        """Generate and score one completion for each prompt, on this rank alone."""
         trainer = self.trainer
-        tokens_seen = trainer.state.num_input_tokens_seen
+        state, tokens_seen = TrainingState(trainer.model), trainer.state.num_input_tokens_seen
         # TRL's metrics of a part of the step would be mistaken for those of the step. Metrics that reward functions log are kept
         # for the first round only, which is comparable with GRPO.
         isolated = trl_private.isolated_metrics(trainer, pending=not is_first_round)
         try:
-            with intercepting(local), isolated as metrics, no_collectives():
-                columns = trainer._generate(prompts)
+            with replaced_methods(trainer), isolated as metrics, no_collectives():
+                # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
+                columns = trainer._generate(SharedLeaves(prompts))
                 _, completion_ids, _, completions, _, extra_fields, *_ = columns
                 add_fields(rows, extra_fields)
                 started = time.perf_counter()
-                rewards: torch.Tensor = trainer._calculate_rewards(rows, prompts, completions, completion_ids)
+                # Copies: completions stay in their pools until they are trained on, and reward functions may modify them. The
+                # sampler shares errors between ranks.
+                with state.preserved():
+                    given = copy_containers([prompts, completions, completion_ids])
+                    rewards: torch.Tensor = trainer._calculate_rewards(rows, *given)
                 extras = self._take_extra_columns(len(prompts))
                 seconds = time.perf_counter() - started
+            calls = round(sum(metrics["tools/call_frequency"]) * len(prompts))
+            failures = round(sum(metrics["tools/failure_frequency"]) * calls)
             if is_first_round:
                 trl_private.keep_other_metrics(trainer, metrics)
             seen = trainer.state.num_input_tokens_seen - tokens_seen
@@ -154,7 +158,7 @@ class RoundGenerator:
         return Completions(
             rows=self._split(columns, prompts, extras),
             rewards=without_infinities(rewards),
-            tool_calls=local.tool_calls,
+            tool_calls=(calls, failures),
             reward_seconds=seconds,
             tokens_seen=seen,
         )

@@ -35,8 +35,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.sampling import server
-from ada_trl.sampling.sampler import RolloutSampler
 from ada_trl.sampling.asynchronous import AsyncVLLMSampler
+from ada_trl.sampling.sampler import RolloutSampler
 from ada_trl.trainer.trl_private import override_attributes
 from recipes.arithmetic.task import build_tokenizer, problems
 from recipes.arithmetic.vllm_server import running_server

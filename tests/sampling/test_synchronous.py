@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from ada_trl.core import Candidate, Scoring, Slot, SlotRule
-from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.sampling.sampler import Completion, Completions, StepProgress
+from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.trainer.rounds import RoundGenerator
 
 from ..helpers import build, even_reward

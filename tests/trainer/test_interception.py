@@ -27,7 +27,8 @@ def test_a_trainer_is_idle_again_after_a_step_and_after_a_failure(mode, tmp_path
         return even_reward(completions)
 
     def state():
-        return trainer._interception, id(trainer._metrics), collectives_disabled(), grpo_trainer.gather
+        methods = {name for name in vars(trainer) if callable(getattr(type(trainer), name, None))}
+        return trainer._is_in_step, methods, id(trainer._metrics), collectives_disabled(), grpo_trainer.gather
 
     trainer = build(tmp_path, reward, adaptive_sampling=mode)
     idle = state()
