@@ -80,9 +80,12 @@ class Slot:
     rounds: list[np.ndarray] = field(default_factory=list)  # rewards (M, F) of each round
     # Also of the next round, unless the slot is done.
     candidate_of_round: list[int] = field(default_factory=lambda: [0])
+    requested: int = 0  # rounds
     # Of the candidate that is sampled now.
     _positives: int = 0
     _negatives: int = 0
+    # Rewards and counts of rounds by first draw, until their turn.
+    _early: dict[int, tuple[np.ndarray, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def max_rounds(self) -> int:
@@ -131,6 +134,12 @@ class Slot:
         else:
             self.candidate_of_round.append(current + 1)
             self._positives = self._negatives = 0
+
+    def receive(self, first_draw: int, rewards: np.ndarray, counts: tuple[int, int]) -> None:
+        """Add a requested round, after those before it: results may arrive in any order."""
+        self._early[first_draw] = rewards, counts
+        while not self.done and self.num_rollouts in self._early:
+            self.add_round(*self._early.pop(self.num_rollouts))
 
     def _has_zero_variance(self, index: int) -> bool:
         rewards = self.scoring.clean(self.rewards_of(index))
@@ -186,55 +195,39 @@ def sample_slots(
         progress (`Progress`, *optional*):
             Called after each `collect`.
     """
-    states = [_SlotState(number, slot) for number, slot in enumerate(slots)]
-    waiting = deque(states)
+    waiting = deque(enumerate(slots))
     in_flight = 0
     if any(len(slot.candidates) > 1 for slot in slots):
         speculate_below = 0
 
-    def next_slot() -> _SlotState | None:
+    def next_slot() -> tuple[int, Slot] | None:
         if waiting:
             return waiting.popleft()
         if in_flight >= speculate_below:
             return None
         # All rounds that are known to be needed are in flight, and there is room: request one that may be needed, of the slot
         # with the fewest such rounds.
-        ahead = (state for state in states if not state.slot.done and state.submitted < state.slot.max_rounds)
-        return min(ahead, key=lambda state: state.submitted - len(state.slot.rounds), default=None)
+        ahead = [(i, slot) for i, slot in enumerate(slots) if not slot.done and slot.requested < slot.max_rounds]
+        return min(ahead, key=lambda item: item[1].requested - len(item[1].rounds), default=None)
 
     while any(not slot.done for slot in slots):
-        while (state := next_slot()) is not None:
-            submit(state.number, state.submitted * state.slot.round_size)
-            state.submitted += 1
+        while (following := next_slot()) is not None:
+            number, slot = following
+            submit(number, slot.requested * slot.round_size)
+            slot.requested += 1
             in_flight += 1
         received = collect()
         # In one call: NumPy takes longer for a round of a few rollouts than for its rewards.
         counts = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
         for (number, first_draw, rewards), of_round in zip(received, counts, strict=True):
             in_flight -= 1
-            state = states[number]
-            state.receive(first_draw, rewards, of_round)
+            slot = slots[number]
+            slot.receive(first_draw, rewards, of_round)
             # A speculative round may be in flight already.
-            if not state.slot.done and state.submitted == len(state.slot.rounds):
-                waiting.append(state)
+            if not slot.done and slot.requested == len(slot.rounds):
+                waiting.append((number, slot))
         if progress is not None:
             progress(sum(not slot.done for slot in slots), sum(slot.num_rollouts for slot in slots))
-
-
-@dataclass(eq=False)
-class _SlotState:
-    """A slot and its requests, whose results may return in any order and are processed in order."""
-
-    number: int
-    slot: Slot
-    submitted: int = 0  # rounds
-    # Rewards and counts of rounds by first draw, until their turn.
-    pending: dict[int, tuple[np.ndarray, tuple[int, int]]] = field(default_factory=dict)
-
-    def receive(self, first_draw: int, rewards: np.ndarray, counts: tuple[int, int]) -> None:
-        self.pending[first_draw] = rewards, counts
-        while not self.slot.done and (turn := len(self.slot.rounds) * self.slot.round_size) in self.pending:
-            self.slot.add_round(*self.pending.pop(turn))
 
 
 class SampledPrompt(NamedTuple):

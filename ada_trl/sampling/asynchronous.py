@@ -1,5 +1,6 @@
 """Sampling from a vLLM server: one request per prompt and round, and no prompt waits for another."""
 
+import itertools
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -76,16 +77,15 @@ class AsyncVLLMSampler(RolloutSampler):
         # The same message on every rank, also on ranks without a failed request.
         error_factory = self.vllm.error_factory("rollouts of this step are missing")
         received = gather_results(lambda: self._sample_local(progress), error_factory)
-        rounds_of_slots = [rounds for of_rank, _ in received for rounds in of_rank]
+        rounds_of_slots = itertools.chain(*received)
         for i, (slot, rounds) in enumerate(zip(self.slots, rounds_of_slots, strict=True)):
             if i not in self.local_slots:  # slots of this rank were filled while sampling
                 for rewards in rounds:
                     slot.add_round(rewards)
                 slot.done = True
-        self.locations = {rollout: location for _, of_rank in received for rollout, location in of_rank.items()}
 
-    def _sample_local(self, progress: StepProgress) -> tuple[list[list[np.ndarray]], dict]:
-        """The rewards of the rounds of this rank's slots, and the locations of its rollouts."""
+    def _sample_local(self, progress: StepProgress) -> list[list[np.ndarray]]:
+        """The rewards of the rounds of this rank's slots."""
         started = time.perf_counter()
         transport = self.vllm.vllm_client.transport
         first = self.local_slots.start
@@ -105,7 +105,7 @@ class AsyncVLLMSampler(RolloutSampler):
         self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_check.difference
         # Since the last step, the weight sync and the evaluations included.
         self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
-        return [slot.rounds for slot in slots], self.locations
+        return [slot.rounds for slot in slots]
 
     def _submit(self, group: RequestGroup, slot: int, first_draw: int) -> None:
         """Request the next round of a slot of this rank."""
@@ -151,17 +151,16 @@ class AsyncVLLMSampler(RolloutSampler):
         return finished
 
     def _score(self, finished: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
-        requests = [(slot, first_draw + i) for slot, first_draw, ids, _ in finished for i in range(len(ids))]
+        rollouts = [(slot, first_draw + i) for slot, first_draw, ids, _ in finished for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in finished for ids in group]
         logprobs = [values for *_, group in finished for values in group]
         is_overlapped = bool(self._in_flight)
         completions = self.score(
-            [self._local_row(*request) for request in requests], completion_ids, logprobs, is_first_round
+            [self._local_row(*rollout) for rollout in rollouts], completion_ids, logprobs, is_first_round
         )
         if is_overlapped:
             self.stats["time/reward_overlapped"] += completions.reward_seconds
-        offset = self.store(completions, is_first_round=is_first_round)
-        self.locations |= {request: (self.process_index, offset + i) for i, request in enumerate(requests)}
+        self.store(rollouts, completions, is_first_round=is_first_round)
         ends = np.cumsum([len(ids) for *_, ids, _ in finished])
         rewards = np.split(completions.rewards.double().cpu().numpy(), ends[:-1])
         return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(finished, rewards, strict=True)]

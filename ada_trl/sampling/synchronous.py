@@ -1,5 +1,6 @@
 """Sampling in synchronous rounds with the trainer's own generation, split evenly between all ranks."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -50,54 +51,43 @@ class SynchronousSampler(RolloutSampler):
         own = (index for index, rank in enumerate(row_ranks) if rank == self.process_index)
         self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known dataset rows, see `dataset_row_index`
         self._ranks_with_row = [{rank} for rank in row_ranks]
-        self._requests: list[tuple[int, int]] = []  # slot and draw of the next round's rollouts
+        self._requests: list[tuple[int, int]] = []  # slots of the next round, and the index of their next rollout
 
     @property
     def num_shown(self) -> int:
         return len(self.slots)
 
     def sample(self, progress: StepProgress) -> None:
-        speculate_below = len(self.slots) if self.fills_rounds else 0
+        started = time.perf_counter()
         sample_slots(
-            self.slots, self._request_round, self._sample_round, speculate_below=speculate_below, progress=progress
+            self.slots,
+            lambda *request: self._requests.append(request),
+            self._sample_round,
+            speculate_below=len(self.slots) if self.fills_rounds else 0,
+            progress=progress,
         )
-
-    def _request_round(self, slot: int, first_draw: int) -> None:
-        self._requests += [(slot, first_draw + i) for i in range(self.slots[slot].round_size)]
+        self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
 
     def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
         """Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank."""
         requests, self._requests = self._requests, []
-        started = time.perf_counter()
-        per_rank = -(-len(requests) // self.num_processes)
-        padded = [*requests, *[requests[-1]] * (per_rank * self.num_processes - len(requests))]
-        indices = [self.dataset_row_index(*request) for request in padded]
-        start, offset = self.process_index * per_rank, len(self.completions)
-        padding = per_rank - max(0, min(per_rank, len(requests) - start))
-        reward_seconds = 0.0
+        sizes = [self.slots[slot].round_size for slot, _ in requests]
+        rollouts = [(slot, first + i) for (slot, first), n in zip(requests, sizes, strict=True) for i in range(n)]
+        per_rank = -(-len(rollouts) // self.num_processes)
+        padded = [*rollouts, *[rollouts[-1]] * (per_rank * self.num_processes - len(rollouts))]
+        indices = [self.dataset_row_index(*rollout) for rollout in padded]
+        self._exchange_rows(indices, per_rank)
+        local = slice(self.process_index * per_rank, (self.process_index + 1) * per_rank)
+        is_first_round = requests[0][1] == 0
 
         def generate_local() -> list[list[float]]:
-            nonlocal reward_seconds
-            is_first_round = requests[0][1] == 0
-            rows = [self._data[index] for index in indices[start : start + per_rank]]
-            completions = self.generate_and_score(rows, is_first_round)
-            self.store(completions, is_first_round=is_first_round, padding=padding)
-            reward_seconds = completions.reward_seconds
+            completions = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
+            self.store(rollouts[local], completions, is_first_round=is_first_round)
             return completions.rewards.tolist()
 
-        self._exchange_rows(indices, per_rank)
-        received = gather_results(generate_local)
-        self.stats["time/generate"] += time.perf_counter() - started - reward_seconds
-        rewards = np.array([row for of_rank in received for row in of_rank][: len(requests)])  # (rollouts, F)
-        for i, request in enumerate(requests):
-            self.locations[request] = (i // per_rank, offset + i % per_rank)
-        rounds, first = [], 0
-        while first < len(requests):
-            slot, first_draw = requests[first]
-            size = self.slots[slot].round_size
-            rounds.append((slot, first_draw, rewards[first : first + size]))
-            first += size
-        return rounds
+        rewards = np.array(list(itertools.chain(*gather_results(generate_local))))[: len(rollouts)]  # (rollouts, F)
+        of_requests = np.split(rewards, np.cumsum(sizes)[:-1])
+        return [(*request, of_request) for request, of_request in zip(requests, of_requests, strict=True)]
 
     def _exchange_rows(self, indices: Sequence[int], per_rank: int) -> None:
         """Send dataset rows to the ranks that are about to generate for them and do not have them yet. Collective."""
