@@ -554,7 +554,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
             selected = np.flatnonzero(is_trained_P[rollouts.prompt_N])
             return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
-        seed = (self.args.seed, self.state.global_step, self._position_in_step())
+        # The position in the run, which a resumed run shares, unlike TRL's count of micro-batches in this process.
+        step = self.state.global_step
+        batches_before = self._generated_at.count(step) - 1  # of this optimizer step
+        seed = (self.args.seed, step, batches_before * trl_private.micro_steps_per_generation(self))
         has_candidates = self.args.zero_variance_groups == "resample"
         seeds = [
             (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
@@ -571,20 +574,9 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _reset_position(self) -> None:
         """Count generation batches from the beginning, when a training starts."""
-        self._step_of_batches, self._batches_of_step = -1, 0
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
         self._micro_step_at_start = 0  # of that step
-
-    def _position_in_step(self) -> int:
-        """
-        Micro-batches of this optimizer step before this generation batch: the position in the run that seeds the selection. A
-        resumed run shares it, unlike TRL's count of micro-batches in this process.
-        """
-        step = self.state.global_step
-        self._batches_of_step = self._batches_of_step + 1 if step == self._step_of_batches else 0
-        self._step_of_batches = step
-        return self._batches_of_step * trl_private.micro_steps_per_generation(self)
 
     # What is logged and what TRL trains on
 
