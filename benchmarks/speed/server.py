@@ -34,7 +34,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.sampling import server
+from ada_trl.sampling import asynchronous
 from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 from ada_trl.sampling.sampler import RolloutSampler
 from ada_trl.trainer.trl_private import override_attributes
@@ -118,7 +118,7 @@ class NonSpeculativeTrainer(AdaGRPOTrainer):
         build_sampler = self._round_generator.build_sampler
 
         def build(*step, **options) -> RolloutSampler:
-            with override_attributes(server, AsyncVLLMSampler=self.sampler_class):
+            with override_attributes(asynchronous, AsyncVLLMSampler=self.sampler_class):
                 return build_sampler(*step, **options)
 
         self._round_generator.build_sampler = build
