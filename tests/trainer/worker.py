@@ -37,10 +37,11 @@ class RecordedRounds(RoundGenerator):
         sample_round, generate = sampler._sample_round, sampler.generate_and_score
 
         def remember_requests():
-            per_rank = -(-len(sampler._requests) // sampler.num_processes)
-            requests = sampler._requests + [sampler._requests[-1]] * (per_rank * sampler.num_processes)
-            local[:] = requests[sampler.process_index * per_rank :][:per_rank]
-            generated.update(sampler.dataset_row_index(*request) for request in local)
+            rollouts = [(slot, first + i) for slot, first in sampler._requests for i in range(slots[slot].round_size)]
+            per_rank = -(-len(rollouts) // sampler.num_processes)
+            rollouts += [rollouts[-1]] * (per_rank * sampler.num_processes)
+            local[:] = rollouts[sampler.process_index * per_rank :][:per_rank]
+            generated.update(sampler.dataset_row_index(*rollout) for rollout in local)
             return sample_round()
 
         def remember_rows(rows, is_first_round):
