@@ -130,7 +130,9 @@ def test_conversation(tmp_path):
     "options",
     [
         pytest.param([], id="batch"),
-        pytest.param(["--baseline=pool", "--retries=0", "--num_generations=4"], id="paper's mode", marks=pytest.mark.slow),
+        pytest.param(
+            ["--baseline=pool", "--retries=0", "--num_generations=4"], id="paper's mode", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_agent(options, tmp_path):
