@@ -1,6 +1,5 @@
 """Per-prompt pass rates on disk: the outcomes of every prompt, and with them the state of the estimator."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +10,8 @@ from .success_counts import EMAPassRate, PromptCounts
 
 
 PASS_RATES_FILE = "ada_pass_rates.parquet"
+
+_SCHEMA = pa.Table.from_pylist([{"prompt_id": "", "estimate": 0.0, **vars(PromptCounts())}]).schema
 
 
 def save_pass_rates(path: str | Path, estimator: EMAPassRate) -> None:
@@ -27,7 +28,7 @@ def save_pass_rates(path: str | Path, estimator: EMAPassRate) -> None:
     ]
     with atomic_write(path) as temporary:
         # With checksums, because a flipped bit of a count would otherwise not be noticed.
-        pq.write_table(pa.Table.from_pylist(rows), temporary, write_page_checksum=True)
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), temporary, write_page_checksum=True)
 
 
 def load_pass_rates(path: str | Path) -> dict[str, PromptCounts]:
@@ -36,8 +37,9 @@ def load_pass_rates(path: str | Path) -> dict[str, PromptCounts]:
 
     Raises:
         `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-        `pyarrow.ArrowException` or `OSError`: if the file is truncated or corrupt.
+        `pyarrow.ArrowException`, `OSError` or `ValueError`: if the file is truncated or corrupt.
     """
-    rows = pq.read_table(path, page_checksum_verification=True, partitioning=None).to_pylist()
-    names = [field.name for field in fields(PromptCounts)]
-    return {row["prompt_id"]: PromptCounts(*(row[name] for name in names)) for row in rows}
+    table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+    # The checksums do not cover the names and types of the columns.
+    rows = table.cast(_SCHEMA).drop_columns("estimate").to_pylist()
+    return {row.pop("prompt_id"): PromptCounts(**row) for row in rows}
