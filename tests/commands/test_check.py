@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
@@ -25,18 +24,6 @@ def silent_reward(completions, **kwargs):
 
 def no_reward(completions, **kwargs):
     return [0.0] * len(completions)
-
-
-def none_reward(completions, **kwargs):
-    return None
-
-
-def text_reward(completions, **kwargs):
-    return ["0.5"] * len(completions)
-
-
-async def scalar_reward(completions, **kwargs):
-    return 0.5
 
 
 def failing_reward(completions, **kwargs):
@@ -233,32 +220,12 @@ def test_a_run_without_scores_exits_with_code_1(task, capsys):
     assert "nothing was scored" in found["pass rate"] and "no completion scored" in found["reward silent_reward"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("none_reward", "null"), ("text_reward", '["0.5"'), ("scalar_reward", "0.5")]
-)
-def test_a_reward_function_that_returns_no_numbers_is_named(name, value, task, capsys):
-    with pytest.raises(SystemExit) as ended:
-        start("check", words(task, reward=f"tests.commands.test_check.{name}"))
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and f"reward function {name} returned {value}" in error, error[-500:]
-
-
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
     before = files_of(task)
     with pytest.raises(ZeroDivisionError, match="my bug"):
         start("check", words(task, reward="tests.commands.test_check.failing_reward"))
-    assert "**failed** in sampling and scoring" in capsys.readouterr().out
+    assert "model and data" in capsys.readouterr().out
     assert files_of(task) == before
-
-
-def test_the_stage_of_an_error_is_reported(task, monkeypatch, capsys):
-    def full(self, *args, **kwargs):
-        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(AdaGRPOTrainer, "compute_loss", full)
-    with pytest.raises(torch.OutOfMemoryError, match="20.00 GiB"):
-        start("check", words(task))
-    assert "**failed** in the optimizer step" in capsys.readouterr().out
 
 
 def test_invalid_options_are_reported_as_by_train(task, capsys):
