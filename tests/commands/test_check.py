@@ -197,10 +197,10 @@ MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
 @pytest.mark.parametrize(
     ("rewards", "threshold", "advice"),
     [
-        ([0, 1], 0.7, ""),
+        ([0, 0, 0, 0, 0, 0, 0, 1], 0.7, "this solves 50% of these prompts, a single rollout 12%"),
         ([0, 0.3], 0.7, "range from 0 to 0.3 with a mean of 0.15, and positive_threshold (0.7) separates almost none"),
         (MANY_POINTS, 0.7, "positive_threshold (0.7) separates almost none of them"),
-        (MANY_POINTS, 5, ""),
+        (MANY_POINTS, 5, "baseline='batch' with retries=3 samples a prompt in up to 4 steps"),
         ([1, 1], 0.7, "All rollouts pass: use harder prompts"),
     ],
 )
@@ -209,8 +209,15 @@ def test_advice_on_pass_rates(rewards, threshold, advice):
     sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
     found = difficulty(args, sample)
-    assert advice in found.advice and bool(advice) == bool(found.advice)
+    assert advice in found.advice
     assert found.is_fatal == (rewards.min() == rewards.max())
+
+
+def test_nothing_is_advised_to_a_run_with_retries():
+    rewards = np.array([[0.0, 1.0] * 4])
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, baseline="batch", retries=3)
+    sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
+    assert not difficulty(args, sample).advice
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):
