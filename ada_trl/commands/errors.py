@@ -1,8 +1,7 @@
 """User errors end a command with one sentence and exit code 2; any other exception keeps its traceback."""
 
-import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -31,9 +30,3 @@ def user_errors(*classes: type[Exception]) -> Iterator[None]:
         yield
     except classes as error:
         raise UserError(" ".join(str(error).split())) from error
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for a misspelt word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

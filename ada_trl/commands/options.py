@@ -1,5 +1,6 @@
 """Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files and recipes by name."""
 
+import difflib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments, TrlParser
 
-from .errors import UserError, suggestion, user_errors
+from .errors import UserError, user_errors
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -106,9 +107,9 @@ def parse_args(
         unknown += parser.set_defaults_with_config(**config)  # an unknown field as words: --name value
     if unknown:
         word = unknown[0].partition("=")[0]
-        parser.error(
-            f"unknown option {word}{suggestion(word, parser._option_string_actions)}. --help lists the options."
-        )
+        close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        parser.error(f"unknown option {word}{hint}. --help lists the options.")
     with user_errors(ValueError, TypeError, OSError, ImportError):
         *configs, _ = parser.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
     return tuple(configs)

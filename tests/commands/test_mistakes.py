@@ -57,10 +57,9 @@ MISTAKES = [
     # reward functions
     ("train --use_cpu --model_name_or_path=model --dataset_name=data", "No reward function", "--reward_funcs"),
     ("--reward_funcs rewardz.accuracy", "'rewardz.accuracy'", "No module", "dotted path"),
-    ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "did you mean 'accuracy_reward'?"),
+    ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "has no attribute"),
     ("--reward_funcs accuracy_reward", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
     ("--reward_funcs accuracy", "huggingface.co"),
-    ("--reward_funcs math.pi", "'math.pi'", "math has no function pi"),
     ("--reward_funcs 'trl.rewards.get_repetition_penalty_reward(n=1)'", "unexpected keyword argument 'n'"),
     # vLLM
     ("train --config arithmetic/vllm-disk.yaml --use_cpu", "pip install 'ada_trl[vllm]'", "server"),
