@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments, TrlParser
 
+from . import COMMANDS
 from .errors import UserError, user_errors
 
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
 HELP = """\
-usage: {program} --config FILE [FILE …] [--option value …]
+usage: ada-trl {command} --config FILE [FILE …] [--option value …]
 
-{description}
+{text}.
+With several processes: accelerate launch -m ada_trl.commands.{command} …
 
 Options are set in YAML files or on the command line, which takes precedence; of several files the last one does.
 
@@ -53,14 +55,8 @@ Often set:
   --resume_from_checkpoint (a directory, or true for the last checkpoint of output_dir)
 
 example:
-  {program} --config arithmetic/batch.yaml --max_steps 20
+  ada-trl {command} --config arithmetic/batch.yaml --max_steps 20
 """
-DESCRIPTIONS = {
-    "train": "Train a causal language model with TRL's GRPOTrainer and adaptive sampling. With several processes:\n"
-    "accelerate launch -m ada_trl.commands.train …",
-    "check": "Validate a configuration in about a minute, and report the cost of a step: sample and score some prompts, send the\n"
-    "weights to the server, make one optimizer step on rows of maximum length. Takes the options of train, leaves no files.",
-}
 
 
 @dataclass
@@ -97,7 +93,7 @@ def parse_args(
     """
     args = sys.argv[1:] if args is None else args
     if {"--help", "-h"} & set(args):
-        print(HELP.format(program=f"ada-trl {command}", description=DESCRIPTIONS[command]), end="")
+        print(HELP.format(command=command, text=COMMANDS[command].capitalize()), end="")
         raise SystemExit(0)
     parser = build_parser(command)
     given, unknown = parser.parse_known_args(args)
