@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ada_trl.utils.files import last_checkpoint
-
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +25,9 @@ COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed by `total`,
 
 def find_in(run: str | Path, name: str) -> Path | None:
     """Find a file of a run (an output directory or a checkpoint) or of its last checkpoint; `None` if neither has it."""
-    run = Path(run)
-    directories = [directory for directory in (run, last_checkpoint(run)) if directory is not None]
+    from transformers.trainer_utils import get_last_checkpoint  # it imports torch, which takes seconds
+
+    directories = [Path(run), Path(get_last_checkpoint(run) or run)]
     return next((directory / name for directory in directories if (directory / name).exists()), None)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..core import needs_more
 from ..core.metrics import threshold_outside_reward_range
+from ..core.pass_at_k import pass_at_k
 
 
 if TYPE_CHECKING:  # it imports torch
@@ -105,6 +106,12 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
             f"Rewards range from {low:.3g} to {high:.3g} with a mean of {mean:.3g}, and positive_threshold "
             f"({args.positive_threshold:g}) separates almost none of them: set it to the reward of a success, or check the "
             "difficulty of the prompts."
+        )
+    elif not args.retries:
+        once, later = (pass_at_k(positives, is_positive.shape[1], k).mean() for k in (1, 4))
+        advice = (
+            "baseline='batch' with retries=3 samples a prompt in up to 4 steps, until one rollout is correct: this solves "
+            f"{later:.0%} of these prompts, a single rollout {once:.0%}."
         )
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))
     found = f"{pass_rate:.2f} of {scored.sum()} rollouts; by prompt {per_prompt}"

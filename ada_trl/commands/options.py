@@ -1,15 +1,16 @@
-"""Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files, recipes by name and suggestions."""
+"""Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files and recipes by name."""
 
-import argparse
+import difflib
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments, TrlParser
 
-from .errors import UserError, suggestion, user_errors
+from . import COMMANDS
+from .errors import UserError, user_errors
 
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -17,19 +18,18 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
-REQUIRED = (("model_name_or_path",), ("dataset_name", "datasets"), ("reward_funcs",))  # one field of each group
-
 HELP = """\
-usage: {program} --config FILE [FILE …] [--option value …]
+usage: ada-trl {command} --config FILE [FILE …] [--option value …]
 
-{description}
+{text}.
+With several processes: accelerate launch -m ada_trl.commands.{command} …
 
 Options are set in YAML files or on the command line, which takes precedence; of several files the last one does.
 
   --config FILE …         YAML files, or names of recipes: arithmetic/batch.yaml (recommended), arithmetic/seq-balance.yaml
                           (the paper), math/batch.yaml, …
   --help-all              list all options, with those of TRL and transformers, and their defaults
-  --debug                 show the traceback of an error
+  --traceback             show where an error was raised
 
 Required, unless a file sets them:
   --model_name_or_path    directory, or name on the hub
@@ -55,23 +55,14 @@ Often set:
   --resume_from_checkpoint (a directory, or true for the last checkpoint of output_dir)
 
 example:
-  {program} --config arithmetic/batch.yaml --max_steps 20
+  ada-trl {command} --config arithmetic/batch.yaml --max_steps 20
 """
-DESCRIPTIONS = {
-    "train": "Train a causal language model with TRL's GRPOTrainer and adaptive sampling. With several processes:\n"
-    "accelerate launch -m ada_trl.commands.train …",
-    "check": "Validate a configuration in about a minute, and report the cost of a step: sample and score some prompts, send the\n"
-    "weights to the server, make one optimizer step on rows of maximum length. Takes the options of train, leaves no files.",
-}
 
 
 @dataclass
 class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
     """Script arguments of `ada-trl train`: TRL's, a mixture of datasets, reward functions and a preparation of the task."""
 
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Name on the hub, file (JSON, JSON Lines, Parquet, CSV) or directory."}
-    )
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
@@ -90,89 +81,69 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
 
 
 def parse_args(
-    args: list[str] | None = None, command: str = "train", required: tuple[tuple[str, ...], ...] = REQUIRED
+    args: list[str] | None = None, command: str = "train"
 ) -> tuple[AdaScriptArguments, "AdaGRPOConfig", "ModelConfig"]:
     """
-    Parse a command line (default: `sys.argv`) into script, trainer and model arguments.
+    Parse a command line (default: `sys.argv`) and the files after `--config` into script, trainer and model arguments.
 
-    Args:
-        args (`list[str]`, *optional*):
-            Words of the command line.
-        command (`str`, *optional*, defaults to `"train"`):
-            Command in help and messages.
-        required (`tuple[tuple[str, ...], ...]`, *optional*):
-            Groups of fields; one field of each group must be set.
+    An unknown option or field, or an invalid value, exits with code 2.
 
     Raises:
-        `UserError`: for a file that is missing or not a mapping, and for a field that is unknown, missing, or has an
-            invalid value.
+        `UserError`: for a file that is missing or not a mapping, and for values that the configuration classes reject.
     """
-    args = sys.argv[1:] if args is None else list(args)
+    args = sys.argv[1:] if args is None else args
     if {"--help", "-h"} & set(args):
-        print(HELP.format(program=program(command), description=DESCRIPTIONS[command]), end="")
+        print(HELP.format(command=command, text=COMMANDS[command].capitalize()), end="")
         raise SystemExit(0)
-    return build_parser(command).parse_files_and_args(args, required)
+    parser = build_parser(command)
+    given, unknown = parser.parse_known_args(args)
+    for path in map(find_config, given.config):
+        config = read_yaml(path)
+        os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
+        unknown += parser.set_defaults_with_config(**config)  # an unknown field as words: --name value
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        parser.error(f"unknown option {word}{hint}. --help lists the options.")
+    with user_errors(ValueError, TypeError, OSError, ImportError):
+        *configs, _ = parser.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
+    return tuple(configs)
 
 
-def program(command: str) -> str:
-    """Return how a command was started, for its messages."""
-    started_as_script = Path(sys.argv[0]).stem == "ada-trl"
-    return f"ada-trl {command}" if started_as_script else f"python -m {__package__}.{command}"
-
-
-def build_parser(command: str) -> "CommandParser":
+def build_parser(command: str) -> TrlParser:
     """Return the parser of `train` and `check`, with every field of the three configuration classes."""
     from trl import ModelConfig
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
-    return CommandParser(
+    parser = TrlParser(
         (AdaScriptArguments, AdaGRPOConfig, ModelConfig),
-        prog=program(command),
+        prog=f"ada-trl {command}",
         usage="%(prog)s --config FILE [FILE …] [--option value …]",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--config", nargs="+", action="extend", default=[], metavar="FILE", help="YAML files, or names of recipes."
+    )
+    parser.add_argument("--help-all", action="help", help="List all options.")
+    return parser
 
 
-class CommandParser(TrlParser):
-    """[`~trl.TrlParser`] with several configuration files, recipes by name, and mistakes that raise a [`UserError`]."""
+def find_config(name: str) -> Path:
+    """
+    Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
 
-    def __init__(self, dataclass_types: tuple[type, ...], **options: Any):
-        super().__init__(dataclass_types, **options)
-        self.add_argument(
-            "--config", nargs="+", action="extend", default=[], metavar="FILE", help="YAML files, or names of recipes."
-        )
-        self.add_argument("--help-all", action="help", help="List all options.")
+    Raises:
+        `UserError`: if there is neither; the message contains the folder of the recipes.
+    """
+    from .. import recipes
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.rstrip('.')}. --help lists the options.")
-
-    def parse_files_and_args(self, args: list[str], required: tuple[tuple[str, ...], ...]) -> tuple:
-        """Parse a command line, with the values of the files after `--config` as defaults; see [`parse_args`]."""
-        given, unknown = self.parse_known_args(args)
-        if unknown:
-            word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
-            kind = "unknown option" if word.startswith("-") else "unexpected argument"
-            self.error(f"{kind} {word}{suggestion(word, self._option_string_actions)}")
-        fields = {action.dest for action in self._actions}
-        for path in map(find_config, given.config):
-            config = read_yaml(path)
-            os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
-            for name in config:
-                if name not in fields:
-                    guess = suggestion(str(name), fields)
-                    raise UserError(
-                        f"{path} has the unknown field {name}: {config[name]}{guess}. --help lists the fields."
-                    )
-            self.set_defaults_with_config(**config)
-        given, _ = self.parse_known_args(args)  # again, with the files' values as defaults
-        for names in required:
-            if not any(getattr(given, name) for name in names):
-                raise UserError(f"{names[0]} is not set. Give it in the configuration file or as --{names[0]}.")
-        with user_errors(ValueError, TypeError, OSError, ImportError):
-            *configs, _ = self.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
-        return tuple(configs)
+    folder = Path(recipes.__path__[-1])
+    for path in (Path(name), folder / name.removeprefix("recipes/")):
+        if path.is_file():
+            return path
+    raise UserError(f"--config {name}: there is no such file, nor a recipe of that name in {folder}.")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -184,42 +155,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    text = path.read_text(encoding="utf-8")
     try:
-        text = path.read_text(encoding="utf-8")
-        config = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}. Correct it.") from error
+        config, document = yaml.safe_load(text), yaml.compose(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}. Correct it.") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
-    names = [key.value for key, _ in yaml.compose(text).value]  # YAML itself would take the last value
-    for name in config:
-        if names.count(str(name)) > 1:
-            raise UserError(f"{path} has {name} {names.count(str(name))} times. Remove all but one.")
+    names = [key.value for key, _ in document.value]
+    if repeated := {name for name in names if names.count(name) > 1}:  # YAML itself would take the last value
+        raise UserError(f"{path} has {', '.join(sorted(repeated))} more than once. Remove all but one.")
     return config
-
-
-def recipes_folder() -> Path:
-    """Return the folder of the recipes that come with the package."""
-    from .. import recipes
-
-    return next(path for path in map(Path, recipes.__path__) if (path / "arithmetic").is_dir())
-
-
-def find_config(name: str) -> Path:
-    """
-    Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
-
-    Raises:
-        `UserError`: if there is neither; the message contains the folder of the recipes.
-    """
-    if Path(name).is_file():
-        return Path(name)
-    folder = recipes_folder()
-    shipped = {str(recipe.relative_to(folder)): recipe for recipe in sorted(folder.rglob("*.yaml"))}
-    wanted = name.removeprefix("recipes/")
-    if wanted in shipped:
-        return shipped[wanted]
-    raise UserError(
-        f"--config {name}: there is no such file, nor a recipe of that name{suggestion(wanted, shipped)}. "
-        f"The recipes are in {folder}."
-    )

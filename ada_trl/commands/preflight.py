@@ -9,7 +9,6 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -17,15 +16,13 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
-from trl.trainer.utils import is_async_callable
 
 from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_private import override_attributes
 from ..utils.threads import bounded_threads
 from ..vllm.errors import VLLMServerError
-from ..vllm.responses import quote
-from .errors import UserError, user_errors
+from .errors import user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 
 
@@ -46,7 +43,6 @@ class Preflight(TrainerCallback):
     def __init__(self, trainer: AdaGRPOTrainer):
         self.trainer = trainer
         self.findings: list[CheckResult] = []
-        self.stage = "setting up"
         self.sample: Sample | None = None  # from the first batch on
         self._batch: dict | None = None
         self._generate = trainer._generate_and_score_completions
@@ -55,7 +51,7 @@ class Preflight(TrainerCallback):
         self._uses_server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
 
     def run(self) -> None:
-        """Fill `findings`. Errors of the run are raised; `stage` names the part of the step in which they occurred."""
+        """Fill `findings`. Errors of the run are raised."""
         trainer = self.trainer
         trainer.add_callback(self)
         # The step is the usual one, except for its generation batch.
@@ -70,7 +66,6 @@ class Preflight(TrainerCallback):
         if self._batch is not None:  # the next generation batch of the same optimizer step
             return dict(self._batch)
         self._inspect_rollouts(len(inputs))
-        self.stage = "the optimizer step"
         batch = self._longest_batch(len(inputs))
         if batch is None:
             batch = self._generate(inputs)
@@ -88,7 +83,6 @@ class Preflight(TrainerCallback):
             return
         self._report_update(logs["grad_norm"])
         if self._uses_server:  # generating after the step pushes the new weights and compares log-probabilities
-            self.stage = "sending the weights again"
             self._sample_rows(self._random_rows(1), ROLLOUTS)
             self.findings.append(self._weights("weights after the step"))
 
@@ -96,7 +90,6 @@ class Preflight(TrainerCallback):
 
     def _inspect_rollouts(self, batch_size: int) -> None:
         trainer, args = self.trainer, self.trainer.args
-        self.stage = "sampling and scoring"
         sample = self.sample = self._sample_rows(self._random_rows(PROMPTS), batch_size)
         if self._uses_server:
             self.findings.append(self._weights("vLLM server"))
@@ -140,7 +133,6 @@ class Preflight(TrainerCallback):
                     trainer,
                     _calculate_rewards=timed_rewards,
                     num_generations_eval=ROLLOUTS,
-                    reward_funcs=list(map(_checked, trainer.reward_funcs, trainer.reward_func_names)),
                 ),
             ):
                 for start in range(0, len(rows), at_once):
@@ -228,26 +220,6 @@ class Preflight(TrainerCallback):
         self.findings.append(_peak_memory(self.trainer.accelerator.device))
         if self.sample is not None:
             self.findings.append(step_cost(self.trainer.args, self.sample, seconds))
-
-
-def _checked(function: Callable, name: str) -> Callable:
-    """A reward function that is named in the error if it returns no list of numbers; TRL's error does not name it."""
-
-    def check(rewards: Any) -> Any:
-        try:
-            torch.tensor([torch.nan if reward is None else reward for reward in rewards], dtype=torch.float32)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"reward function {name} returned {quote(rewards)}, but needs a list of one number or None for each completion."
-            ) from error
-        return rewards
-
-    async def check_awaited(**given: Any) -> Any:
-        return check(await function(**given))
-
-    if isinstance(function, torch.nn.Module):
-        return function
-    return check_awaited if is_async_callable(function) else lambda **given: check(function(**given))
 
 
 def _peak_memory(device: torch.device) -> CheckResult:

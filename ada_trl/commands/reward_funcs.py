@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import UserError, suggestion, user_errors
+from .errors import UserError, user_errors
 
 
 def load_reward_funcs(names: Sequence[str] | None) -> list[Callable | str]:
@@ -42,19 +42,12 @@ def _load_reward_func(name: str) -> Callable | str:
 def _import_function(path: str) -> Callable:
     module_name, _, attribute = path.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-    except (ModuleNotFoundError, ValueError) as error:
-        reason = str(error)
-    else:
-        found = getattr(module, attribute, None)
-        if callable(found):
-            return found
-        others = [name for name in dir(module) if name != attribute]  # it may be something else, such as a number
-        reason = f"{module_name} has no function {attribute}{suggestion(attribute, others)}"
-    raise UserError(
-        f"Function {path!r} could not be imported: {reason}. Give the dotted path of a function that is "
-        f"importable from {os.getcwd()!r}, or `organization/name` for a reward model."
-    )
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"Function {path!r} could not be imported: {error}. Give the dotted path of a function that is importable from "
+            f"{os.getcwd()!r}, or `organization/name` for a reward model."
+        ) from error
 
 
 def read_call(text: str) -> tuple[Callable, dict[str, Any]]:

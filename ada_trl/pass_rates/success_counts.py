@@ -1,9 +1,8 @@
 """Pass rates from discounted counts of successes, with the paper's Beta prior."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,23 +18,19 @@ class PromptCounts:
     Observed outcomes of one prompt.
 
     Args:
-        discounted_rollouts (`float`):
-            n_x, scored rollouts; those from t samplings of the prompt ago have weight λ^t.
-        discounted_positives (`float`):
-            k_x, positive rollouts, likewise.
-        num_rollouts (`int`):
-            Scored rollouts over the whole run.
-        positives (`int`):
-            Positive rollouts over the whole run.
+        rollouts, positives (`int`):
+            Scored and positive rollouts over the whole run.
         last_step (`int`):
             Last step in which the prompt was sampled.
+        discounted_rollouts, discounted_positives (`float`):
+            n_x and k_x, scored and positive rollouts; those from t samplings of the prompt ago have weight λ^t.
     """
 
-    discounted_rollouts: float = 0.0
-    discounted_positives: float = 0.0
-    num_rollouts: int = 0
+    rollouts: int = 0
     positives: int = 0
     last_step: int = 0
+    discounted_rollouts: float = 0.0
+    discounted_positives: float = 0.0
 
 
 class EMAPassRate:
@@ -98,17 +93,9 @@ class EMAPassRate:
             counts = self.counts.setdefault(key, PromptCounts())
             counts.discounted_rollouts = self.decay * counts.discounted_rollouts + n
             counts.discounted_positives = self.decay * counts.discounted_positives + k
-            counts.num_rollouts += n
+            counts.rollouts += n
             counts.positives += k
             counts.last_step = step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts of all prompts, as numbers and strings."""
-        return {"counts": {key: vars(counts).copy() for key, counts in self.counts.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`. The decay stays that of this object."""
-        self.counts = {key: PromptCounts(**counts) for key, counts in state["counts"].items()}
 
 
 def brier_metrics(predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike) -> dict[str, float]:

@@ -125,14 +125,11 @@ class PassRateTracker:
     def load(self, directory: str) -> None:
         """
         Continue from the files of `save`. If one is missing, as in a checkpoint of `GRPOTrainer`, its estimates start from the
-        prior, with a warning.
-
-        Raises:
-            `ValueError`: if a file is corrupt; the message contains its path and the fix.
+        prior, with a warning. A corrupt file is an error of the library that reads it.
         """
         path = os.path.join(directory, PASS_RATES_FILE)
         try:
-            self.counts.load_state_dict(load_pass_rates(path))
+            self.counts.counts = load_pass_rates(path)
         except FileNotFoundError:
             _warn_of_missing(path)
         if self.head is not None:

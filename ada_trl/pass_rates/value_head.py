@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -27,7 +26,6 @@ _MEMORY = {  # tensors that are state but not trained: name in the file to attri
     "replay.features": "_features",
     "replay.counts": "_outcomes",
 }
-_GROWING = ("replay.features", "replay.counts")  # those of them with any number of rows
 
 
 class ValueHead:
@@ -78,7 +76,7 @@ class ValueHead:
     @torch.autocast("cpu", enabled=False)  # training may run within autocast, but the head is in float32
     def predict(self, features: torch.Tensor) -> list[float]:
         """Return p̂ for each row of `features` `(P, H)`."""
-        return torch.sigmoid(self._standardize(self._check_features(features)) @ self.weight).tolist()
+        return torch.sigmoid(self._standardize(_to_cpu(features)) @ self.weight).tolist()
 
     @torch.no_grad()
     @torch.autocast("cpu", enabled=False)
@@ -98,7 +96,7 @@ class ValueHead:
         is_scored = outcomes[:, 1] > 0
         if not is_scored.any():
             return
-        features, outcomes = self._check_features(features)[is_scored], outcomes[is_scored]
+        features, outcomes = _to_cpu(features)[is_scored], outcomes[is_scored]
         self._update_statistics(features)
         size = max(self.replay_size, len(features))
         self._features = torch.cat([self._features, features.clamp(-_LARGEST, _LARGEST).half()])[-size:]
@@ -109,14 +107,6 @@ class ValueHead:
             # The gradient in closed form, since autograd may be off here (inference mode).
             self.weight.grad = inputs.T @ (n * torch.sigmoid(inputs @ self.weight) - k)
             self.optimizer.step()
-
-    def _check_features(self, features: torch.Tensor) -> torch.Tensor:
-        if features.ndim != 2 or features.size(1) != self.hidden_size:
-            raise ValueError(
-                f"Features of shape {tuple(features.shape)} do not fit a head of hidden_size ({self.hidden_size}); it "
-                "takes (prompts, hidden_size). Build the head for the model that the features come from."
-            )
-        return features.detach().to("cpu", torch.float32)
 
     def _update_statistics(self, features: torch.Tensor) -> None:
         self._observations += 1
@@ -142,19 +132,7 @@ class ValueHead:
         return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """
-        Continue from `state_dict()`. Learning rate and steps stay those of this object.
-
-        Raises:
-            `ValueError`: if tensors are missing, or are those of another model.
-        """
-        shapes, own_shapes = _fixed_shapes(state), _fixed_shapes(self.state_dict())
-        different = [name for name in sorted({*shapes, *own_shapes}) if shapes.get(name) != own_shapes.get(name)]
-        if different:
-            raise ValueError(
-                f"The state is not that of this value head: the tensors {', '.join(different[:6])} are missing or have other "
-                "shapes. Resume with the model that it was trained with."
-            )
+        """Continue from `state_dict()`. Learning rate and steps stay those of this object."""
         with torch.no_grad():
             self.weight.copy_(state["weight"])
             for moment in _MOMENTS:
@@ -173,18 +151,10 @@ class ValueHead:
 
         Raises:
             `FileNotFoundError`: if there is no such file; a run without one starts from the prior.
-            `ValueError`: if the file is truncated, not in the safetensors format, or of another model; the message contains its
-                path and the fix.
+            `SafetensorError`, `KeyError` or `RuntimeError`: if the file is truncated or corrupt, or of another model.
         """
-        try:
-            self.load_state_dict(load_file(path))
-        except (SafetensorError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a usable value head: {error} Restore it from another checkpoint, or delete it to start "
-                "from the prior."
-            ) from error
+        self.load_state_dict(load_file(path))
 
 
-def _fixed_shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
-    """Return the shape of each tensor, without the number of rows if that may differ."""
-    return {name: tuple(tensor.shape[1:] if name in _GROWING else tensor.shape) for name, tensor in state.items()}
+def _to_cpu(features: torch.Tensor) -> torch.Tensor:
+    return features.detach().to("cpu", torch.float32)

@@ -156,7 +156,7 @@ class AdaGRPOConfig(GRPOConfig):
         "Seconds without any response after which a vLLM server is considered stalled and every process raises the same "
         "error; time in its queue does not count. Without `/metrics`, it must be longer than the longest completion takes.",
     )
-    max_staleness: int = described(
+    max_staleness: Literal[0, 1] = described(
         0,
         "With 1, a vLLM server generates the next step's rollouts while the current one is trained on; TRL's "
         "importance-sampling correction accounts for the older weights. Only with one sampling round per step. With 0, both "
@@ -169,7 +169,7 @@ class AdaGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
-        self._check_types()
+        self._check_choices()
         self._resolve_sampling()
         # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. The batch baseline does not
         # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
@@ -194,7 +194,7 @@ class AdaGRPOConfig(GRPOConfig):
         unset = [name for name in DERIVED if name in self._derived or getattr(self, name) is None]
         self.__dict__.update(dict.fromkeys(unset))
         try:
-            self._check_types()
+            self._check_choices()
             self._resolve_sampling()
             self._resolve_defaults()
             check_rules(self)
@@ -207,27 +207,16 @@ class AdaGRPOConfig(GRPOConfig):
             self._derived = self._derived - {name}  # another set, because a copy of the configuration shares this one
         super().__setattr__(name, value)
 
-    def _check_types(self) -> None:
-        """Check choices and numbers first, because the rules and those of TRL compute with the values."""
+    def _check_choices(self) -> None:
+        """Check the values of options with choices first, because the rules and those of TRL compute with them."""
         for name, hint in AdaGRPOConfig.__annotations__.items():
-            kinds, value = get_args(hint) or (hint,), getattr(self, name)
-            if value is None and (name in DERIVED or type(None) in kinds):
-                continue
+            value, kinds = getattr(self, name), get_args(hint)
             # Of `Literal[...] | None`, the choices.
             choices = [choice for kind in kinds for choice in get_args(kind)] or [
-                k for k in kinds if isinstance(k, str)
+                choice for choice in kinds if isinstance(choice, str | int)
             ]
-            if choices and value not in choices:
+            if choices and value is not None and value not in choices:
                 raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
-            if isinstance(value, np.integer | np.floating):
-                value = value.item()
-                setattr(self, name, value)  # checkpoints contain the arguments as JSON, which has no NumPy numbers
-            if int in kinds and (not isinstance(value, int | float) or value != int(value)):
-                raise ValueError(f"{name} ({value!r}) must be a whole number.")
-            if float in kinds and not isinstance(value, int | float):
-                raise ValueError(f"{name} ({value!r}) must be a number.")
-        if self.num_generations is not None and self.num_generations < 1:
-            raise ValueError(f"num_generations ({self.num_generations}) must be at least 1.")
 
     @property
     def place_model_on_device(self) -> bool | None:

@@ -67,7 +67,7 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
 
 def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
     """
-    Print [`describe_run`] on the main process, unless warnings are hidden, and log warnings about epochs and batch size.
+    Print [`describe_run`] on the main process, unless warnings are hidden, and log a warning about epochs.
 
     Args:
         args ([`AdaGRPOConfig`]):
@@ -80,9 +80,8 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: s
     sentence = describe_run(args, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
         print(sentence, flush=True)
-    for warning in (_epoch_warning(args, num_prompts), _size_warning(args)):
-        if warning:
-            logger.warning(warning)
+    if warning := _epoch_warning(args, num_prompts):
+        logger.warning(warning)
 
 
 def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
@@ -161,23 +160,6 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-# The advantage r_i - mean(r_j, j != i) has the variance σ²(1 + 1/(N - 1)) = σ² N/(N - 1) if the N rollouts of a batch are
-# independent, against σ² with a known mean: 2 times for N = 2, 1.33 for 4, 1.14 for 8 and 1.07 for 16. The variance of the
-# gradient has the same factor, and so has the number of rollouts that is needed for the same precision.
-SMALLEST_BATCH = 16
-
-
-def _size_warning(args: AdaGRPOConfig) -> str:
-    rows = args.generation_batch_size
-    if args.baseline != "batch" or not 1 < rows < SMALLEST_BATCH:
-        return ""
-    return (
-        f"generation_batch_size={rows} is small for baseline='batch': a mean of {pluralize(rows - 1, 'other rollout')} "
-        f"multiplies the variance of the advantages by N/(N-1) = {rows / (rows - 1):.2f}. Use at least {SMALLEST_BATCH} "
-        "(raise per_device_train_batch_size or gradient_accumulation_steps), which keeps this factor below 1.07."
-    )
-
-
 def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
     if args.num_generations > 1 or num_prompts is None or args.max_steps > 0:
         return ""
@@ -204,17 +186,13 @@ def training_steps(args: AdaGRPOConfig, num_prompts: int, epochs: float) -> int:
 # During training
 
 
-LOWEST_ESS_RATIO = 0.5
-
-
 class TrainingDiagnostics:
     """
     Checks the metrics of every generation batch, and logs each of these warnings at most once:
 
     - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt weights or
       recorded pass rates depend on it;
-    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked;
-    - for `steps` steps, an effective sample size below half of the rollouts, with sequence-level importance sampling.
+    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked.
 
     Args:
         args ([`AdaGRPOConfig`]):
@@ -229,8 +207,8 @@ class TrainingDiagnostics:
         # Generations in which the threshold is still to be compared with the rewards, if anything depends on it.
         self._early_generations = 2 if args.needs_successes or args.tracks_pass_rates else 0
         self._range = (math.inf, -math.inf)
-        self._last_absent: dict[str, int] = {}  # by problem, the last step without it
-        self._warned: set[str] = set()
+        self._last_gradient: int | None = None  # the last step with one
+        self._warned = False  # that there is none
 
     def observe(self, metrics: Mapping[str, float], rollouts: Rollouts, step: int) -> None:
         """
@@ -247,23 +225,17 @@ class TrainingDiagnostics:
         if self._early_generations:
             self._check_threshold(rollouts)
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
-        self._check_effective_sample_size(metrics.get("ess_ratio", math.nan), step)
-
-    def _steps_to_report(self, problem: str, is_present: bool, step: int) -> int:
-        """Record whether `problem` is present. Return for how many steps it has been, if a warning is due, and 0 otherwise."""
-        if not is_present:
-            self._last_absent[problem] = step
-        steps = step - self._last_absent.setdefault(problem, step - 1)
-        if steps < self.steps or problem in self._warned:
-            return 0
-        self._warned.add(problem)
-        return steps
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
         # With the batch baseline, rounding may leave tiny advantages of equal rewards.
         rewards = reward_N[~np.isnan(reward_N)]
         is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
-        if steps := self._steps_to_report("no gradient", fraction == 1 or is_constant, step):
+        if self._last_gradient is None:
+            self._last_gradient = step - 1
+        if fraction < 1 and not is_constant:
+            self._last_gradient = step
+        if (steps := step - self._last_gradient) >= self.steps and not self._warned:
+            self._warned = True
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
             longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
             logger.warning(
@@ -271,18 +243,6 @@ class TrainingDiagnostics:
                 "rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
                 f"train on easier prompts or raise {longer}; otherwise check with log_completions=True that the reward functions "
                 "distinguish completions of the same prompt."
-            )
-
-    def _check_effective_sample_size(self, ratio: float, step: int) -> None:
-        # The ratio is one of whole completions, so that it says nothing about token-level correction.
-        mode = self._args.vllm_importance_sampling_mode
-        is_low = mode.startswith("sequence") and ratio < LOWEST_ESS_RATIO  # False for NaN
-        if steps := self._steps_to_report("effective sample size", is_low, step):
-            logger.warning(
-                f"For {steps} steps, the effective sample size of the rollouts has been less than {LOWEST_ESS_RATIO:g} of their "
-                f"number (ada/ess_ratio is {ratio:.2f} now): vllm_importance_sampling_mode={mode!r} weights a completion by the "
-                "product of the ratios of all its tokens, so that few completions determine the update. Set "
-                "vllm_importance_sampling_mode='token_truncate', lower the learning rate, or set max_staleness=0."
             )
 
     def _check_threshold(self, rollouts: Rollouts) -> None:

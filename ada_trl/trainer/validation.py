@@ -6,7 +6,6 @@ value, the constraint and a fix.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +24,8 @@ class Rule(NamedTuple):
     fix: str
 
 
+MINIMA = {"max_rounds": 1, "retries": 0, "min_samples": 1, "min_positives": 1, "min_negatives": 1}
+
 RULES = [
     Rule(
         "scale_rewards",
@@ -32,19 +33,6 @@ RULES = [
         "must be one of 'none', 'group', 'batch'",
         "Use 'none' as in the paper",
     ),
-    Rule(
-        "positive_threshold",
-        lambda args: not math.isfinite(args.positive_threshold),
-        "must be finite: a rollout is positive if its reward is greater",
-        "Use 0.7 for binary rewards",
-    ),
-    Rule(
-        "max_rounds",
-        lambda args: args.max_rounds is not None and args.max_rounds < 1,
-        "must be at least 1",
-        "Leave it out for the default",
-    ),
-    Rule("retries", lambda args: args.retries < 0, "must be at least 0", "Use 3, or 0 for none"),
     Rule(
         "retries",
         lambda args: args.retries > 0 and args.adaptive_sampling == "est",
@@ -56,14 +44,6 @@ RULES = [
         lambda args: args.is_sequential and args.baseline == "batch",
         "requires baseline='pool'",
         "Use retries=3 instead, which samples unsolved prompts again in later steps, or baseline='pool'",
-    ),
-    Rule("min_samples", lambda args: args.min_samples < 1, "must be at least 1", "Use 2"),
-    Rule("vllm_request_timeout", lambda args: args.vllm_request_timeout <= 0, "must be positive", "Use 300"),
-    Rule(
-        "max_staleness",
-        lambda args: args.max_staleness not in (0, 1),
-        "must be 0 or 1",
-        "Use 1 to generate one step ahead",
     ),
     Rule(
         "num_generations",
@@ -78,8 +58,6 @@ RULES = [
         "Set it, or num_generations >= 2",
     ),
     # Rounds
-    Rule("min_positives", lambda args: args.min_positives < 1, "must be at least 1", "Leave it unset"),
-    Rule("min_negatives", lambda args: args.min_negatives < 1, "must be at least 1", "Leave it unset"),
     Rule(
         "samples_per_round",
         lambda args: args.is_sequential and args.samples_per_round < args.num_generations,
@@ -236,6 +214,10 @@ def check_rules(args: Any) -> None:
                 raise ValueError(
                     f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but {present}. Unset it, or change these."
                 )
+    for name, minimum in MINIMA.items():
+        value = getattr(args, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} ({value!r}) must be at least {minimum}. Leave it unset for the default.")
     for rule in RULES:
         if rule.is_violated(args):
             mode = f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}"

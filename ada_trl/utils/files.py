@@ -1,7 +1,6 @@
-"""Atomic writes and the lookup of checkpoints."""
+"""Atomic writes."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +25,3 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def last_checkpoint(run: str | Path) -> Path | None:
-    """Find the `checkpoint-N` directory of a run with the largest N, as `transformers.trainer_utils` does, but without torch."""
-    found = [path for path in Path(run).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    found = [path for path in found if path.is_dir()]
-    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)

@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, nullcontext
-from itertools import groupby
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -14,13 +13,13 @@ from trl.generation.vllm_generation import VLLMGeneration
 from ..utils.distributed import ErrorFactory, collectives_disabled, synchronized_errors
 from .client import TimeoutVLLMClient
 from .errors import RESUME, VLLMServerError, make_error_factory
+from .requested_batch import RequestedBatch, split_rows, to_rows
 from .transport import RequestGroup
 from .weight_check import WeightCheck
 from .weight_sync import WeightSync
 
 
 CHECK_IT = "Check its log, and vllm_server_base_url."
-ROLLOUTS_PER_REQUEST = 16
 
 
 class AdaVLLMGeneration(VLLMGeneration):
@@ -87,7 +86,7 @@ class AdaVLLMGeneration(VLLMGeneration):
         with closing(self.vllm_client.transport):
             self.base_model = self.vllm_client.model
             config = self.vllm_client.read_config()
-            self.weight_sync.check_server(config)
+            self.weight_sync.check_adapter()
             if self.accelerator.is_main_process:
                 self.weight_check.expect_server(config)
                 if self.weight_sync.method == "nccl":
@@ -198,10 +197,14 @@ class AdaVLLMGeneration(VLLMGeneration):
             if self._returns_prefetched:
                 batch = self._take_prefetched(prompts, images)
             else:
-                batch = RequestedBatch(self, prompts, images)
+                batch = self._request(prompts, images)
             with closing(batch):
                 completion_ids, logprobs = batch.results()
         return prompts, completion_ids, [list(zip(values)) for values in logprobs], None  # TRL: (rows, length, 1)
+
+    def _request(self, prompts: list[list[int]], images: list | None) -> RequestedBatch:
+        rows, group = to_rows(prompts, images), self.vllm_client.transport.group()
+        return RequestedBatch(rows, [self.start_request(group, *request) for request in split_rows(rows)], group)
 
     # Requests that are sent before their completions are needed
 
@@ -212,7 +215,7 @@ class AdaVLLMGeneration(VLLMGeneration):
 
         The completions come from the weights that the server has at this time: call [`wait_for_prefetch`] before they change.
         """
-        self._prefetched = RequestedBatch(self, prompt_ids, images)
+        self._prefetched = self._request(prompt_ids, images)
 
     @property
     def has_prefetched(self) -> bool:
@@ -243,9 +246,9 @@ class AdaVLLMGeneration(VLLMGeneration):
         if batch is not None:
             batch.close()
 
-    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> "RequestedBatch":
+    def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> RequestedBatch:
         batch = self._prefetched
-        if batch is None or batch.rows != _rows(prompts, images):
+        if batch is None or batch.rows != to_rows(prompts, images):
             raise RuntimeError("The rows of this step are not those whose completions were requested one step ahead.")
         self._prefetched = None
         return batch
@@ -268,55 +271,3 @@ class AdaVLLMGeneration(VLLMGeneration):
         finally:
             self.enable_sleep_mode = True
             self.llm.sleep(level=2)
-
-
-class RequestedBatch:
-    """The requests of a batch of rows to a vLLM server, in flight or completed."""
-
-    def __init__(self, vllm: AdaVLLMGeneration, prompts: list[list[int]], images: list | None):
-        self.rows = _rows(prompts, images)
-        self._group = vllm.vllm_client.transport.group()
-        self.futures = [vllm.start_request(self._group, *request) for request in _requests(self.rows)]
-
-    def results(self) -> tuple[list, list]:
-        """Completion ids and log-probabilities, in the order of the rows."""
-        completion_ids, logprobs = [], []
-        for future in self.futures:
-            ids, logps = future.result()
-            completion_ids += ids
-            logprobs += logps
-        return completion_ids, logprobs
-
-    def close(self) -> None:
-        """Cancel the requests in flight."""
-        self._group.cancel()
-
-
-_Row = tuple[list[int], list | None]
-
-
-def _rows(prompts: list[list[int]], images: list | None) -> list[_Row]:
-    return list(zip(prompts, images or [None] * len(prompts), strict=True))
-
-
-def _requests(rows: list[_Row]) -> Iterator[tuple[list[list[int]], int, list | None]]:
-    """
-    Prompts, completions per prompt and images of each request for `rows`.
-
-    Equal neighbors are completions of one prompt. Prompts with equal numbers of completions share a request, up to
-    `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its response.
-    """
-    prompts: list[list[int]] = []
-    number = 0
-    for (ids, images), copies in groupby(rows):
-        before, number = number, len(list(copies))
-        is_full = number != before or (len(prompts) + 1) * number > ROLLOUTS_PER_REQUEST
-        if prompts and (images or is_full):
-            yield prompts, before, None
-            prompts = []
-        if images:  # the endpoint for images takes one prompt
-            yield [ids], number, images
-        else:
-            prompts.append(ids)
-    if prompts:
-        yield prompts, number, None

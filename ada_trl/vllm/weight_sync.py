@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
@@ -20,7 +19,6 @@ from .transport import SHORT_SECONDS
 
 logger = get_logger(__name__)
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's --max-lora-rank
 IN_USE = "in_use.lock"  # held by the run that wrote the directory, for as long as it lives
 
 
@@ -50,8 +48,8 @@ class WeightSync:
     def name(self) -> str:
         return f"{self.run_name}-{self.version}"
 
-    def check_server(self, config: dict) -> None:
-        """Raise if the model has no adapter to send, or the server does not accept one of its rank."""
+    def check_adapter(self) -> None:
+        """Raise if the model has no adapter to send, or one that a server would load only in part."""
         if self.method != "lora":
             return
         if not is_peft_model(self.vllm.model):
@@ -66,13 +64,6 @@ class WeightSync:
             raise ValueError(
                 f"vllm_weight_sync='lora' does not support {unsupported}, which an adapter on a vLLM server cannot have. Use one active "
                 f"LoraConfig without it{disk}."
-            )
-        rank = served_lora_rank(adapter.r, adapter.rank_pattern)
-        served = (config["lora_config"] or {}).get("max_lora_rank", 0)
-        if served < rank:
-            raise VLLMServerError(
-                f"it accepts adapters of rank {served} at most" if served else "it accepts no adapters",
-                f"Restart it with --enable-lora --max-lora-rank {rank}, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment.",
             )
 
     def sync_disk(self) -> None:
@@ -182,12 +173,6 @@ def unsupported_by_server(model: torch.nn.Module) -> str | None:
     if str(config.init_lora_weights).startswith(("pissa", "olora", "corda", "loftq")):  # they change the base model
         return f"init_lora_weights={config.init_lora_weights!r}"
     return None
-
-
-def served_lora_rank(rank: int, rank_pattern: Mapping[str, int]) -> int:
-    """The smallest --max-lora-rank of vLLM for an adapter; larger ranks than vLLM's are returned as they are."""
-    largest = max([rank, *rank_pattern.values()])
-    return next((served for served in LORA_RANKS if served >= largest), largest)
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:

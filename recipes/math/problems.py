@@ -5,8 +5,8 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ada_trl.commands.dataset_loading import load_split
 from ada_trl.pass_rates.prompt_id import prompt_key
-from ada_trl.utils.dataset_loading import load_splits, take_split
 
 from .prompts import to_prompt
 
@@ -78,7 +78,7 @@ def load_problems(name: str, args: "SamplingArguments", config: str | None = Non
     Raises:
         `ValueError`: if the dataset, the split or a column does not exist, or contains neither text nor conversations.
     """
-    rows = take_split(load_splits(name, config), name, args.dataset_split)
+    rows = load_split(name, args.dataset_split, config)
     custom = args.reward_func is not None
     candidates = PROBLEM_COLUMNS[::-1] if custom else PROBLEM_COLUMNS
     problem_column = find_column(rows, args.problem_column, candidates, "problem", name)

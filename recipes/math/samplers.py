@@ -79,6 +79,9 @@ class TransformersSampler:
         torch.cuda.empty_cache()
 
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of vLLM's max_lora_rank
+
+
 class VLLMSampler:
     """Sampler with vLLM in this process. It supports LoRA adapters."""
 
@@ -86,8 +89,6 @@ class VLLMSampler:
         try:
             from vllm import LLM
             from vllm.lora.request import LoRARequest
-
-            from ada_trl.vllm.weight_sync import served_lora_rank
         except ImportError as error:
             raise ImportError(
                 "vLLM is not installed. Install it (`pip install ada_trl[vllm]`), or set --backend transformers."
@@ -98,7 +99,8 @@ class VLLMSampler:
         adapter = Path(model) / "adapter_config.json"
         if adapter.exists():
             config = json.loads(adapter.read_text())
-            rank = served_lora_rank(config["r"], config.get("rank_pattern") or {})
+            largest = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+            rank = next((rank for rank in LORA_RANKS if rank >= largest), largest)
             self.lora = LoRARequest("adapter", 1, model)
             options = {"enable_lora": True, "max_lora_rank": rank, "tokenizer": model}
             model = config["base_model_name_or_path"]

@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
@@ -25,18 +24,6 @@ def silent_reward(completions, **kwargs):
 
 def no_reward(completions, **kwargs):
     return [0.0] * len(completions)
-
-
-def none_reward(completions, **kwargs):
-    return None
-
-
-def text_reward(completions, **kwargs):
-    return ["0.5"] * len(completions)
-
-
-async def scalar_reward(completions, **kwargs):
-    return 0.5
 
 
 def failing_reward(completions, **kwargs):
@@ -210,10 +197,10 @@ MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
 @pytest.mark.parametrize(
     ("rewards", "threshold", "advice"),
     [
-        ([0, 1], 0.7, ""),
+        ([0, 0, 0, 0, 0, 0, 0, 1], 0.7, "this solves 50% of these prompts, a single rollout 12%"),
         ([0, 0.3], 0.7, "range from 0 to 0.3 with a mean of 0.15, and positive_threshold (0.7) separates almost none"),
         (MANY_POINTS, 0.7, "positive_threshold (0.7) separates almost none of them"),
-        (MANY_POINTS, 5, ""),
+        (MANY_POINTS, 5, "baseline='batch' with retries=3 samples a prompt in up to 4 steps"),
         ([1, 1], 0.7, "All rollouts pass: use harder prompts"),
     ],
 )
@@ -222,8 +209,15 @@ def test_advice_on_pass_rates(rewards, threshold, advice):
     sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
     found = difficulty(args, sample)
-    assert advice in found.advice and bool(advice) == bool(found.advice)
+    assert advice in found.advice
     assert found.is_fatal == (rewards.min() == rewards.max())
+
+
+def test_nothing_is_advised_to_a_run_with_retries():
+    rewards = np.array([[0.0, 1.0] * 4])
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, baseline="batch", retries=3)
+    sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
+    assert not difficulty(args, sample).advice
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):
@@ -233,32 +227,12 @@ def test_a_run_without_scores_exits_with_code_1(task, capsys):
     assert "nothing was scored" in found["pass rate"] and "no completion scored" in found["reward silent_reward"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("none_reward", "null"), ("text_reward", '["0.5"'), ("scalar_reward", "0.5")]
-)
-def test_a_reward_function_that_returns_no_numbers_is_named(name, value, task, capsys):
-    with pytest.raises(SystemExit) as ended:
-        start("check", words(task, reward=f"tests.commands.test_check.{name}"))
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and f"reward function {name} returned {value}" in error, error[-500:]
-
-
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):
     before = files_of(task)
     with pytest.raises(ZeroDivisionError, match="my bug"):
         start("check", words(task, reward="tests.commands.test_check.failing_reward"))
-    assert "**failed** in sampling and scoring" in capsys.readouterr().out
+    assert "model and data" in capsys.readouterr().out
     assert files_of(task) == before
-
-
-def test_the_stage_of_an_error_is_reported(task, monkeypatch, capsys):
-    def full(self, *args, **kwargs):
-        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(AdaGRPOTrainer, "compute_loss", full)
-    with pytest.raises(torch.OutOfMemoryError, match="20.00 GiB"):
-        start("check", words(task))
-    assert "**failed** in the optimizer step" in capsys.readouterr().out
 
 
 def test_invalid_options_are_reported_as_by_train(task, capsys):

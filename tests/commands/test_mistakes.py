@@ -16,36 +16,30 @@ SUMS = [{"prompt": f"{a}+1=", "problem": f"{a}+1=", "answer": str(a + 1)} for a 
 # Command line after `train --config good.yaml` (or all of it, if it does not begin with `--`), and parts of the message.
 MISTAKES = [
     # the command
-    ("trian", "'trian'", "did you mean 'train'?"),
+    ("trian", "'trian'", "choose from 'train', 'check'"),
     # configuration files
-    ("train --config twice.yaml", "twice.yaml has seed 2 times", "Remove all but one"),
-    ("train --config nowhere.yaml", "nowhere.yaml", "no such file", "The recipes are in"),
-    (
-        "train --config arithmetic/seq-balanc.yaml",
-        "arithmetic/seq-balanc.yaml",
-        "did you mean 'arithmetic/seq-balance.yaml'?",
-    ),
+    ("train --config twice.yaml", "twice.yaml has seed more than once", "Remove all but one"),
+    ("train --config nowhere.yaml", "nowhere.yaml", "no such file, nor a recipe of that name in"),
     ("train --config --max_steps 3", "--config", "expected at least one argument"),
     ("train --config data", "--config data: there is no such file"),
     ("train --config broken.yaml", "broken.yaml is not valid YAML", "line 2", "Correct it"),
     ("train --config list.yaml", "list.yaml must contain a YAML mapping", "[1]"),
-    ("train --config model/model.safetensors", "model.safetensors is not valid YAML"),
-    ("train --config unknown.yaml", "max_stepz: 5", "did you mean 'max_steps'?"),
+    ("train --config unknown.yaml", "unknown option --max_stepz", "did you mean '--max_steps'?"),
     # options
     ("--max_stepz 5", "--max_stepz", "did you mean '--max_steps'?"),
     ("--learning_rat=1", "--learning_rat ", "did you mean '--learning_rate'?"),
     ("--max_step 5", "--max_step ", "did you mean '--max_steps'?"),
-    ("--seed 1 2", "unexpected argument 2"),
+    ("--seed 1 2", "unknown option 2"),
     ("--max_steps many", "--max_steps", "'many'", "int"),
+    ("train --config text.yaml", "--seed", "'many'", "int"),
     ("--adaptive_sampling seq", "'seq'", "choose from 'seq-balance'"),
     ("--samples_per_round 2", "samples_per_round (2)", "at least num_generations (4)"),
     ("--success_reward accuracy", "success_reward ('accuracy')", "'even_reward'"),
     ("--use_cpu=false --bf16=true", "bf16/gpu", "use_cpu"),
-    ("train", "model_name_or_path is not set", "--model_name_or_path"),
     # models
     ("train --use_cpu", "model_name_or_path is not set", "--model_name_or_path"),
-    ("--model_name_or_path=outputs/a/base", "'outputs/a/base'", "cannot be loaded", "Correct the name"),
-    ("--model_name_or_path=Quen/Qwen9", "'Quen/Qwen9' cannot be loaded"),
+    ("--model_name_or_path=outputs/a/base", "outputs/a/base"),
+    ("--model_name_or_path=Quen/Qwen9", "huggingface.co"),
     ("--model_name_or_path=data", "data", "config.json"),
     ("--use_peft --lora_target_modules qq", "qq", "not found"),
     ("--model_init_kwargs '{\"dtpye\": 1}'", "unexpected keyword argument 'dtpye'"),
@@ -53,34 +47,20 @@ MISTAKES = [
     ("train --use_cpu --model_name_or_path=model", "dataset_name is not set", "--dataset_name"),
     ("--dataset_name=outputs/x/y", "'outputs/x/y'", "Correct the name"),
     ("--dataset_name=openai/gsm9k", "'openai/gsm9k'", "Correct the name"),
-    ("--dataset_name=model", "'model'", "is a model", "--model_name_or_path"),
     ("--dataset_name=nothing", "'nothing'", "cannot be read"),
-    ("--dataset_name=empty.jsonl", "empty.jsonl", "cannot be read"),
     ("--dataset_name=broken.jsonl", "broken.jsonl", "JSON parse error", "Correct"),
-    ("--dataset_name=notes.txt", "notes.txt is a .txt file", ".jsonl"),
-    ("--dataset_train_split=training", "('training') is not a split", "'train', 'test'"),
-    (
-        "--dataset_name=sums.jsonl --eval_strategy=steps",
-        "('test') is not a split of 'sums.jsonl'",
-        "train.jsonl and test.jsonl",
-    ),
+    ("--dataset_name=notes.txt", "'notes.txt'", "Correct the name"),
+    ("--dataset_train_split=training", "'training'", "['train', 'test']"),
+    ("--dataset_name=sums.jsonl --eval_strategy=steps", "'test'", "'sums.jsonl'"),
     ("--dataset_name=words.csv", "columns 'word'", "'prompt' or 'problem'", "rename"),
     ("train --config good.yaml mixture.yaml", "'pth'"),
     # reward functions
-    ("train --use_cpu --model_name_or_path=model --dataset_name=data", "reward_funcs is not set", "--reward_funcs"),
+    ("train --use_cpu --model_name_or_path=model --dataset_name=data", "No reward function", "--reward_funcs"),
     ("--reward_funcs rewardz.accuracy", "'rewardz.accuracy'", "No module", "dotted path"),
-    ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "did you mean 'accuracy_reward'?"),
+    ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "has no attribute"),
     ("--reward_funcs accuracy_reward", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
-    ("--reward_funcs accuracy", "'accuracy' cannot be loaded"),
-    ("--reward_funcs math.pi", "'math.pi'", "math has no function pi"),
+    ("--reward_funcs accuracy", "huggingface.co"),
     ("--reward_funcs 'trl.rewards.get_repetition_penalty_reward(n=1)'", "unexpected keyword argument 'n'"),
-    # checkpoints
-    ("--resume_from_checkpoint=true --output_dir=data", "(true) is not a checkpoint", "data has none"),
-    (
-        "--resume_from_checkpoint=run/checkpoint-9 --output_dir=run",
-        "(run/checkpoint-9) is not a checkpoint",
-        "the last one in run is run/checkpoint-10",
-    ),
     # vLLM
     ("train --config arithmetic/vllm-disk.yaml --use_cpu", "pip install 'ada_trl[vllm]'", "server"),
 ]
@@ -96,7 +76,7 @@ def files(tmp_path_factory):
     good = {"model_name_or_path": "model", "dataset_name": "data", "reward_funcs": "tests.helpers.even_reward"}
     good |= {"output_dir": "out", "use_cpu": True, "bf16": False, "max_steps": 1, "per_device_train_batch_size": 8}
     texts = dict.fromkeys(("sums.jsonl", "data/train.jsonl", "data/test.jsonl"), rows)
-    texts |= {"empty.jsonl": "", "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n', "notes.txt": "1+1=2\n"}
+    texts |= {"broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n', "notes.txt": "1+1=2\n"}
     texts |= {
         "words.csv": "word\none\n",
         "twice.yaml": "seed: 1\nbeta: 0\nseed: 2\n",
@@ -104,8 +84,7 @@ def files(tmp_path_factory):
         "nothing/.keep": "",
     }
     texts |= {"broken.yaml": "max_steps: 1\n  seed: 2: 3\n", "list.yaml": "[1]", "unknown.yaml": "max_stepz: 5\n"}
-    texts |= {"mixture.yaml": "datasets:\n- pth: data\n"}
-    texts |= {"run/checkpoint-2/trainer_state.json": "{}", "run/checkpoint-10/trainer_state.json": "{}"}
+    texts |= {"text.yaml": "seed: many\n", "mixture.yaml": "datasets:\n- pth: data\n"}
     for name, text in texts.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)

@@ -119,7 +119,7 @@ def test_duplicates_share_an_estimate_and_have_separate_pools(tmp_path):
     (rollouts,) = trainer.steps
     assert rollouts.size_P.tolist() == [4, 4]
     (counts,) = trainer.pass_rates.counts.counts.values()
-    assert counts.num_rollouts == 8 and counts.positives == rollouts.positives_P.sum()
+    assert counts.rollouts == 8 and counts.positives == rollouts.positives_P.sum()
 
 
 @pytest.mark.parametrize("ids", ["abcd", "aaaa"])
@@ -189,7 +189,7 @@ def test_unscored_rollouts_are_not_counted(tmp_path):
     scripts = {"1+2=": [None, None], "31+4=": [1, None], "5+55=": [0] * 8 + [1], "7+8=": [None, 1, 1]}
     trainer, _ = train_one_step(tmp_path, ScriptedRewards(**scripts))
     counts = {p: trainer.pass_rates.counts.counts[prompt_key(p)] for p in PROMPTS}
-    assert [counts[p].num_rollouts for p in PROMPTS] == [100, 101, 109, 102]
+    assert [counts[p].rollouts for p in PROMPTS] == [100, 101, 109, 102]
     assert [counts[p].positives for p in PROMPTS] == [90, 51, 2, 22]
     (logs,) = logs_of(trainer)
     assert logs["reward"] == pytest.approx((1 + 1 / 9 + 1) / 3)

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -149,15 +148,6 @@ def test_the_lm_head_of_any_architecture_predicts_from_these_states(architecture
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_model_that_does_not_call_its_backbone_is_rejected():
-    class Hidden(Qwen2ForCausalLM):
-        def forward(self, *args, **kwargs):
-            return None
-
-    with pytest.raises(ValueError, match="Hidden does not call Qwen2Model.*Set pass_rate_estimator='ema'"):
-        last_hidden_states(Hidden(Qwen2Config(**SIZES)), *pad(PROMPTS, left=0), batch_size=3)
-
-
 # Predictions and training
 
 
@@ -293,12 +283,6 @@ def test_common_part_and_scale_of_the_features_do_not_matter():
     assert metrics["brier"] < 1.05 * (p * (1 - p)).mean() < 0.7 * metrics["brier_constant"]
 
 
-@pytest.mark.parametrize("shape", [(8,), (3, 7), (2, 3, 8)])
-def test_features_of_another_model_are_rejected(shape):
-    with pytest.raises(ValueError, match=r"do not fit a head of hidden_size \(8\)"):
-        ValueHead(8).predict(torch.zeros(shape))
-
-
 # State
 
 
@@ -322,42 +306,3 @@ def test_resumed_equals_uninterrupted(steps, tmp_path):
     assert_same_state(resumed, whole)
     assert resumed.predict(seen[0][0]) == whole.predict(seen[0][0])
     assert [path.name for path in tmp_path.iterdir()] == ["head.safetensors"]
-
-
-@pytest.fixture
-def saved(tmp_path):
-    head = ValueHead(8)
-    for batch in batches(2):
-        head.observe(*batch)
-    head.save(tmp_path / "head.safetensors")
-    return tmp_path / "head.safetensors"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda content, share=share: content[: int(share * len(content))] for share in (0, 0.1, 0.5, 0.999)]
-    + [lambda content: b"\x80\x04N."],
-    ids=["0", "0.1", "0.5", "0.999", "pickle"],
-)
-def test_a_truncated_or_other_file_is_rejected(saved, damage):
-    saved.write_bytes(damage(saved.read_bytes()))
-    with pytest.raises(ValueError, match=f"{saved} is not a usable value head: .* delete it to start from the prior"):
-        ValueHead(8).load(saved)
-
-
-def test_a_flipped_bit_in_the_header_is_rejected(saved):
-    content = saved.read_bytes()
-    header = 8 + int.from_bytes(content[:8], "little")  # its length, then JSON
-    for i in range(0, header, 7):
-        saved.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
-        with pytest.raises(ValueError, match=f"{saved} is not a usable value head: .* delete it to start"):
-            ValueHead(8).load(saved)
-
-
-def test_tensors_of_another_model_are_rejected(saved):
-    message = f"{saved} .*not that of this value head: the tensors features.mean.* Resume with the model that"
-    with pytest.raises(ValueError, match=message):
-        ValueHead(16).load(saved)
-    save_file({"weight": torch.zeros(9)}, saved)
-    with pytest.raises(ValueError, match=message):
-        ValueHead(8).load(saved)

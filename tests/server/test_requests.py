@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ada_trl.vllm import transport
 from ada_trl.vllm.client import TimeoutVLLMClient
-from ada_trl.vllm.generation import ROLLOUTS_PER_REQUEST, _requests
+from ada_trl.vllm.requested_batch import ROLLOUTS_PER_REQUEST, split_rows
 from ada_trl.vllm.responses import InvalidResponseError, parse, read_completions
 from ada_trl.vllm.transport import max_connections
 
@@ -397,7 +397,7 @@ def test_metrics_without_response_are_no_missed_deadline(server, generation):
 def test_prompts_share_requests_up_to_a_number_of_rollouts():
     def requests(*runs, images=None):
         rows = [([prompt], images) for prompt, number in enumerate(runs) for _ in range(number)]
-        return [(prompts, number) for prompts, number, _ in _requests(rows)]
+        return [(prompts, number) for prompts, number, _ in split_rows(rows)]
 
     assert ROLLOUTS_PER_REQUEST == 16
     assert requests(*[1] * 20) == [([[i] for i in range(16)], 1), ([[i] for i in range(16, 20)], 1)]

@@ -9,7 +9,7 @@ from filelock import FileLock
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors import SafetensorError
 
-from ada_trl.vllm.weight_sync import IN_USE, served_lora_rank
+from ada_trl.vllm.weight_sync import IN_USE
 
 from ..helpers import prompt_dataset, tiny_model
 from .fake import FakeServer
@@ -41,26 +41,6 @@ def test_an_adapter_of_any_name_is_sent(tmp_path, no_speculation):
     model = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj"]), adapter_name="policy")
     trainer, server = train(tmp_path, FakeServer(), model=model, peft_config=False, max_steps=2, **LORA)
     assert len(server.completions) == 8 and trainer.vllm_generation.weight_check.difference < 1e-4
-
-
-def test_the_rank_of_the_server_is_one_that_vllm_accepts():
-    ranks = {1: 1, 4: 8, 12: 16, 24: 32, 512: 512, 1000: 1000}
-    assert {rank: served_lora_rank(rank, {}) for rank in ranks} == ranks
-    assert served_lora_rank(4, {"q_proj": 24}) == 32
-
-
-@pytest.mark.parametrize(
-    ("lora_config", "message"),
-    [
-        (None, "accepts no adapters.*--enable-lora --max-lora-rank 8"),
-        ({"max_lora_rank": 4}, "rank 4 at most.*--max-lora-rank 8"),
-    ],
-)
-def test_missing_server_flags_are_named(lora_config, message, tmp_path):
-    with FakeServer() as server:
-        server.info["vllm_config"]["lora_config"] = lora_config
-        with fails(message):
-            build(tmp_path, server, **LORA)
 
 
 def test_runtime_lora_loading_must_be_allowed(tmp_path):

@@ -1,10 +1,8 @@
 """Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
 import copy
-import json
 import pickle
 
-import numpy as np
 import pytest
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -75,17 +73,11 @@ INVALID = [
     ({"prompt_weighting": 1.5}, r"prompt_weighting \(1.5\) must be .* a number alpha from 0 to 1"),
     ({"prompt_weighting": "-0.5"}, r"prompt_weighting \('-0.5'\) must be .* a number alpha from 0 to 1"),
     ({"prompt_weighting": float("nan")}, r"prompt_weighting \(nan\) must be"),
-    ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be finite"),
-    ({"positive_threshold": float("inf")}, r"positive_threshold \(inf\) must be finite"),
-    (UNIFORM | {"positive_threshold": float("-inf")}, r"positive_threshold \(-inf\)"),
-    ({"positive_threshold": "high"}, r"positive_threshold \('high'\) must be a number"),
     ({"num_generations": 3}, r"generation_batch_size \(8\) must be divisible by num_generations \(3\)"),
-    ({"num_generations": 0}, r"num_generations \(0\) must be at least 1"),
     ({"num_generations": 1}, r"num_generations \(1\) requires baseline='batch'.*>= 2"),
     # rounds
     ({"samples_per_round": 2}, r"samples_per_round \(2\) must be at least num_generations \(4\).*Raise"),
     ({"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
-    ({"max_rounds": 2.5}, r"max_rounds \(2.5\) must be a whole number"),
     ({"min_positives": 0}, r"min_positives \(0\) must be at least 1"),
     ({"min_negatives": -1}, r"min_negatives \(-1\) must be at least 1"),
     (
@@ -122,7 +114,6 @@ INVALID = [
     # selection of prompts
     ({"retries": 3}, r"retries \(3\) is only used with baseline='batch'.*Unset"),
     (RETRIES | {"retries": -1}, r"retries \(-1\) must be at least 0"),
-    (RETRIES | {"retries": 1.5}, r"retries \(1.5\) must be a whole number"),
     (RETRIES | {"max_rounds": 3}, r"max_rounds \(3\) is only used with .*'uniform' and baseline='batch'"),
     (RETRIES | EST, r"retries \(3\) are not supported with adaptive_sampling='est'"),
     (
@@ -150,8 +141,7 @@ INVALID = [
         {"vllm_weight_sync": "disk"},
         r"vllm_weight_sync \('disk'\) is only used .*'server', but use_vllm=False and vllm_mode='colocate'\. Unset it",
     ),
-    ({"vllm_request_timeout": 0}, r"vllm_request_timeout \(0\) must be positive"),
-    (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be 0 or 1"),
+    (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be one of 0, 1"),
     (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\}\) must not contain 'seed' with vLLM.*Remove it"),
     (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with .*, but use_vllm=False"),
     ({"max_staleness": 1}, r"max_staleness \(1\) is only used with use_vllm=True .*, but use_vllm=False and"),
@@ -303,7 +293,6 @@ def test_values_that_were_set_stay_when_other_options_change():
         {"prompt_weighting": "bogus"},
         {"num_generations": 1},
         {"num_generations": 3},
-        {"num_generations": 2.5},
         {"baseline": "batch", "zero_variance_groups": "resample"},
         {"baseline": "batch", "scale_rewards": "group"},
         {"baseline": "posterior"},
@@ -330,13 +319,6 @@ def test_another_trainer_is_rejected(options):
     AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
     with pytest.raises(TypeError, match=r"needs an AdaGRPOTrainer.*Replace GRPOTrainer\(…\) by AdaGRPOTrainer\(…\)"):
         GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
-
-
-def test_numpy_numbers_are_stored_as_numbers():
-    """Those of a search over a range, for example; checkpoints contain the arguments as JSON."""
-    args = config(num_generations=np.int64(2), positive_threshold=np.float32(0.5), samples_per_round=np.int64(4))
-    assert json.loads(args.to_json_string())["positive_threshold"] == 0.5
-    assert (type(args.num_generations), type(args.samples_per_round)) == (int, int)
 
 
 def test_prompts_may_be_made_by_a_transform():

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import sqlite3
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,10 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
-from ada_trl.core import Rollouts, Scoring
-from ada_trl.trainer.reporting import TrainingDiagnostics, describe_run, logged_metrics, report_start, training_steps
+from ada_trl.trainer.reporting import describe_run, logged_metrics, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
-from ..helpers import QUICK, Recorder, build, even_reward, logs_of, run_module
+from ..helpers import Recorder, build, even_reward, logs_of, run_module
 
 
 def config(**options) -> AdaGRPOConfig:
@@ -205,15 +203,6 @@ def test_training_steps_predicts_the_steps_of_a_run(options, tmp_path):
     assert trainer.state.global_step == training_steps(args, len(data), epochs=2) > 10
 
 
-def test_a_batch_below_16_rollouts_is_reported(start_warnings):
-    for rows, factor in ((2, "2.00"), (4, "1.33"), (15, "1.07")):
-        (warning,) = start_warnings(**BATCH, max_steps=5, rows=rows)
-        assert f"generation_batch_size={rows} is small for baseline='batch'" in warning
-        assert f"N/(N-1) = {factor}. Use at least 16" in warning
-    assert not start_warnings(**BATCH, max_steps=5, rows=16)
-    assert not start_warnings(num_train_epochs=1, rows=8)
-
-
 # Warnings during training
 
 WINDOW = 8  # steps that a problem must last, instead of 20
@@ -307,26 +296,6 @@ def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
     output = {"old_per_token_logps": torch.zeros(8, 4), "sampling_per_token_logps": sampling, "completion_mask": mask}
     found = ess_ratio(output, SimpleNamespace(gather=lambda values: values))
     assert found == pytest.approx(weights.sum() ** 2 / (2 * (weights**2).sum()))
-
-
-@pytest.mark.parametrize(
-    ("mode", "ratios", "is_warned"),
-    [
-        ("sequence_mask", [0.4] * 6, True),
-        ("sequence_truncate", [0.6, 0.4, 0.4, 0.6, 0.4, 0.4], False),
-        ("token_truncate", [0.4] * 6, False),  # the ratio is one of whole completions
-    ],
-)
-def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_warned, tmp_path, caplog):
-    args = AdaGRPOConfig(str(tmp_path), **QUICK, vllm_importance_sampling_mode=mode)
-    diagnostics = TrainingDiagnostics(args, steps=3)
-    rollouts = Rollouts.score([np.array([[0.0], [1.0]])], Scoring((1.0,), 0.7))
-    with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
-        for step, ratio in enumerate(ratios, start=1):
-            diagnostics.observe(defaultdict(float, ess_ratio=ratio), rollouts, step)
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == is_warned
-    assert all("For 3 steps" in message and "='token_truncate'" in message for message in messages)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     if PASS_RATES_FILE in own_files[0]:
         files = [load_pass_rates(checkpoint / PASS_RATES_FILE) for checkpoint in checkpoints]
         assert files[0] == files[1]
-        assert whole.pass_rates.counts.state_dict() == resumed.pass_rates.counts.state_dict()
+        assert whole.pass_rates.counts.counts == resumed.pass_rates.counts.counts
     if VALUE_HEAD_FILE in own_files[0]:
         heads = [trainer.pass_rates.head.state_dict() for trainer in (whole, resumed)]
         assert all(torch.equal(heads[0][tensor], heads[1][tensor]) for tensor in heads[0])
@@ -249,14 +249,3 @@ def test_a_checkpoint_without_pass_rates_starts_from_the_prior_with_a_warning(tm
     assert trainer.state.global_step == 4
     third = logs_of(trainer)[2]
     assert third["ada/estimator/brier"] == pytest.approx(third["ada/estimator/brier_ema"])
-
-
-def test_a_corrupt_file_is_an_error_with_its_path(tmp_path):
-    path = checkpoint(tmp_path / "first", "est-value")
-    for name in (VALUE_HEAD_FILE, PASS_RATES_FILE):
-        content = (path / name).read_bytes()
-        (path / name).write_bytes(content[: len(content) // 2])
-        trainer = estimated_run(tmp_path / "second", "est-value", log_completions=True)
-        with pytest.raises(ValueError, match=f"checkpoint-2/{name} is not a usable .*Restore it from another check"):
-            trainer.train(resume_from_checkpoint=str(path))
-        (path / name).write_bytes(content)

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, load_dataset
 
 from ada_trl.recipes.math import sampling
 from ada_trl.recipes.math.cleaning import clean
@@ -372,7 +372,7 @@ def test_an_invalid_option_is_rejected(option, message, capsys):
 PLAIN = SamplingArguments(output_dir="unused")
 
 
-@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv", "saved", "saved with splits", "directory"])
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv", "directory"])
 def test_every_kind_of_local_data_set(kind, tmp_path):
     rows = [{"question": f"{i}+1=", "gt": i + 1, "other": "x"} for i in range(3)]
     dataset, path = Dataset.from_list(rows), tmp_path / f"data.{kind}"
@@ -382,10 +382,6 @@ def test_every_kind_of_local_data_set(kind, tmp_path):
         write_jsonl(path, rows)
     elif kind in ("parquet", "csv"):
         getattr(dataset, f"to_{kind}")(path)
-    elif kind == "saved":
-        dataset.save_to_disk(path)
-    elif kind == "saved with splits":
-        DatasetDict(test=dataset.select([0]), train=dataset).save_to_disk(path)
     else:
         (path / "data").mkdir(parents=True)
         dataset.to_parquet(path / "data" / "train-00000-of-00001.parquet")
@@ -415,14 +411,11 @@ def test_the_name_of_a_file_is_not_a_pattern(tmp_path):
 def test_errors_of_loading(tmp_path):
     path = tmp_path / "d.jsonl"
     write_jsonl(path, [{"text": "p", "label": "q", "other": [1, 2]}])
-    DatasetDict(test=Dataset.from_dict({"problem": ["p"]})).save_to_disk(tmp_path / "s")
-    (tmp_path / "d.txt").write_text("x")
     for name, columns, message in (
         ("d.jsonl", {}, "columns 'text', 'label', 'other', but not any of .* Set --problem_column"),
         ("d.jsonl", {"problem_column": "text", "answer_column": "gold"}, "but not 'gold' for the answer"),
         ("d.jsonl", {"problem_column": "other", "answer_column": "label"}, "contains neither text nor conversations"),
-        ("d.txt", {}, "is a .txt file"),
-        ("s", {}, "'train' is not a split of .*, which has 'test'"),
+        ("d.jsonl", {"dataset_split": "tset"}, "'tset'.*Should be one of"),
     ):
         with pytest.raises(ValueError, match=message):
             load_problems(str(tmp_path / name), SamplingArguments(output_dir="unused", **columns))
