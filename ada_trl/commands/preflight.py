@@ -9,6 +9,7 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -16,13 +17,15 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
+from trl.trainer.utils import is_async_callable
 
 from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.trl_private import override_attributes
 from ..utils.threads import bounded_threads
 from ..vllm.errors import VLLMServerError
-from .errors import user_errors
+from ..vllm.responses import quote
+from .errors import UserError, user_errors
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
 
 
@@ -133,6 +136,7 @@ class Preflight(TrainerCallback):
                     trainer,
                     _calculate_rewards=timed_rewards,
                     num_generations_eval=ROLLOUTS,
+                    reward_funcs=list(map(_checked, trainer.reward_funcs, trainer.reward_func_names)),
                 ),
             ):
                 for start in range(0, len(rows), at_once):
@@ -220,6 +224,26 @@ class Preflight(TrainerCallback):
         self.findings.append(_peak_memory(self.trainer.accelerator.device))
         if self.sample is not None:
             self.findings.append(step_cost(self.trainer.args, self.sample, seconds))
+
+
+def _checked(function: Callable, name: str) -> Callable:
+    """A reward function that is named in the error if it returns no list of numbers; TRL's error does not name it."""
+
+    def check(rewards: Any) -> Any:
+        try:
+            torch.tensor([torch.nan if reward is None else reward for reward in rewards], dtype=torch.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"reward function {name} returned {quote(rewards)}, but needs a list of one number or None for each completion."
+            ) from error
+        return rewards
+
+    async def check_awaited(**given: Any) -> Any:
+        return check(await function(**given))
+
+    if isinstance(function, torch.nn.Module):
+        return function
+    return check_awaited if is_async_callable(function) else lambda **given: check(function(**given))
 
 
 def _peak_memory(device: torch.device) -> CheckResult:

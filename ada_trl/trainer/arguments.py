@@ -213,6 +213,10 @@ def check_own_advantages(args: AdaGRPOConfig, name: str | None, advantage_func: 
         )
     if advantage_func is None:
         return
+    if not callable(advantage_func):
+        raise ValueError(
+            f"advantage_func ({advantage_func!r}) must be a function that takes `Rollouts` and returns one number for each."
+        )
     replaced = {
         "scale_rewards": args.scale_rewards != "none",
         "multi_objective_aggregation": args.multi_objective_aggregation != "sum_then_normalize",
@@ -233,8 +237,17 @@ def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarra
         `ValueError`: If it is not one number per rollout that the loss can represent.
     """
     if isinstance(advantages, torch.Tensor):
+        if advantages.requires_grad:
+            raise ValueError(
+                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
+            )
         advantages = advantages.cpu()
-    values = np.asarray(advantages, dtype=np.float64)
+    try:
+        values = np.asarray(advantages, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} returned {type(advantages).__name__}, which is no array of numbers: {error}."
+        ) from error
     if values.shape != (num_rollouts,):
         raise ValueError(
             f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage for each "

@@ -6,6 +6,7 @@ value, the constraint and a fix.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,12 @@ RULES = [
         lambda args: args.scale_rewards not in ("none", "group", "batch"),
         "must be one of 'none', 'group', 'batch'",
         "Use 'none' as in the paper",
+    ),
+    Rule(
+        "positive_threshold",
+        lambda args: not math.isfinite(args.positive_threshold),
+        "must be finite: a rollout is positive if its reward is greater",
+        "Use 0.7 for binary rewards",
     ),
     Rule(
         "retries",

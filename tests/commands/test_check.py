@@ -26,6 +26,18 @@ def no_reward(completions, **kwargs):
     return [0.0] * len(completions)
 
 
+def none_reward(completions, **kwargs):
+    return None
+
+
+def text_reward(completions, **kwargs):
+    return ["0.5"] * len(completions)
+
+
+async def scalar_reward(completions, **kwargs):
+    return 0.5
+
+
 def failing_reward(completions, **kwargs):
     raise ZeroDivisionError("my bug")
 
@@ -225,6 +237,16 @@ def test_a_run_without_scores_exits_with_code_1(task, capsys):
     found, code = checked(capsys, *words(task, reward="tests.commands.test_check.silent_reward"))
     assert code == 1 and files_of(task) == before
     assert "nothing was scored" in found["pass rate"] and "no completion scored" in found["reward silent_reward"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("none_reward", "null"), ("text_reward", '["0.5"'), ("scalar_reward", "0.5")]
+)
+def test_a_reward_function_that_returns_no_numbers_is_named(name, value, task, capsys):
+    with pytest.raises(SystemExit) as ended:
+        start("check", words(task, reward=f"tests.commands.test_check.{name}"))
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and f"reward function {name} returned {value}" in error, error[-500:]
 
 
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):

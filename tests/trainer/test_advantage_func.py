@@ -84,8 +84,10 @@ def test_own_functions_go_through_the_same_door(options, func, tmp_path):
         (lambda rollouts: np.zeros(rollouts.num_prompts), r"shape \(2,\), but it must have the shape \(8,\)"),
         (lambda rollouts: np.full(len(rollouts), np.nan), "returned nan for rollout 0, but advantages must be finite"),
         (lambda rollouts: np.where(np.arange(len(rollouts)) == 3, np.inf, 0), "returned inf for rollout 3"),
-        (lambda rollouts: None, r"shape \(\), but it must have"),
+        (lambda rollouts: ["a"] * len(rollouts), "returned list, which is no array of numbers"),
+        (lambda rollouts: None, r"shape \(\), but it must have|no array of numbers"),
         (lambda rollouts: np.full(len(rollouts), 1e39), r"returned 1e\+39 for rollout 0, .* at most 1e\+12"),
+        (lambda rollouts: torch.ones(len(rollouts), requires_grad=True), r"tensor with a gradient.*\.detach\(\)"),
     ],
 )
 def test_return_values_are_checked(returned, message, tmp_path):
@@ -208,3 +210,8 @@ def test_options_that_the_function_replaces_are_rejected(options, message, tmp_p
     trainer.advantage_func = zeros
     with pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+def test_what_is_no_function_is_rejected_at_construction(tmp_path):
+    with pytest.raises(ValueError, match=r"advantage_func \('batch_advantages'\) must be a function"):
+        build(tmp_path, "batch_advantages")

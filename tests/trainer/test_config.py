@@ -141,6 +141,7 @@ INVALID = [
         {"vllm_weight_sync": "disk"},
         r"vllm_weight_sync \('disk'\) is only used .*'server', but use_vllm=False and vllm_mode='colocate'\. Unset it",
     ),
+    ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be finite"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be one of 0, 1"),
     (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\}\) must not contain 'seed' with vLLM.*Remove it"),
     (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with .*, but use_vllm=False"),
