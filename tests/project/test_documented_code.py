@@ -22,6 +22,8 @@ from ada_trl.commands.options import build_parser
 from ada_trl.recipes.arithmetic.task import prepare
 from ada_trl.recipes.math.evaluate import main as evaluate
 
+from ..documentation import command_lines
+
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +38,7 @@ NEEDS = {
     "what a user has": r"\b(train|my_script|script)\.py\b|my_|your-|…|<\w+>|\.\.\.",
     "minutes to hours": r"benchmarks\.|arithmetic\.demo|notebooks/run",
 }
-BLOCK = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
-)
+BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 class Code(NamedTuple):
@@ -58,26 +58,13 @@ def code_of(page: str, text: str) -> list[Code]:
     """The commands and programs of a page, each with the reason for which it is left out."""
     found = []
     for block in BLOCK.finditer(text):
-        language = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python"}.get(
-            block["language"], block["language"]
-        )
-        if language not in ("bash", "python", "yaml"):
-            continue
-        before = text[: block.start()].rstrip().rpartition("\n")[2]
-        marked = re.fullmatch(r"\s*<!-- not run: (.+) -->", before)
-        content = re.sub(f"^{block['indent']}", "", block["text"], flags=re.MULTILINE)
+        language, content = block.groups()
+        marked = re.search(r"<!-- not run: (.+) -->\n$", text[: block.start()])
         line = text.count("\n", 0, block.start()) + 2
-        for part in _commands(content) if language == "bash" else [content]:
+        for part in command_lines(content) if language == "bash" else [content]:
             reason = marked[1] if marked else "" if language == "yaml" else needed(part)
             found.append(Code(page, line, language, part, reason))
     return found
-
-
-def _commands(text: str) -> list[str]:
-    """One for each line, with those that it continues on, without comments."""
-    joined = re.sub(r"\\\n\s*", "", text)
-    lines = [re.sub(r"(^|\s)#.*", "", line).removeprefix("$ ").strip() for line in joined.splitlines()]
-    return [line for line in lines if line]
 
 
 def needed(text: str) -> str:

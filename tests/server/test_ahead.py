@@ -266,20 +266,6 @@ def test_a_server_that_is_restarted_during_a_prefetch_stops_the_run(tmp_path):
     assert server.url in str(caught.value)
 
 
-def test_a_failed_prefetch_stops_the_step_that_needs_it(tmp_path):
-    async def failing(call):
-        if call.number == 20:
-            await asyncio.sleep(60)
-        return await half(call)
-
-    with FakeServer(failing) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["one completion"] | {"vllm_request_timeout": 2})
-        with fails("rollouts are missing"):
-            trainer.train()
-        assert becomes_idle(server)
-    assert trainer.state.global_step == 2
-
-
 def test_the_effective_sample_size_shows_older_weights(tmp_path):
     """All steps but the first are sampled from the weights before the last update."""
     with FakeServer(half, truthful=True) as server:

@@ -32,7 +32,6 @@ from .helpers import (
     fails,
     launch,
     page,
-    record_batches,
     reject,
     stall,
     train,
@@ -244,9 +243,8 @@ def test_a_log_probability_of_none_is_neutral(mode, tmp_path):
 
     with FakeServer(behave) as server:
         trainer = build(tmp_path, server, **mode)
-        batches = record_batches(trainer)
         trainer.train()
-    (batch,) = batches
+    (batch,) = trainer.batches
     assert batch["sampling_per_token_logps"].isnan().any() and batch["importance_sampling_ratio"].isfinite().all()
     assert any(logs.get("grad_norm") for logs in trainer.state.log_history)
 

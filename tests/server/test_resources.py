@@ -96,9 +96,3 @@ def test_a_closed_client_leaves_nothing():
 
     with FakeServer() as server:
         check_nothing_accumulates(use, 8, server)
-
-
-@pytest.mark.slow
-def test_nothing_accumulates_over_twenty_trainers(tmp_path):
-    with FakeServer() as server:
-        check_nothing_accumulates(train_interrupt_and_train_again, 20, tmp_path, server)

@@ -1,15 +1,12 @@
-"""Calls of TRL within a step: state after them, failures, threads, and the class of the vLLM engine."""
+"""Calls of TRL within a step: state after them, failures, and threads."""
 
 import threading
 import traceback
-from types import SimpleNamespace
 
 import pytest
 from trl.trainer import grpo_trainer
 
-from ada_trl.trainer.trl_private import vllm_generation_class
 from ada_trl.utils.distributed import collectives_disabled, gather_unless_disabled, no_collectives
-from ada_trl.vllm.generation import AdaVLLMGeneration
 
 from ..helpers import (
     build,
@@ -75,19 +72,3 @@ def test_collectives_are_disabled_for_one_thread_only():
         assert gather("mine") == "mine"
     thread.join()
     assert seen == ["everyone's", "mine"] and gather("mine") == "everyone's" and not collectives_disabled()
-
-
-def test_our_vllm_generation_is_built_while_a_trainer_with_vllm_is_constructed(monkeypatch):
-    built = []
-
-    class Plain:
-        def __init__(self, **options):
-            built.append(("plain", options))
-
-    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Plain)
-    monkeypatch.setattr(AdaVLLMGeneration, "__init__", lambda self, **options: built.append(("ours", options)))
-    for use_vllm in (True, False):
-        with vllm_generation_class(SimpleNamespace(use_vllm=use_vllm), weight_sync="disk"):
-            grpo_trainer.VLLMGeneration(mode="server")
-        assert grpo_trainer.VLLMGeneration is Plain
-    assert built == [("ours", {"mode": "server", "weight_sync": "disk"}), ("plain", {"mode": "server"})]
