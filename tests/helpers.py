@@ -65,10 +65,20 @@ def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(tiny_config(tiny_tokenizer()))
 
 
+def save_tiny_model(directory, seed: int = 0) -> None:
+    """Write the same and its tokenizer to disk."""
+    tiny_model(seed).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+
+
 def saved_tiny_model(directory) -> Qwen2ForCausalLM:
     """The same from a checkpoint on disk, from which TRL can build a reference model."""
-    tiny_model().save_pretrained(directory)
+    save_tiny_model(directory)
     return Qwen2ForCausalLM.from_pretrained(directory)
+
+
+def write_jsonl(path: Path, rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def prompt_dataset(repeats: int = 4) -> Dataset:

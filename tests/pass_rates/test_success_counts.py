@@ -1,6 +1,5 @@
 """Pass rates from counts: closed forms, no bias from early stopping, state, calibration."""
 
-import json
 import math
 
 import numpy as np
@@ -94,28 +93,6 @@ def test_counts_are_unbiased_under_early_stopping(decay, rule, known):
     excess = [c.discounted_positives - p * c.discounted_rollouts for c in discounted]
     assert_mean(excess, 0, scale=p * np.mean([c.discounted_rollouts for c in discounted]))
     assert np.mean(pool_means) == pytest.approx(known, abs=4e-3)
-
-
-# State
-
-
-def test_resumed_equals_uninterrupted_through_json():
-    def observe_steps(estimator, steps):
-        for step in steps:
-            keys = [str(i * (step + 1) % 60) for i in range(40)]
-            observe(estimator, keys, early_stopped_counts(np.linspace(0.05, 0.95, 40), (step, 7)), step)
-
-    whole, resumed = EMAPassRate(), EMAPassRate()
-    observe_steps(whole, range(3))
-    state = whole.state_dict()
-    text = json.dumps(state)
-    observe_steps(whole, range(3, 6))
-    assert json.dumps(state) == text, "The state is a copy."
-    resumed.load_state_dict(json.loads(text))
-    observe_steps(resumed, range(3, 6))
-    assert resumed.state_dict() == whole.state_dict()
-    keys = [*whole.counts, "new"]
-    assert resumed.predict(keys) == whole.predict(keys)
 
 
 # Calibration

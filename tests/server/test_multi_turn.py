@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from ..conversations import Counting, add, image_dataset, says_the_sum
+from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
 from ..helpers import Recorder, chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer, color_of
@@ -89,17 +89,6 @@ def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
         assert "tool_response" not in text and ("It is" in text) == (advantage > 0)
     sampled = output["completion_mask"].bool() & output["tool_mask"].bool()
     assert (output["sampling_per_token_logps"][sampled] == -1.0).all()
-
-
-def test_environments_are_reset_for_each_rollout(tmp_path):
-    Counting.resets.clear()
-    with FakeServer(uses_the_tool, CHAT) as server:
-        trainer = build(tmp_path, server, [], factory=Counting)
-        trainer.train()
-    logs = trainer.state.log_history[0]
-    assert sum(Counting.resets.values()) == logs["ada/samples_per_prompt/mean"] * 4 == 32
-    assert (logs["rewards/Counting/mean"], logs["ada/frac_exit_condition_met"]) == (0.0, 1.0)
-    assert all("Please give" in call.prompt for call in server.completions)
 
 
 def test_a_failure_between_tool_calls_stops_the_run(tmp_path):

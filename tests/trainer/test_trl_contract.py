@@ -18,7 +18,6 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import gather
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -33,6 +32,7 @@ from ada_trl.trainer.trl_private import rank_local_collectives, vllm_generation_
 from ada_trl.trainer.trl_version import SIGNATURES
 from ada_trl.vllm.client import completion_request
 
+from ..conversations import NUMBERS, Counting
 from ..helpers import (
     QUICK,
     chat_tokenizer,
@@ -217,39 +217,16 @@ def test_gathers_of_generation_and_rewards_can_be_made_local(recorded, monkeypat
 
 
 def environment_trainer(tmp_path):
-    class Environment:
-        def reset(self, **row):
-            return None
-
-        def get_reward(self):
-            return 1.0
-
-        def add(self, a: int) -> int:
-            """
-            Adds.
-
-            Args:
-                a: A number.
-            """
-            return a
-
     args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4, "max_completion_length": 64})
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 2})
     tokenizer = chat_tokenizer()
-    trainer = GRPOTrainer(
-        tiny_chat_model(tokenizer),
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        environment_factory=Environment,
-    )
-    return trainer, Environment
+    given = {"train_dataset": NUMBERS, "processing_class": tokenizer, "environment_factory": Counting}
+    return GRPOTrainer(tiny_chat_model(tokenizer), args=args, **given)
 
 
 def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_path):
-    trainer, environment_class = environment_trainer(tmp_path)
+    trainer = environment_trainer(tmp_path)
     assert set(trainer._environment_pool) == {None}
-    assert isinstance(trainer._environment_pool[None][0], environment_class)
+    assert isinstance(trainer._environment_pool[None][0], Counting)
 
     class Left(Exception):
         pass
@@ -258,7 +235,7 @@ def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_pat
         raise Left
 
     trainer._generate = generate
-    pool = trainer._environment_pool = {None: [environment_class() for _ in range(3)]}
+    pool = trainer._environment_pool = {None: [Counting() for _ in range(3)]}
     first = pool[None][0]
     with pytest.raises(Left):
         trainer._generate_and_score_completions([trainer.train_dataset[0]] * 2)
@@ -267,7 +244,7 @@ def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_pat
 
 
 def test_the_tool_loop_returns_its_counts_before_the_images(tmp_path):
-    trainer, _ = environment_trainer(tmp_path)
+    trainer = environment_trainer(tmp_path)
     prompts, generated = [[{"role": "user", "content": "Hello."}]] * 2, iter([["Well.<|im_end|>"], []])
     trainer._batch_environments = [None] * 2
     trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"add": lambda a: a}] * 2, [{}] * 2
