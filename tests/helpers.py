@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from recipes.arithmetic.task import build_tokenizer
+from recipes.arithmetic.task import build_tokenizer as tiny_tokenizer
 
 
 ROOT = Path(__file__).parent.parent
@@ -35,10 +35,6 @@ VISION_TEMPLATE = (
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer()
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerBase, **config) -> Qwen2Config:
@@ -209,13 +205,21 @@ class ScriptedRewards:
 
 
 class Recorder(AdaGRPOTrainer):
-    """Keeps what reaches the loss."""
+    """Keeps what reaches the loss, and the [`~ada_trl.core.Rollouts`] of each step."""
+
+    def __init__(self, *args, **kwargs):
+        self.batches, self.rollouts = [], []
+        super().__init__(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self.batches = [*getattr(self, "batches", []), output]
+            self.batches.append(output)
         return output
+
+    def _log_step(self, batch, *args):
+        self.rollouts.append(batch.rollouts)
+        super()._log_step(batch, *args)
 
 
 def expand_mode(options: dict) -> dict:
@@ -281,18 +285,6 @@ def build(
     )
 
 
-def remember_rollouts(trainer):
-    """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
-    seen, log_step = [], trainer._log_step
-
-    def remember(batch, *args):
-        seen.append(batch.rollouts)
-        log_step(batch, *args)
-
-    trainer._log_step = remember
-    return seen
-
-
 def prompts_of(batch):
     return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
 
@@ -314,16 +306,6 @@ def moved(trainer) -> dict[str, bool]:
     trainer.train()
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
     return {name: not torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters()}
-
-
-def train_with_and_without_resume(build, tmp_path, *args, at: int, **options):
-    """A run, and one that starts with other weights from its checkpoint `at`: they must end the same."""
-    whole = build(tmp_path / "whole", *args, **options)
-    whole.train()
-    resumed = build(tmp_path / "resumed", *args, model=tiny_model(seed=9), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{at}"))
-    assert_same_run(whole, resumed)
-    return whole, resumed
 
 
 def assert_same_run(whole, resumed) -> None:

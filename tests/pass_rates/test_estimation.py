@@ -64,8 +64,8 @@ def test_the_budget_is_exactly_that_of_grpo(mode, overrides, tmp_path):
     trainer = build(tmp_path, reward, adaptive_sampling=mode, **options)
     assert all(moved(trainer).values())
     generation_batch = trainer.args.generation_batch_size
-    assert rows == [generation_batch] * len(trainer.steps) and len(rows) >= 4
-    sizes = [rollouts.size_P.tolist() for rollouts in trainer.steps]
+    assert rows == [generation_batch] * len(trainer.rollouts) and len(rows) >= 4
+    sizes = [rollouts.size_P.tolist() for rollouts in trainer.rollouts]
     assert all(sum(step) == generation_batch and min(step) >= 2 and max(step) <= 32 for step in sizes)
     assert any(len(set(step)) > 1 for step in sizes)
     for logs in logs_of(trainer):
@@ -116,7 +116,7 @@ def test_allocation_rules_and_bounds(tmp_path):
 def test_duplicates_share_an_estimate_and_have_separate_pools(tmp_path):
     trainer = build(tmp_path, by_prompt, prompt_dataset(1).select([0, 0]), max_steps=1)
     trainer.train()
-    (rollouts,) = trainer.steps
+    (rollouts,) = trainer.rollouts
     assert rollouts.size_P.tolist() == [4, 4]
     (counts,) = trainer.pass_rates.counts.counts.values()
     assert counts.num_rollouts == 8 and counts.positives == rollouts.positives_P.sum()

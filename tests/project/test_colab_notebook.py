@@ -100,19 +100,14 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
 
 def test_server_command_serves_the_model_that_is_trained(monkeypatch, tmp_path):
     """vLLM parses it in tests/server/test_notebook.py."""
-    command, environment = server_command(monkeypatch, tmp_path)
+    namespace, started = settings(monkeypatch, tmp_path, T4[0], "vllm-server"), []
+    fake = SimpleNamespace(Popen=lambda command, env, **_: started.append((command, env)), STDOUT=None)
+    Path(namespace["OUTPUT"]).mkdir(parents=True)  # by `prepare`
+    known = namespace | {"subprocess": fake, "BASE": f"{namespace['OUTPUT']}/base"}
+    exec("import sys\n" + cells("def start_server")[0] + "\nstart_server()", known)
+    ((command, environment),) = started
     options = dict(zip(command, command[1:], strict=False))
     assert options["--model"] == "outputs/reasoning-360m/base" and options["--dtype"] == "float16"
     assert options["--max-lora-rank"] == "32" and "--enable-lora" in command
     assert int(options["--max-model-len"]) > 8
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == environment["VLLM_SERVER_DEV_MODE"] == "1"
-
-
-def server_command(monkeypatch, tmp_path):
-    namespace = settings(monkeypatch, tmp_path, T4[0], "vllm-server")
-    started = []
-    fake = SimpleNamespace(Popen=lambda command, env, **_: started.append((command, env)), STDOUT=None)
-    Path(namespace["OUTPUT"]).mkdir(parents=True)  # by `prepare`
-    known = namespace | {"subprocess": fake, "BASE": f"{namespace['OUTPUT']}/base"}
-    exec("import sys\n" + cells("def start_server")[0] + "\nstart_server()", known)
-    return started[0]

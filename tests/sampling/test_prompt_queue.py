@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from ..helpers import build, even_reward, logs_of, prompts_of, remember_rollouts
+from ..helpers import build, even_reward, logs_of, prompts_of
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -106,7 +106,6 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
         return [0.0] * len(prompts)
 
     trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"retries": 2})
-    rollouts = remember_rollouts(trainer)
     trainer.train()
     # 8 rows: at most 6 retries, each prompt in at most 3 steps, and prompts with the fewest attempts first.
     assert [len(set(step)) for step in sampled] == [8] * 5
@@ -115,7 +114,7 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
     visits = [prompt for step in sampled for prompt in step]
     assert max(visits.count(prompt) for prompt in visits) == 3
     assert [logs["ada/prompts/frac_retried"] for logs in logs_of(trainer)] == [0.0, 0.75, 0.75, 0.5, 0.75]
-    assert all((step.size_P == 1).all() for step in rollouts)
+    assert all((step.size_P == 1).all() for step in trainer.rollouts)
 
 
 # What holds in every mode

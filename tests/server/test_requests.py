@@ -23,19 +23,7 @@ from ada_trl.vllm.transport import max_connections
 from ..helpers import logs_of, prompt_dataset
 from .fake import RIGHT, TOKENIZER, WRONG, Call, FakeServer, answer, choices_of, half_right
 from .faults import Fault, FaultyServer
-from .helpers import (
-    IN_TIME,
-    UNIFORM,
-    build,
-    error_response,
-    fail,
-    fails,
-    launch,
-    page,
-    reject,
-    stall,
-    train,
-)
+from .helpers import IN_TIME, UNIFORM, build, error_response, fail, fails, launch, page, reject, stall, train
 
 
 ROWS = [TOKENIZER(f"{a}+{b}=")["input_ids"] for a in range(16) for b in range(16)]

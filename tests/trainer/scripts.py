@@ -72,7 +72,6 @@ class Run(NamedTuple):
     trainer: Any
     batches: list[dict]
     prompts: list[list[str]]  # of the rows of each batch
-    mode: str | None
 
 
 def everywhere(pattern):
@@ -155,10 +154,10 @@ def train(script, mode, directory):
         assert all(batch["advantages"].isfinite().all() for batch in batches) or mode == "uniform"
         assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
     decode = functools.partial(trainer.processing_class.batch_decode, skip_special_tokens=True)
-    return Run(trainer, batches, [decode(batch["prompt_ids"]) for batch in batches], mode)
+    return Run(trainer, batches, [decode(batch["prompt_ids"]) for batch in batches])
 
 
-def assert_same_run(expected, actual):
+def assert_same_training(expected, actual):
     for a, b in zip(expected.batches, actual.batches, strict=True):
         torch.testing.assert_close(b["advantages"], a["advantages"], rtol=0, atol=0, equal_nan=True)
         assert torch.equal(a["completion_ids"], b["completion_ids"])
@@ -183,7 +182,7 @@ def check_run(script, mode, directory):
     run = train(script, mode, directory)
     assert run.trainer.state.global_step == script.steps
     if script.equals is not None:
-        assert_same_run(train(script._replace(reward=script.equals), mode, directory), run)
+        assert_same_training(train(script._replace(reward=script.equals), mode, directory), run)
     elif mode == "uniform" or (script.same_prompts and mode in LOADER_MODES):
         n = run.trainer.args.num_generations
         grpo = train(script._replace(options={**script.options, "num_generations": n}), None, directory)
@@ -191,7 +190,7 @@ def check_run(script, mode, directory):
         first, expected = ([list(dict.fromkeys(batch)) for batch in one.prompts] for one in (run, grpo))
         assert first == expected
         if mode == "uniform":
-            assert_same_run(grpo, run)
+            assert_same_training(grpo, run)
     if script.check is not None:
         script.check(run)
 

@@ -8,15 +8,7 @@ import torch
 
 from ada_trl.core import batch_advantages, pool_advantages
 
-from ..helpers import (
-    Recorder,
-    assert_same_run,
-    build,
-    logs_of,
-    prompt_dataset,
-    prompts_of,
-    weights_of,
-)
+from ..helpers import Recorder, assert_same_run, build, logs_of, prompt_dataset, prompts_of, weights_of
 
 
 MODES = {

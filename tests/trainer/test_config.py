@@ -162,11 +162,6 @@ def test_weights_are_names_or_powers(given, kept):
         assert config(**BATCH, prompt_weighting=given).prompt_weighting == kept
 
 
-def test_uniform_mode_accepts_what_grpo_accepts():
-    args = config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
-    assert args.use_vllm and args.multi_objective_aggregation == "normalize_then_sum"
-
-
 def build(args):
     return AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 

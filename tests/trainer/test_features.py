@@ -13,7 +13,6 @@ from ..helpers import (
     length_reward,
     logs_of,
     prompt_dataset,
-    remember_rollouts,
     saved_tiny_model,
     tiny_config,
     tiny_tokenizer,
@@ -92,11 +91,10 @@ def test_reward_models(tmp_path):
     tokenizer, functions = tiny_tokenizer(), [tiny_reward_model(), even_reward]
     options = {"reward_processing_classes": [tokenizer, None], "success_reward": "even_reward"}
     trainer = build(tmp_path, functions, **options)
-    steps, model = remember_rollouts(trainer), tiny_reward_model()
     trainer.train()
     name, _ = trainer.reward_func_names
     assert all(f"rewards/{name}/mean" in logs for logs in logs_of(trainer))
-    scores = steps[0].rewards_NF[:, 0]
+    scores, model = trainer.rollouts[0].rewards_NF[:, 0], tiny_reward_model()
     assert len(set(scores.tolist())) > len(scores) / 4
     text = trainer._logs["prompt"][0] + trainer._logs["completion"][0]
     expected = model(**tokenizer([text], return_tensors="pt")).logits.item()

@@ -261,10 +261,7 @@ def test_warns_once_when_the_effective_sample_size_stays_low(mode, ratios, is_wa
 @pytest.mark.parametrize(
     ("reward", "options", "fragments"),
     [
-        *(
-            (half_reward, MODES.get(mode, {"adaptive_sampling": mode}), ("No rollout", "the reward ranges from 0", "the prompts are hard"))
-            for mode in ("seq-balance", "seq-pos", "est")
-        ),
+        (half_reward, {}, ("No rollout", "the reward ranges from 0", "the prompts are hard")),
         (
             graded,
             UNIFORM | {"prompt_weighting": "inverse_sqrt"},

@@ -168,6 +168,10 @@ def one_token_more(run):
         assert batch["completion_mask"].sum(dim=1).tolist() == [QUICK["max_completion_length"] + 1] * 8
 
 
+def two_tokens(run):
+    assert all(batch["completion_mask"].shape[1] == 2 for batch in run.batches)
+
+
 def shifted(run):
     rewards = [logs["reward"] for logs in run.trainer.state.log_history if "reward" in logs]
     assert min(rewards) < 0.5 and max(map(abs, rewards)) <= 0.5
@@ -185,7 +189,7 @@ METHODS = {
     "_generate_and_score_completions": Script(methods=DoubledAdvantages),
     "_generate": Script(methods=LongerCompletions, options={"generation_kwargs": NO_END}, check=one_token_more),
     "_generate with extra fields": Script(expects_extra_fields, methods=ExtraFields),
-    "_generate_single_turn": Script(methods=ShorterCompletions),
+    "_generate_single_turn": Script(methods=ShorterCompletions, check=two_tokens),
     "sampled twice": Script(methods=SampledTwice),
     "rows read": Script(
         solves_the_first,

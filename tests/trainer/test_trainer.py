@@ -13,11 +13,9 @@ from ..helpers import (
     ScriptedRewards,
     build,
     even_reward,
-    length_reward,
     logs_of,
     prompt_dataset,
     prompts_of,
-    remember_rollouts,
     tiny_tokenizer,
 )
 
@@ -118,31 +116,14 @@ def test_a_total_reward_that_overflows_is_unscored(dtype, tmp_path, request):
         max_steps=1,
         reward_weights=[10.0],
     )
-    steps = remember_rollouts(trainer)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(dtype)
     trainer.train()
-    assert [rollouts.scored_P.tolist() for rollouts in steps] == [[3, 30]]
+    assert [rollouts.scored_P.tolist() for rollouts in trainer.rollouts] == [[3, 30]]
     (batch,) = trainer.batches
     assert batch["advantages"].isfinite().all() and batch["advantages"].any()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
     assert all(math.isfinite(value) for name, value in logs_of(trainer)[0].items() if name.startswith("ada/"))
-
-
-def test_success_reward_defines_success_and_the_total_is_trained_on(tmp_path):
-    trainer = build(
-        tmp_path,
-        [even_reward, length_reward],
-        success_reward="even_reward",
-        reward_weights=[1.0, 10.0],
-        max_steps=1,
-    )
-    steps = remember_rollouts(trainer)
-    trainer.train()
-    (rollouts,) = steps
-    even_N, length_N = rollouts.rewards_NF.T
-    assert (rollouts.success_reward_N == even_N).all() and (rollouts.is_positive_N == (even_N == 1)).all()
-    assert rollouts.reward_N == pytest.approx(even_N + 10 * length_N)
 
 
 def test_log_completions_shows_the_selected_group_with_its_advantages(tmp_path):
@@ -171,9 +152,6 @@ def test_too_few_extra_values_are_rejected_if_completions_are_logged(tmp_path):
 
     with pytest.raises(ValueError, match=r"log_extra\('column', …\) was given 1 values for 8 completions"):
         build(tmp_path, reward, log_completions=True).train()
-    trainer = build(tmp_path, reward)
-    trainer.train()
-    assert len(logs_of(trainer)) == 2, "As in GRPOTrainer."
 
 
 def test_trl_warns_of_unscored_completions_once_per_step(tmp_path, caplog):
@@ -191,9 +169,8 @@ def test_a_reward_that_is_equal_to_the_threshold_is_not_positive(tmp_path):
 
     options = {"positive_threshold": 0.1, "eval_dataset": prompt_dataset(1), "per_device_eval_batch_size": 4}
     trainer = build(tmp_path, reward, num_generations_eval=2, max_steps=1, **options)
-    steps = remember_rollouts(trainer)
     trainer.train()
-    assert steps[0].positives_P.tolist() == [0, 0]
+    assert trainer.rollouts[0].positives_P.tolist() == [0, 0]
     assert trainer.evaluate()["eval_pass@2"] == 0
 
 

@@ -33,15 +33,7 @@ from ada_trl.trainer.trl_version import SIGNATURES
 from ada_trl.vllm.client import completion_request
 
 from ..conversations import NUMBERS, Counting
-from ..helpers import (
-    QUICK,
-    chat_tokenizer,
-    even_reward,
-    prompt_dataset,
-    tiny_chat_model,
-    tiny_model,
-    tiny_tokenizer,
-)
+from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 def test_signatures_of_all_overrides_are_checked_when_a_trainer_is_built():
@@ -173,16 +165,21 @@ def test_state_exists(name, recorded):
     assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
 
 
+class Left(Exception):
+    pass
+
+
+def leave(prompts):
+    raise Left
+
+
 def test_no_gather_and_no_metric_before_the_generation(recorded):
     """The rows of a round are prepared by a call that is left in `_generate`, on each process separately."""
     before, called = {k: len(v) for k, v in recorded._metrics["train"].items()}, []
 
-    class Left(Exception):
-        pass
-
     def generate(prompts):
         called.append(prompts)
-        raise Left
+        leave(prompts)
 
     def gather(tensor):
         raise AssertionError("GRPOTrainer gathers before it calls `_generate`: rounds would wait for each other.")
@@ -227,14 +224,7 @@ def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_pat
     trainer = environment_trainer(tmp_path)
     assert set(trainer._environment_pool) == {None}
     assert isinstance(trainer._environment_pool[None][0], Counting)
-
-    class Left(Exception):
-        pass
-
-    def generate(prompts):
-        raise Left
-
-    trainer._generate = generate
+    trainer._generate = leave
     pool = trainer._environment_pool = {None: [Counting() for _ in range(3)]}
     first = pool[None][0]
     with pytest.raises(Left):

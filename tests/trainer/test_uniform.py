@@ -7,15 +7,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import (
-    QUICK,
-    even_reward,
-    length_reward,
-    prompt_dataset,
-    saved_tiny_model,
-    tiny_model,
-    tiny_tokenizer,
-)
+from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, saved_tiny_model, tiny_model, tiny_tokenizer
 
 
 TIMINGS = ("runtime", "per_second", "step_time")
