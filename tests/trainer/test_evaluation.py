@@ -24,7 +24,7 @@ def test_evaluation_logs_pass_at_k_of_the_success_reward(options, tmp_path):
     seen = []
 
     def shaped(completions, **kwargs):
-        return [len(completion) / 100 for completion in completions]
+        return [len(completion) for completion in completions]
 
     def right(completions, **kwargs):
         seen.append(even_reward(completions))

@@ -23,6 +23,7 @@ from ..helpers import (
 REUSED = {"num_iterations": 2}
 KL = {"beta": 0.5}
 UNIFORM = {"adaptive_sampling": "uniform", "num_generations": 4}
+UNWEIGHTED = {"prompt_weighting": "none"}  # as by default with scale_rewards="group"
 # Options that change the loss, and the options that they are compared with.
 IN_THE_LOSS = {
     "importance_sampling_level": ({"importance_sampling_level": "sequence"}, REUSED),
@@ -36,7 +37,8 @@ IN_THE_LOSS = {
     "mask_truncated_completions": ({"mask_truncated_completions": True}, {}),
     "top_entropy_quantile": ({"top_entropy_quantile": 0.5}, {}),
     "entropy_coef": ({"entropy_coef": 0.5}, {}),
-    "scale_rewards": ({"scale_rewards": "group"}, {}),
+    "scale_rewards of a group": ({"scale_rewards": "group"}, UNWEIGHTED),
+    "scale_rewards of a batch": ({"scale_rewards": "batch"}, UNWEIGHTED),
     "prompt_weighting": ({"prompt_weighting": "inverse"}, {}),
     "prompt_weighting of GRPO": (UNIFORM | {"prompt_weighting": "inverse"}, UNIFORM),
     "reward_weights": ({"reward_weights": [0.1, 3.0]}, {}),
