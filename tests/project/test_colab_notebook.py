@@ -85,9 +85,6 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
     path = f"{urlparse(source).path}/blob/main/{NOTEBOOK.relative_to(ROOT)}"
     assert badge == f"https://colab.research.google.com/github{path}"
     (install,) = cells('"pip", "install"')
-    if "OWNER" in source:
-        with pytest.raises(ValueError, match="placeholder"):
-            exec(install, namespace)
     commands = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})

@@ -103,7 +103,6 @@ class StopAtOnce(TrainerCallback):
 TOO_FEW = except_uniform(r"needs \d distinct prompts")
 DATASETS = {
     "id missing": Script(dataset=dataset_with(id=[None, "b"] * (NUMBER // 2))),
-    "id of lists": Script(dataset=dataset_with(id=[[i] for i in range(NUMBER)])),
     "without images": Script(dataset=dataset_with(images=[[]] * NUMBER)),
     "very long": Script(dataset=dataset_with(prompt=["1+2=" * (1 + 40 * (i % 2)) for i in range(NUMBER)])),
     "equal": Script(dataset=dataset_with(prompt=["1+2="] * NUMBER)),

@@ -115,6 +115,11 @@ class OwnLoader:
         return self.accelerator.prepare(DataLoader(rows, batch_size=8, collate_fn=list))
 
 
+class InheritedLoader:
+    def _get_dataloader(self, *args, **kwargs):
+        return super()._get_dataloader(*args, **kwargs)
+
+
 class NoRepetitions:
     def _get_train_sampler(self, dataset=None):
         return SequentialSampler(self.train_dataset)
@@ -209,6 +214,7 @@ METHODS = {
     "get_train_dataloader": Script(
         methods=OwnLoader, rejected=from_queue(NO_EFFECT.format("get_train_dataloader")), same_prompts=True
     ),
+    "_get_dataloader": Script(methods=InheritedLoader, rejected=from_queue(NO_EFFECT.format("_get_dataloader"))),
     "a sampler without repetitions": Script(
         methods=NoRepetitions,
         modes=LOADER_MODES,
