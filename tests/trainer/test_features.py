@@ -46,7 +46,6 @@ IN_THE_LOSS = {
     "shuffle_dataset": ({"shuffle_dataset": False}, {}),
     "temperature": ({"temperature": 0.3}, {}),
     "max_completion_length": ({"max_completion_length": 2}, {}),
-    "generation_kwargs": ({"generation_kwargs": {"top_p": 0.3}}, {}),
 }
 
 
