@@ -7,13 +7,14 @@ from collections import Counter
 from datasets import Dataset
 from PIL import Image
 
-from ada_trl import AdaGRPOTrainer
-
-from .helpers import QUICK, chat_tokenizer, config, tiny_chat_model
+from .helpers import QUICK, Recorder, chat_tokenizer, tiny_chat_model
+from .helpers import build as build_trainer
 
 
 QUESTIONS = ["1+2", "31+4", "5+55", "7+8"]
 CONVERSATIONS = [[{"role": "user", "content": question}] for question in QUESTIONS]
+# For the environment below.
+NUMBERS = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
 TINY = QUICK | {"max_completion_length": 256, "max_steps": 1, "per_device_train_batch_size": 16}
 
 
@@ -28,7 +29,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-class ToolUser(AdaGRPOTrainer):
+class ToolUser(Recorder):
     """Its policy is scripted: every other completion calls the tool `add` and then says the sum, others say nothing."""
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
@@ -45,23 +46,21 @@ class ToolUser(AdaGRPOTrainer):
                 texts.append("Pass.")
         return self._tokenizer([text + "<|im_end|>" for text in texts])["input_ids"], None
 
-    def _generate_and_score_completions(self, inputs):
-        self.output = super()._generate_and_score_completions(inputs)
-        return self.output
-
 
 def build(
     trainer_class, tmp_path, reward, dataset=None, model=None, tokenizer=None, tools=None, factory=None, **options
 ):
     tokenizer = tokenizer or chat_tokenizer()
-    return trainer_class(
-        model or tiny_chat_model(tokenizer),
+    return build_trainer(
+        tmp_path,
         reward,
-        config(tmp_path, **TINY | options),
-        dataset or Dataset.from_dict({"prompt": CONVERSATIONS}),
-        processing_class=tokenizer,
+        dataset or (NUMBERS if factory else Dataset.from_dict({"prompt": CONVERSATIONS})),
+        model or tiny_chat_model(tokenizer),
+        tokenizer=tokenizer,
+        trainer_class=trainer_class,
         tools=tools,
         environment_factory=factory,
+        **TINY | options,
     )
 
 

@@ -34,11 +34,16 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
 
 
-def commands(page: Path) -> list[list[str]]:
-    """The words of every line to type in a page's bash blocks, comments left out, continued lines joined."""
-    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+def command_lines(text: str) -> list[str]:
+    """Every line to type in a bash block, comments left out, continued lines joined."""
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in lines]
-    return [line.split() for line in lines if line]
+    return [line for line in lines if line]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every line to type in a page's bash blocks."""
+    return [line.split() for line in command_lines("\n".join(blocks(page, "bash")))]
 
 
 def quick_start_scripts() -> tuple[str, str]:

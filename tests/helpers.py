@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from recipes.arithmetic.task import build_tokenizer
+from recipes.arithmetic.task import build_tokenizer as tiny_tokenizer
 
 
 ROOT = Path(__file__).parent.parent
@@ -35,10 +35,6 @@ VISION_TEMPLATE = (
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerBase:
-    return build_tokenizer()
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerBase, **config) -> Qwen2Config:
@@ -65,10 +61,20 @@ def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(tiny_config(tiny_tokenizer()))
 
 
+def save_tiny_model(directory, seed: int = 0) -> None:
+    """Write the same and its tokenizer to disk."""
+    tiny_model(seed).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+
+
 def saved_tiny_model(directory) -> Qwen2ForCausalLM:
     """The same from a checkpoint on disk, from which TRL can build a reference model."""
-    tiny_model().save_pretrained(directory)
+    save_tiny_model(directory)
     return Qwen2ForCausalLM.from_pretrained(directory)
+
+
+def write_jsonl(path: Path, rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def prompt_dataset(repeats: int = 4) -> Dataset:
@@ -199,13 +205,21 @@ class ScriptedRewards:
 
 
 class Recorder(AdaGRPOTrainer):
-    """Keeps what reaches the loss."""
+    """Keeps what reaches the loss, and the [`~ada_trl.core.Rollouts`] of each step."""
+
+    def __init__(self, *args, **kwargs):
+        self.batches, self.rollouts = [], []
+        super().__init__(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self.batches = [*getattr(self, "batches", []), output]
+            self.batches.append(output)
         return output
+
+    def _log_step(self, batch, *args):
+        self.rollouts.append(batch.rollouts)
+        super()._log_step(batch, *args)
 
 
 def expand_mode(options: dict) -> dict:
@@ -234,6 +248,16 @@ def config(output_dir, **options) -> AdaGRPOConfig:
     return AdaGRPOConfig(str(output_dir), **expand_mode(options))
 
 
+ARGUMENTS = (
+    "tools",
+    "environment_factory",
+    "optimizers",
+    "advantage_func",
+    "rollout_func",
+    "reward_processing_classes",
+)
+
+
 def build(
     tmp_path,
     reward_funcs=even_reward,
@@ -246,8 +270,8 @@ def build(
     trainer_class=Recorder,
     **overrides,
 ):
-    """A trainer of the tiny model; `overrides` are options of its configuration, and arguments of a trainer that has tools."""
-    given = {name: overrides.pop(name) for name in ("tools", "environment_factory", "optimizers") if name in overrides}
+    """A trainer of the tiny model; `overrides` are options of its configuration, and `ARGUMENTS` of the trainer."""
+    given = {name: overrides.pop(name) for name in ARGUMENTS if name in overrides}
     return trainer_class(
         model or tiny_model(),
         reward_funcs,
@@ -261,18 +285,6 @@ def build(
     )
 
 
-def remember_rollouts(trainer):
-    """A list that each step of `trainer` adds its [`~ada_trl.core.Rollouts`] to."""
-    seen, log_step = [], trainer._log_step
-
-    def remember(batch, *args):
-        seen.append(batch.rollouts)
-        log_step(batch, *args)
-
-    trainer._log_step = remember
-    return seen
-
-
 def prompts_of(batch):
     return tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
 
@@ -284,6 +296,10 @@ def logs_of(trainer) -> list[dict]:
     return logs
 
 
+def weights_of(trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
 def moved(trainer) -> dict[str, bool]:
     """Train, and say of each parameter whether it has moved; all must stay finite."""
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
@@ -292,20 +308,9 @@ def moved(trainer) -> dict[str, bool]:
     return {name: not torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters()}
 
 
-def train_with_and_without_resume(build, tmp_path, *args, at: int, **options):
-    """A run, and one that starts with other weights from its checkpoint `at`: they must end the same."""
-    whole = build(tmp_path / "whole", *args, **options)
-    whole.train()
-    resumed = build(tmp_path / "resumed", *args, model=tiny_model(seed=9), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{at}"))
-    assert_same_run(whole, resumed)
-    return whole, resumed
-
-
 def assert_same_run(whole, resumed) -> None:
     """The same weights to the bit, and the same logs but for times."""
-    for expected, actual in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(expected, actual)
+    assert torch.equal(weights_of(whole), weights_of(resumed))
     expected, actual = (
         [{name: value for name, value in logs.items() if "time" not in name} for logs in logs_of(trainer)]
         for trainer in (whole, resumed)

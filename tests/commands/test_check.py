@@ -1,7 +1,6 @@
 """`ada-trl check`: findings, failures, and the removal of its files."""
 
 import itertools
-import json
 import math
 import re
 
@@ -12,7 +11,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
 from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling, step_cost
 
-from ..helpers import run_module, tiny_model, tiny_tokenizer
+from ..helpers import run_module, save_tiny_model, write_jsonl
 
 
 LONGEST = 11  # tokens of the longest prompt of the data, which is not among the first
@@ -46,10 +45,9 @@ def failing_reward(completions, **kwargs):
 def task(tmp_path_factory):
     """A folder with a model and sums."""
     folder = tmp_path_factory.mktemp("check")
-    tiny_model().save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
+    save_tiny_model(folder / "model")
     prompts = [f"{a}+1=" for a in range(8)] + ["1" * (LONGEST - 3) + "+1="] + [f"{a}+2=" for a in range(8)]
-    (folder / "sums.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    write_jsonl(folder / "sums.jsonl", [{"prompt": prompt} for prompt in prompts])
     return folder
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from ada_trl.commands import main
 
-from ..helpers import tiny_model, tiny_tokenizer
+from ..helpers import save_tiny_model
 
 
 SUMS = [{"prompt": f"{a}+1=", "problem": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
@@ -70,8 +70,7 @@ MISTAKES = [
 def files(tmp_path_factory):
     """A folder with a model, data, recipes and runs, and an invalid version of each."""
     directory = tmp_path_factory.mktemp("mistakes")
-    tiny_model().save_pretrained(directory / "model")
-    tiny_tokenizer().save_pretrained(directory / "model")
+    save_tiny_model(directory / "model")
     rows = "".join(json.dumps(row) + "\n" for row in SUMS)
     good = {"model_name_or_path": "model", "dataset_name": "data", "reward_funcs": "tests.helpers.even_reward"}
     good |= {"output_dir": "out", "use_cpu": True, "bf16": False, "max_steps": 1, "per_device_train_batch_size": 8}

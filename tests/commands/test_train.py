@@ -18,7 +18,7 @@ from ada_trl.commands.run_setup import load_data
 from ada_trl.commands.run_setup import prepare as prepare_task
 from ada_trl.commands.train import main as train
 
-from ..helpers import QUICK, ROOT, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, ROOT, save_tiny_model, write_jsonl
 
 
 def test_recipes_are_found_by_name_and_files_take_precedence(tmp_path, monkeypatch):
@@ -54,10 +54,9 @@ class Files:
 def files(tmp_path_factory):
     """A model, a file of sums in each format, and options of a run that takes a second."""
     directory = tmp_path_factory.mktemp("cli")
-    tiny_model().save_pretrained(directory / "model")
-    tiny_tokenizer().save_pretrained(directory / "model")
+    save_tiny_model(directory / "model")
     rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
-    (directory / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(directory / "sums.jsonl", rows)
     (directory / "sums.csv").write_text("prompt,answer\n" + "".join(f"{a}+1=,{a + 1}\n" for a in range(8)))
     quick = {name: str(value).lower() for name, value in QUICK.items()} | {"max_steps": "1"}
     options = [f"--{name}={value}" for name, value in quick.items()]

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ada_trl.core import (
-    SlotRule,
-    detailed_metrics,
-    pool_advantages,
-    round_metrics,
-    sampling_metrics,
-    select_groups,
-)
+from ada_trl.core import SlotRule, detailed_metrics, pool_advantages, round_metrics, sampling_metrics, select_groups
 from ada_trl.core.metrics import mean_and_std, rollouts_by_estimate, zero_variance_probability
 
 from .simulation import rollouts_of

@@ -29,6 +29,7 @@ from ..helpers import (
     prompt_dataset,
     read_rank_outputs,
     run_module,
+    save_tiny_model,
     tiny_chat_model,
     tiny_model,
     tiny_tokenizer,
@@ -97,8 +98,7 @@ def test_two_rewards(tmp_path):
     completions = ["so it is 1,024.\n#### 1,024", "12", "#### 12 apples", "none"]
     assert names["accuracy_reward"](completions, ["1024", "12", "13", "1"]) == [1, 1, 0, 0]
     assert names["format_reward"](completions) == [1, 0, 0, 0]
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model")
     dataset = Dataset.from_dict({"prompt": ["1+1=", "2+3="] * 16, "answer": ["2", "5"] * 16})
     trainer = names["main"]([*QUICK_ARGUMENTS, f"--output_dir={tmp_path / 'out'}"], str(tmp_path / "model"), dataset)
     assert trainer.args.success_reward == "accuracy_reward"

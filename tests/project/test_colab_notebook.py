@@ -1,6 +1,5 @@
 """The full settings of notebook 2, which its dry run does not use: they are valid for the trainer and for vLLM."""
 
-import importlib.util
 import re
 from configparser import ConfigParser
 from pathlib import Path
@@ -86,9 +85,6 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
     path = f"{urlparse(source).path}/blob/main/{NOTEBOOK.relative_to(ROOT)}"
     assert badge == f"https://colab.research.google.com/github{path}"
     (install,) = cells('"pip", "install"')
-    if "OWNER" in source:
-        with pytest.raises(ValueError, match="placeholder"):
-            exec(install, namespace)
     commands = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(install, namespace | {"REPOSITORY": "https://example.org/a/ada_trl"})
@@ -100,28 +96,15 @@ def test_the_package_comes_from_the_address_that_setup_cfg_names(monkeypatch, tm
 
 
 def test_server_command_serves_the_model_that_is_trained(monkeypatch, tmp_path):
-    """vLLM parses it where it is installed (`make test-vllm`)."""
-    command, environment = server_command(monkeypatch, tmp_path)
+    """vLLM parses it in tests/server/test_notebook.py."""
+    namespace, started = settings(monkeypatch, tmp_path, T4[0], "vllm-server"), []
+    fake = SimpleNamespace(Popen=lambda command, env, **_: started.append((command, env)), STDOUT=None)
+    Path(namespace["OUTPUT"]).mkdir(parents=True)  # by `prepare`
+    known = namespace | {"subprocess": fake, "BASE": f"{namespace['OUTPUT']}/base"}
+    exec("import sys\n" + cells("def start_server")[0] + "\nstart_server()", known)
+    ((command, environment),) = started
     options = dict(zip(command, command[1:], strict=False))
     assert options["--model"] == "outputs/reasoning-360m/base" and options["--dtype"] == "float16"
     assert options["--max-lora-rank"] == "32" and "--enable-lora" in command
     assert int(options["--max-model-len"]) > 8
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == environment["VLLM_SERVER_DEV_MODE"] == "1"
-    if importlib.util.find_spec("vllm") is None:
-        return
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(command[command.index("--model") :])
-    assert (parsed.max_lora_rank, parsed.gpu_memory_utilization, parsed.max_logprobs) == (32, 0.35, -1)
-    assert parsed.enable_lora and parsed.logprobs_mode == "processed_logprobs"
-
-
-def server_command(monkeypatch, tmp_path):
-    namespace = settings(monkeypatch, tmp_path, T4[0], "vllm-server")
-    started = []
-    fake = SimpleNamespace(Popen=lambda command, env, **_: started.append((command, env)), STDOUT=None)
-    Path(namespace["OUTPUT"]).mkdir(parents=True)  # by `prepare`
-    known = namespace | {"subprocess": fake, "BASE": f"{namespace['OUTPUT']}/base"}
-    exec("import sys\n" + cells("def start_server")[0] + "\nstart_server()", known)
-    return started[0]

@@ -16,7 +16,6 @@ from notebooks.run import DRY_RUN, FOLDER, execute  # noqa: E402 (imports nbform
 
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAX_BYTES = 900_000  # the pictures in twice the resolution of a screen
 
 
 def offline(path, tmp_path, monkeypatch, replacements=()):
@@ -90,11 +89,10 @@ def test_runs_of_scripts_and_of_grpo_can_be_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_small_and_has_outputs(path):
+def test_notebook_has_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert path.stat().st_size < MAX_BYTES
     has_outputs = any(cell.outputs for cell in code)
     assert has_outputs == (DRY_RUN not in path.read_text()), "Run `make notebooks`."
     stderr = [o.text for cell in code for o in cell.outputs if o.get("name") == "stderr"]

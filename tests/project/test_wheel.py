@@ -85,15 +85,6 @@ def test_the_package_is_that_of_the_wheel_and_typed(environment):
     assert not [name for name in names if "test_" in name or "/tests/" in name]
 
 
-def test_every_command_has_help(environment):
-    text = environment.run("ada-trl", "--help")
-    for name in re.findall(r"^  (\w+) ", text.partition("commands:")[2].partition("options:")[0], flags=re.MULTILINE):
-        assert f"usage: ada-trl {name}" in environment.run("ada-trl", name, "--help")
-    assert environment.run("python", "-m", "ada_trl.commands.check", "--help").startswith(
-        "usage: python -m ada_trl.commands.check"
-    )
-
-
 def test_recipes_train_and_evaluate(environment):
     """From the name of a recipe to tables, in an empty folder."""
     task = "from ada_trl.recipes.arithmetic.task import prepare; "

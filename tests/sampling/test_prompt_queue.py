@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from ..helpers import build, even_reward, logs_of, prompts_of, remember_rollouts
+from ..helpers import build, even_reward, logs_of, prompts_of
 
 
 ALL_PROMPTS = [f"{i}+{j}=" for i in range(1, 9) for j in range(1, 5)]
@@ -78,11 +78,12 @@ def test_groups_with_zero_variance_are_replaced(tmp_path):
 
 def test_discarded_rollouts_are_counted_and_the_batch_is_filled(tmp_path):
     script = Script({"1+1="})
-    _, output, logs = dynamic(tmp_path, script)
+    trainer, output, logs = dynamic(tmp_path, script)
     assert 25 <= len(script.seen) == len(set(script.seen)) <= 32  # at most eight prompts for each of three slots
     assert logs["ada/tokens/generated"] == script.tokens
     assert logs["ada/tokens/discarded"] == script.tokens - output["completion_mask"].sum()
-    assert logs["num_tokens"] == script.tokens + sum(4 * len(prompt) for prompt in script.seen)
+    tokens = script.tokens + sum(4 * len(prompt) for prompt in script.seen)
+    assert logs["num_tokens"] == trainer.state.num_input_tokens_seen == tokens
     assert logs["ada/frac_zero_advantage_groups"] == 3 / 4  # filled up
     assert output["advantages"].count_nonzero() == 4
 
@@ -105,7 +106,6 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
         return [0.0] * len(prompts)
 
     trainer = build(tmp_path, never, prompts(), max_steps=5, **RETRIES | {"retries": 2})
-    rollouts = remember_rollouts(trainer)
     trainer.train()
     # 8 rows: at most 6 retries, each prompt in at most 3 steps, and prompts with the fewest attempts first.
     assert [len(set(step)) for step in sampled] == [8] * 5
@@ -114,7 +114,7 @@ def test_unsolved_prompts_are_retried_in_the_next_step(tmp_path):
     visits = [prompt for step in sampled for prompt in step]
     assert max(visits.count(prompt) for prompt in visits) == 3
     assert [logs["ada/prompts/frac_retried"] for logs in logs_of(trainer)] == [0.0, 0.75, 0.75, 0.5, 0.75]
-    assert all((step.size_P == 1).all() for step in rollouts)
+    assert all((step.size_P == 1).all() for step in trainer.rollouts)
 
 
 # What holds in every mode
@@ -148,8 +148,3 @@ def test_the_data_loader_has_placeholder_rows(tmp_path):
     with pytest.raises(RuntimeError, match="no column 'prompt'.*placeholders, and prompts come from the prompt queue"):
         rows[0]["prompt"]
     assert len(trainer.train_dataset) == 32 and trainer.train_dataset[0]["prompt"] == ALL_PROMPTS[0]
-
-
-def test_a_data_set_smaller_than_a_step_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match="needs 8 distinct prompts.*the training dataset has only 5.*smaller batch"):
-        build(tmp_path, even_reward, prompts(5), **RETRIES)

@@ -13,21 +13,10 @@ import pytest
 from aiohttp import web
 from peft import LoraConfig
 
-from ada_trl import AdaGRPOTrainer
 from ada_trl.vllm.errors import VLLMServerError
 
-from ..helpers import (
-    ON_CPU,
-    QUICK,
-    ROOT,
-    command,
-    config,
-    prompt_dataset,
-    read_rank_outputs,
-    run_module,
-    tiny_model,
-    tiny_tokenizer,
-)
+from ..helpers import ON_CPU, ROOT, command, prompt_dataset, read_rank_outputs, run_module
+from ..helpers import build as build_trainer
 from .fake import reward
 
 
@@ -42,18 +31,8 @@ def served_by(url):
     return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "vllm_weight_sync": "disk"}
 
 
-def build(
-    tmp_path,
-    server,
-    reward_funcs=reward,
-    dataset=None,
-    peft_config=None,
-    trainer_class=AdaGRPOTrainer,
-    eval_dataset=None,
-    rollout_func=None,
-    model=None,
-    **overrides,
-):
+def build(tmp_path, server, reward_funcs=reward, dataset=None, peft_config=None, **overrides):
+    """As [`tests.helpers.build`], with a server; adapters are sent if `peft_config` is not `False`."""
     options = {
         "vllm_request_timeout": 3.0,
         "vllm_server_timeout": 0,
@@ -64,18 +43,10 @@ def build(
         "log_completions": True,  # all metrics
     }
     options = served_by(server.url) | options | overrides
-    if options["vllm_weight_sync"] == "lora" and peft_config is None:  # `False` for none
+    if options["vllm_weight_sync"] == "lora" and peft_config is None:
         peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-    return trainer_class(
-        model or tiny_model(),
-        reward_funcs,
-        config(tmp_path, **QUICK | options),
-        prompt_dataset(1) if dataset is None else dataset,
-        eval_dataset,
-        processing_class=tiny_tokenizer(),
-        peft_config=peft_config or None,
-        rollout_func=rollout_func,
-    )
+    dataset = prompt_dataset(1) if dataset is None else dataset
+    return build_trainer(tmp_path, reward_funcs, dataset, peft_config=peft_config or None, **options)
 
 
 def train(tmp_path, server, *args, **options):
@@ -84,18 +55,6 @@ def train(tmp_path, server, *args, **options):
         trainer = build(tmp_path, server, *args, **options)
         trainer.train()
     return trainer, server
-
-
-def record_batches(trainer):
-    """The batches that the trainer trains on, as they come."""
-    batches, original = [], trainer._replace_advantages
-
-    def record(batch, output):
-        original(batch, output)
-        batches.append(output)
-
-    trainer._replace_advantages = record
-    return batches
 
 
 def launch(processes, output_dir, script, module="tests.server.worker", seconds=300):

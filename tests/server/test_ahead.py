@@ -199,25 +199,6 @@ def test_prompts_of_a_step_that_could_not_be_prefetched_are_waiting_again(tmp_pa
     assert of_next_training == first
 
 
-def next_prompts(trainer):
-    return {SUMS[candidate.position] for slot in trainer.prompt_source.next_candidates() for candidate in slot}
-
-
-@pytest.mark.parametrize("mode", ["one completion", "GRPO", "est"])
-def test_an_override_of_generate_single_turn_is_used_in_modes_with_one_round(mode, tmp_path):
-    class Shortening(Recorder):
-        def _generate_single_turn(self, *args, **kwargs):
-            completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
-            return [ids[:1] for ids in completion_ids], [values[:1] for values in logprobs]
-
-    with FakeServer(half) as server:
-        options = AHEAD | MODES[mode] | {"max_staleness": 0, "max_steps": 2}
-        trainer = build(tmp_path, server, dataset=ROWS, trainer_class=Shortening, **options)
-        trainer.seen, trainer.server = [], server
-        trainer.train()
-    assert [logs["completions/max_length"] for logs in logs_of(trainer)] == [1, 1]
-
-
 class Stop(TrainerCallback):
     def __init__(self, how):
         self.how = how
@@ -245,7 +226,7 @@ def test_a_run_that_ends_early_leaves_nothing_and_skips_no_prompts(how, tmp_path
             trainer.train()
         assert becomes_idle(server)
     assert trainer._prefetched is None
-    following = next_prompts(trainer)
+    following = {SUMS[candidate.position] for slot in trainer.prompt_source.next_candidates() for candidate in slot}
     assert len(following) == 8 and not following & {call.prompt for call in server.completions[:16]}
     assert {call.prompt for call in server.completions[16:]} <= following
 
@@ -264,20 +245,6 @@ def test_a_server_that_is_restarted_during_a_prefetch_stops_the_run(tmp_path):
         with fails("it was restarted during the step") as caught:
             trainer.train()
     assert server.url in str(caught.value)
-
-
-def test_a_failed_prefetch_stops_the_step_that_needs_it(tmp_path):
-    async def failing(call):
-        if call.number == 20:
-            await asyncio.sleep(60)
-        return await half(call)
-
-    with FakeServer(failing) as server:
-        trainer = build_ahead(tmp_path, server, **MODES["one completion"] | {"vllm_request_timeout": 2})
-        with fails("rollouts are missing"):
-            trainer.train()
-        assert becomes_idle(server)
-    assert trainer.state.global_step == 2
 
 
 def test_the_effective_sample_size_shows_older_weights(tmp_path):

@@ -1,6 +1,5 @@
 """`ada-trl check` against a scripted server: flags, weights, and nothing left on it."""
 
-import json
 import re
 
 import pytest
@@ -8,7 +7,7 @@ from transformers import AutoTokenizer
 
 from ada_trl.commands import start
 
-from ..helpers import tiny_model, tiny_tokenizer
+from ..helpers import save_tiny_model, tiny_model, write_jsonl
 from .fake import FakeServer
 from .helpers import fail, no_adapters
 
@@ -16,9 +15,8 @@ from .helpers import fail, no_adapters
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("check")
-    tiny_model().save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
-    (folder / "sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+1="}) + "\n" for a in range(8)))
+    save_tiny_model(folder / "model")
+    write_jsonl(folder / "sums.jsonl", [{"prompt": f"{a}+1="} for a in range(8)])
     return folder
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from ..helpers import QUICK_ARGUMENTS, logs_of, tiny_model, tiny_tokenizer
+from ..helpers import QUICK_ARGUMENTS, logs_of, save_tiny_model
 from .fake import RIGHT, WRONG, FakeServer, answer
 
 
@@ -18,8 +18,7 @@ async def every_other(call):
 
 def test_lora_vllm_server(tmp_path):
     names = runpy.run_path(str(ROOT / "examples" / "lora_vllm_server.py"))
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model")
     dataset = Dataset.from_dict({"prompt": ["0+1=", "1+0=", "2+3=", "3+4="] * 8, "answer": ["1", "1", "5", "7"] * 8})
     with FakeServer(every_other) as server:
         options = [f"--output_dir={tmp_path / 'out'}", f"--vllm_server_base_url={server.url}"]

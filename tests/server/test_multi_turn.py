@@ -7,13 +7,10 @@ from collections import Counter
 
 import pytest
 from aiohttp import web
-from datasets import Dataset
 
-from ada_trl import AdaGRPOTrainer
-
-from ..conversations import Counting, add, image_dataset, says_the_sum
+from ..conversations import add, image_dataset, says_the_sum
 from ..conversations import build as build_trainer
-from ..helpers import chat_tokenizer, tiny_vision_language_model
+from ..helpers import Recorder, chat_tokenizer, tiny_vision_language_model
 from .fake import FakeServer, answer, color_of
 from .helpers import IN_TIME, UNIFORM, becomes_idle, fail, fails, launch, reject, served_by, stall
 
@@ -26,12 +23,6 @@ def build(tmp_path, server, reward, dataset=None, **options):
     quick = {"vllm_request_timeout": 30.0, "vllm_server_timeout": 0, "samples_per_round": 4, "max_rounds": 3}
     options = {"tokenizer": CHAT} | options
     return build_trainer(Recorder, tmp_path, reward, dataset, **served_by(server.url) | quick | options)
-
-
-class Recorder(AdaGRPOTrainer):
-    def _generate_and_score_completions(self, inputs):
-        self.output = super()._generate_and_score_completions(inputs)
-        return self.output
 
 
 async def uses_the_tool(call):
@@ -87,7 +78,7 @@ def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
     assert Counter(call.n for call in first) == {4: 8}, "Four prompts, two rounds, a request for each."
     assert Counter(call.n for call in later) == {2: 4}, "Equal histories share a request."
     assert scored == [[0.0] * 16, [1.0, 0.0] * 8]
-    logs, output = trainer.state.log_history[0], trainer.output
+    logs, output = trainer.state.log_history[0], trainer.batches[-1]
     assert (
         logs["ada/samples_per_prompt/mean"] == 8 and logs["ada/frac_exit_condition_met"] == 1 and logs["reward"] == 0
     )
@@ -98,18 +89,6 @@ def test_every_turn_of_a_conversation_with_tools_is_requested(tmp_path):
         assert "tool_response" not in text and ("It is" in text) == (advantage > 0)
     sampled = output["completion_mask"].bool() & output["tool_mask"].bool()
     assert (output["sampling_per_token_logps"][sampled] == -1.0).all()
-
-
-def test_environments_are_reset_for_each_rollout(tmp_path):
-    Counting.resets.clear()
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
-    with FakeServer(uses_the_tool, CHAT) as server:
-        trainer = build(tmp_path, server, [], dataset, factory=Counting)
-        trainer.train()
-    logs = trainer.state.log_history[0]
-    assert sum(Counting.resets.values()) == logs["ada/samples_per_prompt/mean"] * 4 == 32
-    assert (logs["rewards/Counting/mean"], logs["ada/frac_exit_condition_met"]) == (0.0, 1.0)
-    assert all("Please give" in call.prompt for call in server.completions)
 
 
 def test_a_failure_between_tool_calls_stops_the_run(tmp_path):
@@ -155,7 +134,7 @@ def test_images_are_sent_once_per_request_and_placed_in_the_prompt(tmp_path, no_
     assert requested == {(255, 0, 0): 2, (0, 128, 0): 1, (0, 0, 255): 1, (0, 0, 0): 1}
     assert trainer.state.log_history[0]["ada/frac_exit_condition_met"] == 1
     assert trainer.state.log_history[0]["ada/vllm/retries"] == 1
-    assert len(trainer.output["pixel_values"]) == 16
+    assert len(trainer.batches[-1]["pixel_values"]) == 16
 
 
 def test_images_of_the_next_step_are_sent_while_this_one_is_trained_on(tmp_path):

@@ -100,7 +100,6 @@ SAME = {
         {"adaptive_sampling": "uniform", "scale_rewards": "group", "max_staleness": 1, "max_steps": 4},
     ),
 }
-LOCAL = {"use_vllm": False, "vllm_weight_sync": "nccl", "max_steps": 4}  # without a server
 OTHERS = {
     "stall": (last_prompt(stall), 16, SHORT),
     "fail": (last_prompt(fail), 16, SHORT),
@@ -110,8 +109,6 @@ OTHERS = {
     "failing reward": (half_right, 16, ROUNDS | {"failing_rank": 1}),
     "failing reward, ahead": (even, 4, ONE_COMPLETION | {"max_staleness": 1, "failing_rank": 1}),
     "adapter": (half_right, 16, ROUNDS | {"vllm_weight_sync": "lora", "max_steps": 2}),
-    "local est-ema": (half_right, 12, LOCAL | EST_EMA),
-    "local est-value": (half_right, 12, LOCAL | EST_VALUE),
 }
 RUNS = SAME | OTHERS
 
@@ -239,16 +236,3 @@ def test_every_rank_generates_with_the_new_adapter(together):
     loaded = [payload["lora_name"] for path, payload in server.controls if "/load" in path]
     assert len(loaded) == 2
     assert [call.model for call in server.completions] == [loaded[0]] * 4 + [loaded[1]] * 4
-
-
-@pytest.mark.parametrize("mode", ["est-ema", "est-value"])
-def test_est_without_a_server_on_two_ranks(mode, together):
-    ranks, *_ = together[f"local {mode}"]
-    assert all(rank["error"] is None for rank in ranks)
-    assert ranks[0]["weights"] == ranks[1]["weights"]
-    for step in range(4):
-        rows = [row for rank in ranks for row in rank["batches"][step]]
-        assert len(rows) == 12 and [len(rank["batches"][step]) for rank in ranks] == [6, 6]
-        prompts = [prompt for prompt, *_ in rows]
-        assert sum(a != b for a, b in zip(prompts, prompts[1:], strict=False)) == 2
-    assert all(logs["ada/samples_per_prompt/mean"] == 4 for logs in ranks[0]["logs"])

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 import pytest
 from transformers import TrainerCallback
 
-from ada_trl.commands import start
 from ada_trl.commands.train import main
 from recipes.arithmetic.vllm_server import running_server
 
 from ..helpers import free_port
 from .helpers import ROOT, launch
-from .real import largest_difference, served_models, train
+from .real import largest_difference, train
 
 
 def test_a_restarted_server_gets_the_weights_again(task_dir, tmp_path):
@@ -54,20 +53,3 @@ def test_recipes_train(recipe, server, task_dir, tmp_path):
     assert len(steps) == 2 and largest_difference(steps) < 1e-4
     assert [logs["step"] for logs in history if "eval_reward" in logs] == [0, 2]
     assert (tmp_path / ("adapter_model.safetensors" if recipe == "vllm-lora" else "model.safetensors")).exists()
-
-
-def test_check_verifies_the_weights_and_leaves_nothing(server, task_dir, tmp_path, capsys):
-    options = {
-        "model_name_or_path": task_dir / "base",
-        "dataset_name": task_dir / "data",
-        "output_dir": tmp_path / "run",
-    }
-    options |= {"reward_funcs": "recipes.arithmetic.task.exact_match", "use_vllm": True, "vllm_mode": "server"}
-    options |= {"vllm_server_base_url": server, "vllm_weight_sync": "lora", "learning_rate": 0.01, "use_cpu": True}
-    options |= {"bf16": "false", "gradient_checkpointing": "false", "max_completion_length": 6, "lora_r": 8}
-    options |= {"use_peft": True, "lora_target_modules": "all-linear"}
-    start("check", [f"--{name}={value}" for name, value in options.items()])
-    printed = capsys.readouterr().out
-    assert "sent by 'lora'" in printed and "weights after the step" in printed
-    assert list(tmp_path.iterdir()) == []
-    assert served_models(server) == [str(task_dir / "base")]

@@ -23,20 +23,7 @@ from ada_trl.vllm.transport import max_connections
 from ..helpers import logs_of, prompt_dataset
 from .fake import RIGHT, TOKENIZER, WRONG, Call, FakeServer, answer, choices_of, half_right
 from .faults import Fault, FaultyServer
-from .helpers import (
-    IN_TIME,
-    UNIFORM,
-    build,
-    error_response,
-    fail,
-    fails,
-    launch,
-    page,
-    record_batches,
-    reject,
-    stall,
-    train,
-)
+from .helpers import IN_TIME, UNIFORM, build, error_response, fail, fails, launch, page, reject, stall, train
 
 
 ROWS = [TOKENIZER(f"{a}+{b}=")["input_ids"] for a in range(16) for b in range(16)]
@@ -244,9 +231,8 @@ def test_a_log_probability_of_none_is_neutral(mode, tmp_path):
 
     with FakeServer(behave) as server:
         trainer = build(tmp_path, server, **mode)
-        batches = record_batches(trainer)
         trainer.train()
-    (batch,) = batches
+    (batch,) = trainer.batches
     assert batch["sampling_per_token_logps"].isnan().any() and batch["importance_sampling_ratio"].isfinite().all()
     assert any(logs.get("grad_norm") for logs in trainer.state.log_history)
 

@@ -16,7 +16,7 @@ from benchmarks.speed.server import SynchronousTrainer
 from ..documentation import documented_metrics, generic, server_metrics
 from ..helpers import PROMPTS, logs_of, prompt_dataset, tiny_tokenizer
 from .fake import RIGHT, WRONG, FakeServer, answer, half_right, random_texts, reward
-from .helpers import IN_TIME, UNIFORM, becomes_idle, build, record_batches, train
+from .helpers import IN_TIME, UNIFORM, becomes_idle, build, train
 
 
 def scripted(**texts):
@@ -39,12 +39,11 @@ def test_a_step_line_by_line(tmp_path, no_speculation):
     }
     with FakeServer(scripted(**texts)) as server:
         trainer = build(tmp_path, server)
-        batches = record_batches(trainer)
         trainer.train()
     requested = [call.prompt for call in server.completions]
     assert {prompt: requested.count(prompt) for prompt in PROMPTS} == {"1+2=": 1, "31+4=": 2, "5+55=": 3, "7+8=": 3}
     assert all(call.n == 4 for call in server.completions)
-    (batch,) = batches
+    (batch,) = trainer.batches
     advantages = {prompt: [] for prompt in PROMPTS}
     prompts = tiny_tokenizer().batch_decode(batch["prompt_ids"], skip_special_tokens=True)
     for prompt, advantage in zip(prompts, batch["advantages"].tolist(), strict=True):
@@ -105,9 +104,8 @@ def test_selection_does_not_depend_on_the_order_of_arrival(tmp_path):
 
         with FakeServer(behave) as server:
             trainer = build(tmp_path / name, server, vllm_request_timeout=20)
-            batches = record_batches(trainer)
             trainer.train()
-        return batches[0], arrived
+        return trainer.batches[0], arrived
 
     (one, arrived), (other, arrived_otherwise) = run("a", (0, 0.1, 0.2, 0.3)), run("b", (0.3, 0.2, 0.1, 0))
     assert arrived[0] != arrived_otherwise[0]
@@ -169,10 +167,9 @@ def test_speculative_rounds_change_neither_pools_nor_groups(tmp_path, monkeypatc
         monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", share)
         with FakeServer(behave) as server:
             trainer = build(tmp_path / str(share), server, vllm_request_timeout=20)
-            batches = record_batches(trainer)
             trainer.train()
             assert becomes_idle(server)
-        return batches[0], logs_of(trainer)[0], len(server.completions)
+        return trainer.batches[0], logs_of(trainer)[0], len(server.completions)
 
     (batch, logs, requests), (other, other_logs, more_requests) = run(0), run(1)
     for name in ("prompt_ids", "completion_ids", "advantages"):

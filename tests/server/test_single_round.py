@@ -10,9 +10,6 @@ from .fake import RIGHT, WRONG, FakeServer, answer, by_prompt
 from .helpers import ONE_ROUND, UNIFORM, build
 
 
-ONE_COMPLETION = {"adaptive_sampling": "uniform", "baseline": "batch", "num_generations": 1}
-
-
 @pytest.mark.parametrize("estimator", ["ema", "value"])
 def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator, tmp_path):
     with FakeServer(by_prompt) as server:
@@ -29,17 +26,6 @@ def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator
         assert max(sizes) == logs["ada/samples_per_prompt/max"]
         assert logs["ada/samples_per_prompt/mean"] == 4
     assert any(len(set(sizes)) > 1 for sizes in steps)
-
-
-def test_one_completion_per_prompt_is_requested_and_all_are_trained_on(tmp_path):
-    with FakeServer(by_prompt) as server:
-        options = ONE_COMPLETION | ONE_ROUND | {"per_device_train_batch_size": 4, "max_steps": 4}
-        trainer = build(tmp_path, server, dataset=prompt_dataset(4), **options, shuffle_dataset=False)
-        trainer.train()
-    assert [call.n for call in server.completions] == [1] * 16
-    for logs in logs_of(trainer):
-        assert logs["ada/samples_per_prompt/mean"] == 1
-        assert logs["ada/frac_zero_advantage_groups"] == (logs["reward_std"] == 0)
 
 
 def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path):

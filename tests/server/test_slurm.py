@@ -1,6 +1,5 @@
 """recipes/slurm/train.sbatch, rehearsed: two "nodes" on this machine train, and a scripted server stands for the third."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ..helpers import PROMPTS, free_port, tiny_model, tiny_tokenizer
+from ..helpers import PROMPTS, free_port, save_tiny_model, write_jsonl
 from .fake import RIGHT, WRONG, FakeServer, answer
 
 
@@ -40,10 +39,9 @@ def test_two_nodes_train_and_one_serves(tmp_path):
     for name, body in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    tiny_model().save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model")
     rows = [{"prompt": prompt, "answer": "1"} for prompt in PROMPTS * 4]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "data.jsonl", rows)
     config = yaml.safe_load((ROOT / "recipes/accelerate_configs/ddp.yaml").read_text()) | {"mixed_precision": "no"}
     (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config))
     recipe = {

@@ -12,7 +12,6 @@ from aiohttp import web
 from transformers import TrainerCallback
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.vllm.weight_check import has_comparable_logprobs
 
 from ..helpers import QUICK, logs_of, prompt_dataset, tiny_model, tiny_tokenizer
 from .fake import RIGHT, TOKENIZER, WRONG, FakeServer, fingerprint, half_right, reward
@@ -247,23 +246,6 @@ def test_the_best_model_is_evaluated_with_its_own_weights(tmp_path):
 # A colocated engine
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"top_k": -1, "min_p": 0.0}, True),
-        ({"top_p": 0.8}, False),
-        ({"top_k": 20}, False),
-        ({"min_p": 0.1}, False),
-        ({"repetition_penalty": 1.1}, False),
-        ({"generation_kwargs": {"allowed_token_ids": [1, 2]}}, False),
-        ({"vllm_structured_outputs_regex": "[0-9]+"}, False),
-    ],
-)
-def test_log_probabilities_of_restricted_sampling_are_not_compared(options, expected):
-    args = AdaGRPOConfig("unused", bf16=False, use_cpu=True, per_device_train_batch_size=4, **options)
-    assert has_comparable_logprobs(args) == expected
-
-
 class ScriptedEngine:
     """Logs its calls. Rounds 0 and 1 of a step are all wrong, later ones half right. Log-probabilities are those of its weights."""
 
@@ -386,13 +368,17 @@ def test_weights_of_an_evaluation_are_verified(build_colocated, monkeypatch):
         build_colocated().evaluate(prompt_dataset(1))
 
 
+RESTRICTED = [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}]
+RESTRICTED += [{"generation_kwargs": {"allowed_token_ids": [1, 2]}}, {"vllm_structured_outputs_regex": "[0-9]+"}]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"top_p": 0.8, "vllm_importance_sampling_mode": "token_truncate"},
         {"vllm_importance_sampling_correction": False},
-        {"generation_kwargs": {"bad_words": ["7"]}, "vllm_importance_sampling_mode": "token_truncate"},
+        *({"vllm_importance_sampling_mode": "token_truncate"} | options for options in RESTRICTED),
     ],
+    ids=str,
 )
 def test_weights_are_not_verified_without_comparable_log_probabilities(options, build_colocated, monkeypatch):
     monkeypatch.setattr(ScriptedEngine, "loads_weights", False)

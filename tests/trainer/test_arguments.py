@@ -1,4 +1,4 @@
-"""Arguments that a mode does not support are rejected before a model is loaded, or after a processor was."""
+"""Arguments of the trainer that a mode does not support, and the reward function that defines a success."""
 
 import functools
 
@@ -10,9 +10,11 @@ from ada_trl import AdaGRPOTrainer
 from ..conversations import Counting
 from ..helpers import (
     QUICK,
+    build,
     chat_tokenizer,
     config,
     even_reward,
+    length_reward,
     prompt_dataset,
     tiny_vision_language_model,
 )
@@ -59,3 +61,41 @@ def test_an_unsupported_processor_is_rejected_after_it_was_loaded(tmp_path, monk
     args = config(tmp_path, **QUICK | {"adaptive_sampling": "est-value"})
     with pytest.raises(ValueError, match="not supported with a vision-language model"):
         AdaGRPOTrainer(model, even_reward, args, prompt_dataset())
+
+
+# The reward that defines a success
+
+
+def anonymous():
+    return lambda completions, **kwargs: even_reward(completions)
+
+
+UNIFORM, EST = ({"adaptive_sampling": mode, "num_generations": 4} for mode in ("uniform", "est"))
+BATCH = {"baseline": "batch"}
+TWO = [even_reward, length_reward]
+EITHER = "must be 'even_reward' or 'length_reward' or 'sum'"
+SUCCESS = [
+    ({}, TWO, rf"\(None\) {EITHER}.*'seq-balance'.*exceed positive_threshold.* use baseline='batch'\.$"),
+    (BATCH | {"retries": 3}, TWO, rf"\(None\) {EITHER}, because retries depend.* use retries=0\.$"),
+    (EST | BATCH, TWO, rf"\(None\) {EITHER}, because .*'est'.* use adaptive_sampling='uniform'\.$"),
+    ({"success_reward": "accuracy"}, TWO, rf"\('accuracy'\) {EITHER}.* Use one of these\.$"),
+    (
+        {"success_reward": "even_reward"},
+        [even_reward] * 2,
+        r"\('even_reward'\) must be 'sum'.*\(even_reward\) need different",
+    ),
+    ({}, [anonymous(), anonymous()], r"\(None\) must be 'sum', because.*\(<lambda>\) need different names"),
+]
+
+
+@pytest.mark.parametrize(("options", "functions", "message"), SUCCESS)
+def test_success_reward_must_be_the_name_of_one_reward_function(options, functions, message, tmp_path):
+    with pytest.raises(ValueError, match=f"success_reward {message}"):
+        build(tmp_path, functions, **options)
+
+
+@pytest.mark.parametrize("options", [UNIFORM, BATCH, {"reward_weights": [0.0, 1.0]}], ids=str)
+def test_success_reward_may_be_unset_where_successes_do_not_matter_or_only_one_function_has_a_weight(
+    options, tmp_path
+):
+    assert build(tmp_path, TWO, **options).args.success_reward is None

@@ -19,7 +19,6 @@ from ..helpers import (
     logs_of,
     moved,
     prompt_dataset,
-    prompts_of,
     tiny_model,
     tiny_tokenizer,
 )
@@ -31,19 +30,6 @@ BATCH = {"baseline": "batch"}
 def by_token(completions, **kwargs):
     """Continuous rewards that differ between nearly all rollouts."""
     return [sum(map(ord, completion)) % 97 / 97 for completion in completions]
-
-
-@pytest.mark.parametrize("n", [1, 4])
-def test_every_parameter_moves_and_every_rollout_is_trained_on(n, tmp_path):
-    trainer = build(tmp_path, by_token, num_generations=n, **BATCH)
-    assert all(moved(trainer).values())
-    for batch, logs in zip(trainer.batches, logs_of(trainer), strict=True):
-        prompts = prompts_of(batch)
-        assert len(prompts) == 8 and (batch["advantages"] != 0).all()
-        assert all(len(set(prompts[i : i + n])) == 1 for i in range(0, 8, n))
-        assert logs["ada/frac_zero_advantage_groups"] == 0
-        assert logs["ada/samples_per_prompt/mean"] == n
-        assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
 
 
 def test_zero_variance_groups_have_a_gradient(tmp_path):
@@ -59,20 +45,22 @@ def test_zero_variance_groups_have_a_gradient(tmp_path):
     assert all(moved(batch).values()) and logs_of(batch)[0]["ada/frac_recovered_groups"] == 1
 
 
-@pytest.mark.parametrize("adaptive_sampling", ["uniform", "est"])
-def test_advantages_are_rewards_minus_the_mean_of_all_other_rollouts(adaptive_sampling, tmp_path):
+@pytest.mark.parametrize(("adaptive_sampling", "n"), [("uniform", 1), ("uniform", 4), ("est", 4)])
+def test_advantages_are_rewards_minus_the_mean_of_all_other_rollouts(adaptive_sampling, n, tmp_path):
     calls = []
 
-    def reward(prompts, completions, **kwargs):
+    def reward(completions, **kwargs):
         calls.append(torch.tensor(by_token(completions)))
         return calls[-1].tolist()
 
-    options = {"adaptive_sampling": adaptive_sampling, "num_generations": 4, "prompt_weighting": "none"}
+    options = {"adaptive_sampling": adaptive_sampling, "num_generations": n, "prompt_weighting": "none"}
     trainer = build(tmp_path, reward, **BATCH, **options)
-    trainer.train()
-    assert trainer.pass_rates is None or adaptive_sampling == "est"
-    for batch, r in zip(trainer.batches, calls, strict=True):
+    assert all(moved(trainer).values())
+    assert (trainer.pass_rates is not None) == (adaptive_sampling == "est")
+    for batch, r, logs in zip(trainer.batches, calls, logs_of(trainer), strict=True):
         torch.testing.assert_close(batch["advantages"], r - (r.sum() - r) / 7)
+        assert logs["ada/frac_zero_advantage_groups"] == 0 and logs["ada/samples_per_prompt/mean"] == n
+        assert all(math.isfinite(value) for value in logs.values() if isinstance(value, float)), logs
 
 
 @pytest.mark.parametrize(
@@ -95,16 +83,6 @@ def test_combinations_of_options_train_every_parameter(overrides, tmp_path):
     has_moved = moved(trainer)
     assert all(has_moved[name] for name, p in trainer.model.named_parameters() if p.requires_grad)
     assert all(logs["ada/frac_zero_advantage_groups"] == 0 for logs in logs_of(trainer))
-
-
-def test_rollouts_without_a_success_reward_but_with_a_reward_are_trained_on(tmp_path):
-    def seldom_scored(completions, **kwargs):
-        return [None if i % 2 else 1.0 for i in range(len(completions))]
-
-    options = {"success_reward": "seldom_scored", "reward_weights": [1.0, 0.0]}
-    trainer = build(tmp_path, [by_token, seldom_scored], **options, **BATCH)
-    assert all(moved(trainer).values())
-    assert all(batch["advantages"].count_nonzero() == 8 for batch in trainer.batches)
 
 
 def first_batch(trainer_class, args):

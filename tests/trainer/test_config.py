@@ -4,26 +4,16 @@ import copy
 import pickle
 
 import pytest
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
-from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 from ..helpers import config as build_config
 
 
 def config(**overrides):
     return build_config("unused", **QUICK | overrides)
-
-
-def test_defaults():
-    args = config()
-    assert (args.adaptive_sampling, args.num_generations) == ("seq-balance", 4)
-    assert (args.samples_per_round, args.max_rounds) == (4, 8)  # 32 rollouts at most, as in the paper
-    assert (args.positive_threshold, args.prompt_weighting, args.scale_rewards) == (0.7, "inverse_sqrt", "none")
-    assert (args.beta, args.epsilon, args.epsilon_high, args.loss_type) == (0.0, 0.2, 0.28, "dapo")
-    assert (args.min_positives, args.min_negatives) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +34,7 @@ def test_exit_conditions(overrides, expected):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        ({}, (4, 8)),  # 32 rollouts at most, as in the paper
         ({"num_generations": 8}, (8, 8)),
         ({"adaptive_sampling": "seq-pos"}, (4, 8)),
         ({"adaptive_sampling": "uniform", "zero_variance_groups": "resample"}, (None, 4)),
@@ -98,7 +89,6 @@ INVALID = [
     (EST | {"min_samples": 4, "max_samples": 2}, r"min_samples \(4\) must be between 0 and max_samples \(2\)"),
     (EST | {"samples_per_round": 8}, r"samples_per_round \(8\) is only used with .*'seq-balance'.*but .*'est"),
     (EST | {"min_positives": 2}, r"min_positives \(2\) is only used with"),
-    (EST | {"min_negatives": 2}, r"min_negatives \(2\) is only used with"),
     (EST | {"allocation_rule": "optimal"}, r"allocation_rule \('optimal'\) must be one of 'power', 'variance'"),
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
     # other baselines
@@ -129,7 +119,6 @@ INVALID = [
         r"zero_variance_groups \('resample'\) .* baseline='pool', but .*'batch'",
     ),
     (REPLACE | {"max_rounds": 1}, r"\('resample'\) requires max_rounds >= 2 .*got 1.*Raise"),
-    (REPLACE | {"max_rounds": 0}, r"max_rounds \(0\) must be at least 1"),
     (
         {"zero_variance_groups": "mask", "beta": 0.1, "loss_type": "dr_grpo"},
         r"zero_variance_groups \('mask'\) with beta \(0.1\) is not supported with loss_type='dr_grpo'.*'dapo'",
@@ -144,7 +133,6 @@ INVALID = [
     ({"positive_threshold": float("nan")}, r"positive_threshold \(nan\) must be finite"),
     (AHEAD | {"max_staleness": 2}, r"max_staleness \(2\) must be one of 0, 1"),
     (AHEAD | {"generation_kwargs": {"seed": 1}}, r"'seed': 1\}\) must not contain 'seed' with vLLM.*Remove it"),
-    (AHEAD | {"use_vllm": False}, r"max_staleness \(1\) is only used with .*, but use_vllm=False"),
     ({"max_staleness": 1}, r"max_staleness \(1\) is only used with use_vllm=True .*, but use_vllm=False and"),
     (AHEAD | {"vllm_mode": "colocate"}, r"max_staleness \(1\) is only used with .*vllm_mode='server'"),
     (AHEAD | {"vllm_importance_sampling_correction": False}, "requires vllm_importance_sampling_correction=True"),
@@ -159,10 +147,6 @@ def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
         config(**overrides)
 
 
-def test_max_staleness_is_supported_with_any_baseline():
-    assert config(**AHEAD).max_staleness == config(**AHEAD | {"baseline": "batch"}).max_staleness == 1
-
-
 @pytest.mark.parametrize(
     ("given", "kept"), [("inverse", "inverse"), ("0.25", 0.25), (0.25, 0.25), (1, 1.0), ("0", 0.0)]
 )
@@ -172,53 +156,8 @@ def test_weights_are_names_or_powers(given, kept):
         assert config(**BATCH, prompt_weighting=given).prompt_weighting == kept
 
 
-def test_uniform_mode_accepts_what_grpo_accepts():
-    args = config(adaptive_sampling="uniform", use_vllm=True, multi_objective_aggregation="normalize_then_sum")
-    assert args.use_vllm and args.multi_objective_aggregation == "normalize_then_sum"
-
-
-def build(args=None, reward_funcs=even_reward, dataset=None, **kwargs):
-    return AdaGRPOTrainer(
-        tiny_model(),
-        reward_funcs,
-        config() if args is None else args,
-        prompt_dataset() if dataset is None else dataset,
-        processing_class=tiny_tokenizer(),
-        **kwargs,
-    )
-
-
-def anonymous():
-    return lambda completions, **kwargs: even_reward(completions)
-
-
-TWO = [even_reward, length_reward]
-EITHER = "must be 'even_reward' or 'length_reward' or 'sum'"
-SUCCESS = [
-    ({}, TWO, rf"\(None\) {EITHER}.*'seq-balance'.*exceed positive_threshold.* use baseline='batch'\.$"),
-    (RETRIES, TWO, rf"\(None\) {EITHER}, because retries depend.* use retries=0\.$"),
-    (EST | {"baseline": "batch"}, TWO, rf"\(None\) {EITHER}, because .*'est'.* use adaptive_sampling='uniform'\.$"),
-    ({"success_reward": "accuracy"}, TWO, rf"\('accuracy'\) {EITHER}.* Use one of these\.$"),
-    (
-        {"success_reward": "even_reward"},
-        [even_reward] * 2,
-        r"\('even_reward'\) must be 'sum'.*\(even_reward\) need different",
-    ),
-    ({}, [anonymous(), anonymous()], r"\(None\) must be 'sum', because.*\(<lambda>\) need different names"),
-]
-
-
-@pytest.mark.parametrize(("options", "functions", "message"), SUCCESS)
-def test_success_reward_must_be_the_name_of_one_reward_function(options, functions, message):
-    with pytest.raises(ValueError, match=f"success_reward {message}"):
-        build(config(**options), functions)
-
-
-@pytest.mark.parametrize(
-    "options", [UNIFORM | {"num_generations": 4}, {"baseline": "batch"}, {"reward_weights": [0.0, 1.0]}], ids=str
-)
-def test_success_reward_may_be_unset_where_successes_do_not_matter_or_only_one_function_has_a_weight(options):
-    assert build(config(**options), [even_reward, length_reward]).args.success_reward is None
+def build(args):
+    return AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 
 
 # Options that are set on the configuration before the trainer is built, as sweeps do
@@ -290,21 +229,11 @@ def test_values_that_were_set_stay_when_other_options_change():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"prompt_weighting": "bogus"},
-        {"num_generations": 1},
-        {"num_generations": 3},
-        {"baseline": "batch", "zero_variance_groups": "resample"},
-        {"baseline": "batch", "scale_rewards": "group"},
-        {"baseline": "posterior"},
-        {"adaptive_sampling": "est", "max_samples": 3},
-        {"max_staleness": 1},
-        {"min_positives": 30, "min_negatives": 30},
-    ],
+    [{"num_generations": 3}, {"max_staleness": 1}, {"baseline": "batch", "zero_variance_groups": "resample"}],
     ids=str,
 )
 def test_invalid_options_set_on_the_configuration_are_rejected_when_the_trainer_is_built(options):
-    with pytest.raises(ValueError, match=next(reversed(options)) if len(options) > 1 else next(iter(options))):
+    with pytest.raises(ValueError, match=list(options)[-1]):
         build(set_options(config(), options))
 
 
@@ -317,25 +246,9 @@ def test_plain_grpo_config_is_rejected():
 def test_another_trainer_is_rejected(options):
     """It would ignore the options. A configuration that an AdaGRPOTrainer has used is not accepted either."""
     args = config(**options)
-    AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+    build(args)
     with pytest.raises(TypeError, match=r"needs an AdaGRPOTrainer.*Replace GRPOTrainer\(…\) by AdaGRPOTrainer\(…\)"):
         GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
-
-
-def test_prompts_may_be_made_by_a_transform():
-    dataset = Dataset.from_dict({"question": prompt_dataset()["prompt"]})
-    trainer = build(dataset=dataset.with_transform(lambda rows: {"prompt": rows["question"]}))
-    trainer.train()
-    assert trainer.state.global_step == QUICK["max_steps"]
-
-
-def test_rollout_func_is_supported_in_uniform_mode_only():
-    def rollout(prompts, trainer):
-        raise NotImplementedError
-
-    with pytest.raises(ValueError, match="rollout_func is not supported with adaptive_sampling='seq-balance'"):
-        build(rollout_func=rollout)
-    assert build(config(adaptive_sampling="uniform"), rollout_func=rollout).rollout_func is rollout
 
 
 def test_default_args_are_adaptive(monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
@@ -10,6 +11,8 @@ from ada_trl.sampling.sampler import Completion, _portable
 
 from ..conversations import Counting, ToolUser
 from ..conversations import build as build_multi_turn
+from ..helpers import MODES, PROMPTS, Recorder, build, chat_tokenizer, tiny_chat_model
+from .scripts import RUNNING, disturb, restore
 
 
 class Late(Counting):
@@ -27,24 +30,16 @@ class Late(Counting):
 def test_environments_after_a_step_are_those_of_its_rows(tmp_path):
     Counting.resets.clear()
     Late.made, seen = 0, []
-    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]}
 
     class Reader(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
             seen.append([(environment.target, environment.given) for environment in trainer.environments])
 
     options = {"samples_per_round": 32, "max_rounds": 2, "max_steps": 2}
-    outputs = []
-
-    class Observed(ToolUser):
-        def _generate_and_score_completions(self, inputs):
-            outputs.append(super()._generate_and_score_completions(inputs))
-            return outputs[-1]
-
-    trainer = build_multi_turn(Observed, tmp_path, [], Dataset.from_dict(rows), factory=Late, **options)
+    trainer = build_multi_turn(ToolUser, tmp_path, [], factory=Late, **options)
     trainer.add_callback(Reader())
     trainer.train()
-    for environments, output in zip(seen, outputs, strict=True):
+    for environments, output in zip(seen, trainer.batches, strict=True):
         prompts = trainer._tokenizer.batch_decode(output["prompt_ids"])
         completions = trainer._tokenizer.batch_decode(output["completion_ids"])
         for (target, given), prompt, completion in zip(environments, prompts, completions, strict=True):
@@ -62,10 +57,7 @@ def test_a_failed_step_loses_no_environment(tmp_path):
     def reward(completions, **kwargs):
         raise ZeroDivisionError
 
-    rows = {"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]}
-    trainer = build_multi_turn(
-        ToolUser, tmp_path, reward, Dataset.from_dict(rows), factory=Counting, success_reward="Counting"
-    )
+    trainer = build_multi_turn(ToolUser, tmp_path, reward, factory=Counting, success_reward="Counting")
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert len(trainer._environment_pool[None]) == 16
@@ -76,3 +68,39 @@ def test_an_environment_that_cannot_be_pickled_is_not_sent():
     assert _portable(completion) == completion._replace(environment=None)
     counting = completion._replace(environment=Counting())
     assert _portable(counting) is counting
+
+
+class Disturbing(Counting):
+    """An environment whose reset and tool leave everything in another state."""
+
+    def reset(self, **row):
+        if RUNNING:
+            disturb()
+        return super().reset(target=1, **row)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "batch", "seq-balance"])
+def test_state_that_an_environment_changes_is_restored(mode, tmp_path, request):
+    request.addfinalizer(restore)
+    tokenizer, seen = chat_tokenizer(), []
+
+    class Observing(Recorder):
+        def compute_loss(self, *args, **kwargs):
+            seen.append((torch.get_default_dtype(), torch.is_grad_enabled()))
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = build(
+        tmp_path,
+        lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS * 4]}),
+        tiny_chat_model(tokenizer),
+        tokenizer=tokenizer,
+        environment_factory=Disturbing,
+        trainer_class=Observing,
+        success_reward="Disturbing",
+        **MODES[mode],
+    )
+    RUNNING[:] = [trainer]
+    trainer.train()
+    assert set(seen) == {(torch.float32, True)}
+    assert any("reward" in logs for logs in trainer.state.log_history), "Nothing was logged as an evaluation."

@@ -1,14 +1,8 @@
 """Features of GRPOTrainer, one by one: each has its effect in adaptive sampling."""
 
-import copy
-
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForSequenceClassification, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 
 from ..core.simulation import rollouts_of
 from ..helpers import (
@@ -18,26 +12,18 @@ from ..helpers import (
     even_reward,
     length_reward,
     logs_of,
-    moved,
     prompt_dataset,
-    remember_rollouts,
     saved_tiny_model,
     tiny_config,
-    tiny_model,
     tiny_tokenizer,
+    weights_of,
 )
-
-
-def weights_of(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-
-
-def lora(**options):
-    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **options)
 
 
 REUSED = {"num_iterations": 2}
 KL = {"beta": 0.5}
+UNIFORM = {"adaptive_sampling": "uniform", "num_generations": 4}
+UNWEIGHTED = {"prompt_weighting": "none"}  # as by default with scale_rewards="group"
 # Options that change the loss, and the options that they are compared with.
 IN_THE_LOSS = {
     "importance_sampling_level": ({"importance_sampling_level": "sequence"}, REUSED),
@@ -51,16 +37,15 @@ IN_THE_LOSS = {
     "mask_truncated_completions": ({"mask_truncated_completions": True}, {}),
     "top_entropy_quantile": ({"top_entropy_quantile": 0.5}, {}),
     "entropy_coef": ({"entropy_coef": 0.5}, {}),
-    "scale_rewards": ({"scale_rewards": "group"}, {}),
+    "scale_rewards of a group": ({"scale_rewards": "group"}, UNWEIGHTED),
+    "scale_rewards of a batch": ({"scale_rewards": "batch"}, UNWEIGHTED),
+    "prompt_weighting": ({"prompt_weighting": "inverse"}, {}),
+    "prompt_weighting of GRPO": (UNIFORM | {"prompt_weighting": "inverse"}, UNIFORM),
     "reward_weights": ({"reward_weights": [0.1, 3.0]}, {}),
     "multi_objective_aggregation": ({"multi_objective_aggregation": "normalize_then_sum"}, {}),
     "shuffle_dataset": ({"shuffle_dataset": False}, {}),
     "temperature": ({"temperature": 0.3}, {}),
     "max_completion_length": ({"max_completion_length": 2}, {}),
-    "top_k": ({"top_k": 3}, {}),
-    "repetition_penalty": ({"repetition_penalty": 1.5}, {}),
-    "generation_kwargs": ({"generation_kwargs": {"top_p": 0.3}}, {}),
-    "adam_beta1": ({"adam_beta1": 0.1}, {}),
 }
 
 
@@ -89,31 +74,8 @@ def test_options_have_an_effect(name, weights_after):
     assert not torch.equal(weights_after(others | option), weights_after(others)), f"{name} changed nothing."
 
 
-@pytest.mark.parametrize("options", [{"gradient_checkpointing": True}, {"torch_empty_cache_steps": 1}])
-def test_options_that_only_save_memory_change_nothing(options, weights_after):
-    torch.testing.assert_close(weights_after(options), weights_after({}))
-
-
-def test_the_head_can_be_cast_to_float32(tmp_path):
-    trainer = build(tmp_path, model=tiny_model().bfloat16(), cast_lm_head_to_fp32=True)
-    trainer.train()
-    assert trainer.model.lm_head.weight.dtype == torch.float32 and len(logs_of(trainer)) == 2
-
-
-def test_a_new_adapter_is_trained_alone_and_compared_with_the_base_model(tmp_path):
-    trainer = build(tmp_path, peft_config=lora(), beta=0.1, max_steps=3)
-    assert all(has_moved == ("lora_" in name) for name, has_moved in moved(trainer).items())
-    assert trainer.ref_model is None
-    assert [logs["kl"] > 0 for logs in logs_of(trainer)] == [False, True, True]
-
-
-def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
-    model = get_peft_model(tiny_model(), lora(init_lora_weights=False))
-    before = copy.deepcopy(model.state_dict())
-    trainer = build(tmp_path, model=model)
-    trainer.train()
-    moved = {name for name, tensor in trainer.model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert moved == {name for name in before if "lora" in name}
+def test_gradient_checkpointing_changes_nothing(weights_after):
+    torch.testing.assert_close(weights_after({"gradient_checkpointing": True}), weights_after({}))
 
 
 def tiny_reward_model():
@@ -123,26 +85,17 @@ def tiny_reward_model():
 
 def test_reward_models_ignore_columns_with_names_of_arguments(tmp_path):
     rows = prompt_dataset().add_column("completions", ["2"] * 16)
-    tokenizers = {"processing_class": tiny_tokenizer(), "reward_processing_classes": tiny_tokenizer()}
-    args = AdaGRPOConfig(str(tmp_path), **QUICK)
-    AdaGRPOTrainer(tiny_model(), tiny_reward_model(), args, rows, **tokenizers).train()
+    build(tmp_path, tiny_reward_model(), rows, reward_processing_classes=tiny_tokenizer()).train()
 
 
 def test_reward_models(tmp_path):
-    tokenizer = tiny_tokenizer()
-    trainer = AdaGRPOTrainer(
-        tiny_model(),
-        [tiny_reward_model(), even_reward],
-        AdaGRPOConfig(str(tmp_path), **QUICK | {"success_reward": "even_reward"}),
-        prompt_dataset(),
-        processing_class=tokenizer,
-        reward_processing_classes=[tokenizer, None],
-    )
-    steps, model = remember_rollouts(trainer), tiny_reward_model()
+    tokenizer, functions = tiny_tokenizer(), [tiny_reward_model(), even_reward]
+    options = {"reward_processing_classes": [tokenizer, None], "success_reward": "even_reward"}
+    trainer = build(tmp_path, functions, **options)
     trainer.train()
     name, _ = trainer.reward_func_names
     assert all(f"rewards/{name}/mean" in logs for logs in logs_of(trainer))
-    scores = steps[0].rewards_NF[:, 0]
+    scores, model = trainer.rollouts[0].rewards_NF[:, 0], tiny_reward_model()
     assert len(set(scores.tolist())) > len(scores) / 4
     text = trainer._logs["prompt"][0] + trainer._logs["completion"][0]
     expected = model(**tokenizer([text], return_tensors="pt")).logits.item()
@@ -181,11 +134,8 @@ def test_groups_of_equal_sums_with_advantages_are_not_replaced(tmp_path):
     table = [(3.0, 0.0, 0.0), (0.0, 2.0, 1.0), (0.0, 1.0, 2.0), (0.0, 0.0, 3.0)]
     functions = [lambda completions, i=i, **_: [table[j % 4][i] for j in range(len(completions))] for i in range(3)]
     common = {"multi_objective_aggregation": "normalize_then_sum", "num_generations": 4, "max_steps": 1}
-    args = GRPOConfig(str(tmp_path), **QUICK | common)
-    grpo = GRPOTrainer(tiny_model(), functions, args, prompt_dataset(), processing_class=tiny_tokenizer())
-    own = build(tmp_path, functions, **MODES["dynamic sampling"] | common)
-    for trainer in (grpo, own):
-        trainer.train()
-    (logs,), (batch,) = logs_of(own), own.batches
+    trainer = build(tmp_path, functions, **MODES["dynamic sampling"] | common)
+    trainer.train()
+    (logs,), (batch,) = logs_of(trainer), trainer.batches
     assert logs["ada/prompts/resampled"] == 0 and batch["advantages"].all()
-    assert logs["frac_reward_zero_std"] == logs_of(grpo)[0]["frac_reward_zero_std"] == 0
+    assert logs["frac_reward_zero_std"] == 0, "As in GRPO."

@@ -23,7 +23,7 @@ def test_tools_are_called_in_every_round_and_their_results_are_not_trained_on(tm
 
     trainer = build(ToolUser, tmp_path, reward, tools=[add])
     trainer.train()
-    logs, output = trainer.state.log_history[0], trainer.output
+    logs, output = trainer.state.log_history[0], trainer.batches[-1]
     assert [len(rewards) for rewards in calls] == [16, 16]
     assert all(rewards == [0.0, 1.0] * 8 for rewards in calls), "The tool was called and its answer was used."
     assert logs["ada/samples_per_prompt/mean"] == 8 and logs["reward"] == 0
@@ -44,7 +44,7 @@ def test_masked_groups_are_excluded_from_the_token_count_with_tools(tmp_path):
         ToolUser, tmp_path, lambda completions, **_: [0.0] * len(completions), tools=[add], zero_variance_groups="mask"
     )
     trainer.train()
-    assert trainer.output["num_items_in_batch"] == 0
+    assert trainer.batches[-1]["num_items_in_batch"] == 0
 
 
 class Doubling(Counting):
@@ -56,21 +56,21 @@ class Doubling(Counting):
     "options",
     [
         {},
-        {"adaptive_sampling": "est-ema", "num_generations": 4, "max_samples": 8},
+        {"adaptive_sampling": "est", "num_generations": 4, "max_samples": 8},
         {"baseline": "batch", "num_generations": 4},
     ],
 )
 def test_an_environment_is_reset_for_every_rollout_and_gives_its_reward(options, tmp_path):
     Counting.resets.clear()
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
-    trainer = build(ToolUser, tmp_path, [], dataset, factory=Counting, **options)
+    trainer = build(ToolUser, tmp_path, [], factory=Counting, **options)
+    assert trainer.pass_rates is None or trainer.pass_rates.head is None, "It cannot see the observation."
     trainer.train()
     logs = trainer.state.log_history[0]
     rollouts = logs["ada/samples_per_prompt/mean"] * 4
     assert sum(Counting.resets.values()) == rollouts, "Once per rollout, and not for the update batch again."
     assert logs["rewards/Counting/mean"] == logs["reward"] == 0.5
     prompts = [prompt[-1]["content"] for prompt in trainer._logs["prompt"]]
-    decoded = trainer._tokenizer.batch_decode(trainer.output["prompt_ids"])
+    decoded = trainer._tokenizer.batch_decode(trainer.batches[-1]["prompt_ids"])
     assert len(prompts) == len(decoded) and len(set(prompts)) == 4
     assert all(content in text for content, text in zip(prompts, decoded, strict=True)), "Logged with the observation."
 
@@ -82,9 +82,8 @@ def always_right(completions, **kwargs):
 @pytest.mark.parametrize("weights", [None, [1.0]], ids=str)
 def test_the_reward_of_an_environment_counts_as_a_weighted_function(weights, tmp_path):
     """TRL adds its weight to `reward_weights`. Without `success_reward`, the sum of both would define a success."""
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 4, "target": [1, 2, 3, 4]})
     with pytest.raises(ValueError, match=r"success_reward \(None\) must be 'always_right' or 'Counting'"):
-        build(ToolUser, tmp_path, [always_right], dataset, factory=Counting, reward_weights=weights)
+        build(ToolUser, tmp_path, [always_right], factory=Counting, reward_weights=weights)
 
 
 def test_several_environments(tmp_path):
@@ -103,7 +102,7 @@ def test_several_environments(tmp_path):
     trainer.train()
     logs = trainer.state.log_history[0]
     assert (logs["rewards/Counting/mean"], logs["rewards/Doubling/mean"]) == (0.5, 1.0)
-    assert sorted(set(trainer.output["advantages"].gt(0).tolist())) == [False, True]
+    assert sorted(set(trainer.batches[-1]["advantages"].gt(0).tolist())) == [False, True]
 
 
 class Board(Counting):
@@ -138,14 +137,6 @@ def test_rollouts_of_a_prompt_do_not_share_mutable_columns(tmp_path):
     assert set(seen) == {("new",)} and trainer.state.log_history[0]["rewards/Board/mean"] == 1
 
 
-def test_a_value_head_that_cannot_see_the_whole_prompt_is_rejected(tmp_path):
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 8, "target": list(range(8))})
-    trainer = build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est")
-    assert trainer.args.pass_rate_estimator == "ema" and trainer.pass_rates.head is None
-    with pytest.raises(ValueError, match="is not supported with environment_factory.*Use pass_rate_estimator='ema'"):
-        build(AdaGRPOTrainer, tmp_path, None, rows, factory=Counting, adaptive_sampling="est-value")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -178,7 +169,7 @@ def test_images_reach_generation_rewards_and_the_loss(tmp_path):
 
     options = {"max_completion_length": 8, "learning_rate": 1e-3, "pass_rate_estimator": "ema", "max_steps": 2}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    trainer = build(ToolUser.__bases__[0], tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
+    trainer = build(AdaGRPOTrainer, tmp_path, reward, Dataset.from_dict(rows), model, processor, **options)
     trainer.train()
     assert len(seen) == 4 and set(seen.values()) != {4}
     unmoved = [name for name, parameter in model.named_parameters() if (parameter == before[name]).all()]

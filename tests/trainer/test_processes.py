@@ -25,7 +25,7 @@ RUNS = {
     "rounds that do not divide": {"rows": 12, "num_generations": 2, "samples_per_round": 5},
     "slow rewards": FOUR | {"slow_rank": 1},
     "est-ema": FOUR | {"adaptive_sampling": "est-ema"},
-    "est-value": FOUR | {"adaptive_sampling": "est-value"},
+    "est-value": FOUR | {"adaptive_sampling": "est-value", "max_steps": 3},
     "batch": ONE | {"baseline": "batch", "scale_rewards": "batch", "max_steps": 2},
     "batch with budgets": FOUR | {"baseline": "batch", "adaptive_sampling": "est-ema"},
     "retries": ONE | RETRIES,

@@ -11,7 +11,7 @@ from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 from ada_trl.trainer.checkpointing import STATE_FILE
 
-from ..helpers import MODES, QUEUE_MODES, build, even_reward, logs_of, prompts_of, train_with_and_without_resume
+from ..helpers import MODES, QUEUE_MODES, assert_same_run, build, even_reward, logs_of, prompts_of, tiny_model
 from ..pass_rates.estimated import by_prompt, identified
 
 
@@ -58,7 +58,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
     options = {"dataset": numbered(32), "save_strategy": "steps", "save_steps": 3, "max_steps": 6} | CASES[name]
-    whole, resumed = train_with_and_without_resume(build, tmp_path, at=3, **options)
+    whole = build(tmp_path / "whole", **options)
+    whole.train()
+    resumed = build(tmp_path / "resumed", model=tiny_model(seed=9), **options)  # its weights are the checkpoint's
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert_same_run(whole, resumed)
     checkpoints = [tmp_path / run / "checkpoint-6" for run in ("whole", "resumed")]
     own_files = [sorted(path.name for path in checkpoint.glob("ada_*")) for checkpoint in checkpoints]
     assert own_files[0] == own_files[1]

@@ -104,6 +104,7 @@ def test_20_interrupted_steps(mode, tmp_path):
         trainer.train()
         trainer.state.log_history.clear()
         trainer.batches.clear()
+        trainer.rollouts.clear()
         samples.append(resources())
     assert_flat(samples, objects_per_sample=10)
 

@@ -18,7 +18,6 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import gather
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_client, vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -33,15 +32,8 @@ from ada_trl.trainer.trl_private import rank_local_collectives, vllm_generation_
 from ada_trl.trainer.trl_version import SIGNATURES
 from ada_trl.vllm.client import completion_request
 
-from ..helpers import (
-    QUICK,
-    chat_tokenizer,
-    even_reward,
-    prompt_dataset,
-    tiny_chat_model,
-    tiny_model,
-    tiny_tokenizer,
-)
+from ..conversations import NUMBERS, Counting
+from ..helpers import QUICK, chat_tokenizer, even_reward, prompt_dataset, tiny_chat_model, tiny_model, tiny_tokenizer
 
 
 def test_signatures_of_all_overrides_are_checked_when_a_trainer_is_built():
@@ -173,16 +165,21 @@ def test_state_exists(name, recorded):
     assert hasattr(recorded, name), f"GRPOTrainer.{name} is gone."
 
 
+class Left(Exception):
+    pass
+
+
+def leave(prompts):
+    raise Left
+
+
 def test_no_gather_and_no_metric_before_the_generation(recorded):
     """The rows of a round are prepared by a call that is left in `_generate`, on each process separately."""
     before, called = {k: len(v) for k, v in recorded._metrics["train"].items()}, []
 
-    class Left(Exception):
-        pass
-
     def generate(prompts):
         called.append(prompts)
-        raise Left
+        leave(prompts)
 
     def gather(tensor):
         raise AssertionError("GRPOTrainer gathers before it calls `_generate`: rounds would wait for each other.")
@@ -217,48 +214,18 @@ def test_gathers_of_generation_and_rewards_can_be_made_local(recorded, monkeypat
 
 
 def environment_trainer(tmp_path):
-    class Environment:
-        def reset(self, **row):
-            return None
-
-        def get_reward(self):
-            return 1.0
-
-        def add(self, a: int) -> int:
-            """
-            Adds.
-
-            Args:
-                a: A number.
-            """
-            return a
-
     args = GRPOConfig(str(tmp_path), **QUICK | {"num_generations": 4, "max_completion_length": 64})
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Hello."}]] * 2})
     tokenizer = chat_tokenizer()
-    trainer = GRPOTrainer(
-        tiny_chat_model(tokenizer),
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        environment_factory=Environment,
-    )
-    return trainer, Environment
+    given = {"train_dataset": NUMBERS, "processing_class": tokenizer, "environment_factory": Counting}
+    return GRPOTrainer(tiny_chat_model(tokenizer), args=args, **given)
 
 
 def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_path):
-    trainer, environment_class = environment_trainer(tmp_path)
+    trainer = environment_trainer(tmp_path)
     assert set(trainer._environment_pool) == {None}
-    assert isinstance(trainer._environment_pool[None][0], environment_class)
-
-    class Left(Exception):
-        pass
-
-    def generate(prompts):
-        raise Left
-
-    trainer._generate = generate
-    pool = trainer._environment_pool = {None: [environment_class() for _ in range(3)]}
+    assert isinstance(trainer._environment_pool[None][0], Counting)
+    trainer._generate = leave
+    pool = trainer._environment_pool = {None: [Counting() for _ in range(3)]}
     first = pool[None][0]
     with pytest.raises(Left):
         trainer._generate_and_score_completions([trainer.train_dataset[0]] * 2)
@@ -267,7 +234,7 @@ def test_environments_come_from_the_front_of_a_pool_that_can_be_replaced(tmp_pat
 
 
 def test_the_tool_loop_returns_its_counts_before_the_images(tmp_path):
-    trainer, _ = environment_trainer(tmp_path)
+    trainer = environment_trainer(tmp_path)
     prompts, generated = [[{"role": "user", "content": "Hello."}]] * 2, iter([["Well.<|im_end|>"], []])
     trainer._batch_environments = [None] * 2
     trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"add": lambda a: a}] * 2, [{}] * 2

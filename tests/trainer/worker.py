@@ -151,11 +151,11 @@ def play(output_dir: str, options: dict) -> dict:
     )
     trainer.train()
     (logs,) = (logs for logs in trainer.state.log_history if "reward" in logs)
-    prompts = tokenizer.batch_decode(trainer.output["prompt_ids"])
-    completions = tokenizer.batch_decode(trainer.output["completion_ids"])
+    prompts = tokenizer.batch_decode(trainer.batches[-1]["prompt_ids"])
+    completions = tokenizer.batch_decode(trainer.batches[-1]["completion_ids"])
     return {
         "logs": logs,
-        "positive": (trainer.output["advantages"] > 0).tolist(),
+        "positive": (trainer.batches[-1]["advantages"] > 0).tolist(),
         "played": [
             [type(environment).__name__, environment.target, environment.given, prompt, completion]
             for environment, prompt, completion in zip(trainer.environments, prompts, completions, strict=True)

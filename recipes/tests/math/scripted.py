@@ -1,6 +1,5 @@
 """A sampler whose completions are scripted, and files for it."""
 
-import json
 import random
 
 from tests.helpers import tiny_tokenizer
@@ -48,7 +47,3 @@ class ScriptedSampler:
 
 def never(*args):
     raise AssertionError("Nothing should be sampled.")
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

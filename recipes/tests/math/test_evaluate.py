@@ -18,9 +18,9 @@ from ada_trl.recipes.math.evaluate import (
 )
 from ada_trl.recipes.math.sampling import Measurement
 from ada_trl.recipes.math.statistics import bootstrap_interval
-from tests.helpers import tiny_model, tiny_tokenizer
+from tests.helpers import save_tiny_model, write_jsonl
 
-from .scripted import Interrupted, ScriptedSampler, never, write_jsonl
+from .scripted import Interrupted, ScriptedSampler, never
 
 
 # Correct completions of 4, by model and first summand. Two datasets, of 4 problems and of 2.
@@ -38,8 +38,7 @@ def scripted(model, tokenizer, args, **options):
 def files(tmp_path_factory):
     directory = tmp_path_factory.mktemp("evaluation")
     for i, model in enumerate(("base", "better")):
-        tiny_tokenizer().save_pretrained(directory / model)
-        tiny_model(seed=i).save_pretrained(directory / model)
+        save_tiny_model(directory / model, seed=i)
     for name, column, firsts in (("large", "answer", LARGE), ("small", "gt", SMALL)):
         write_jsonl(directory / f"{name}.jsonl", [{"problem": f"{a}+{a}=", column: str(2 * a)} for a in firsts])
     return directory

@@ -12,9 +12,9 @@ from ada_trl.recipes.math.evaluate import EvaluateArguments
 from ada_trl.recipes.math.evaluate import run as evaluate
 from ada_trl.recipes.math.select import SelectArguments
 from ada_trl.recipes.math.select import run as select
-from tests.helpers import tiny_model, tiny_tokenizer
+from tests.helpers import tiny_model, tiny_tokenizer, write_jsonl
 
-from .scripted import ScriptedSampler, never, write_jsonl
+from .scripted import ScriptedSampler, never
 
 
 REWARDS = '''

@@ -18,9 +18,9 @@ from ada_trl.recipes.math.problems import Problem, load_problems, normalize
 from ada_trl.recipes.math.prompts import to_prompt, with_prompts
 from ada_trl.recipes.math.sampling import SamplingArguments
 from ada_trl.recipes.math.select import SelectArguments, in_range, main, run
-from tests.helpers import ROOT, tiny_model, tiny_tokenizer
+from tests.helpers import ROOT, save_tiny_model, tiny_tokenizer, write_jsonl
 
-from .scripted import Interrupted, ScriptedSampler, never, write_jsonl
+from .scripted import Interrupted, ScriptedSampler, never
 
 
 # By the last digit of the first summand: correct completions of 8.
@@ -59,8 +59,7 @@ SUMS = [*range(20), 31, 32]  # first summands of the usable problems
 def files(tmp_path_factory):
     """A model directory and the data as JSON Lines."""
     directory = tmp_path_factory.mktemp("data")
-    tiny_tokenizer().save_pretrained(directory / "model")
-    tiny_model().save_pretrained(directory / "model")
+    save_tiny_model(directory / "model")
     write_jsonl(directory / "openr1.jsonl", FLAWED[:4] + ROWS + FLAWED[4:] + FINE)
     return directory
 
@@ -271,8 +270,7 @@ def test_resuming_with_other_settings_is_rejected(overrides, message, files, tmp
     run(arguments(files, tmp_path / "out", model_name_or_path=str(model)), scripted)
     if "model_name_or_path" in overrides:
         model = tmp_path / "model"
-        tiny_tokenizer().save_pretrained(model)
-        tiny_model(seed=1).save_pretrained(model)
+        save_tiny_model(model, seed=1)
         stored = json.loads((tmp_path / "out/samples/settings.json").read_text()) | {"model": str(model)}
         (tmp_path / "out/samples/settings.json").write_text(json.dumps(stored))
         overrides = {"model_name_or_path": str(model)}

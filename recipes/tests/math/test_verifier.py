@@ -131,12 +131,17 @@ def test_in_a_daemon_process_of_multiprocessing(method):
     assert verify_answers([r"\boxed{6}"], ["6"]) == [1.0] and worker_pids() & ours
 
 
-def test_a_reference_that_times_out_is_unparsable_and_parsed_once(monkeypatch):
-    requests = []
-    ask = verifier._Worker._ask
+@pytest.fixture
+def requests(monkeypatch):
+    """Tasks of the workers."""
+    tasks, ask = [], verifier._Worker._ask
     monkeypatch.setattr(
-        verifier._Worker, "_ask", lambda self, seconds, *task: requests.append(task) or ask(self, seconds, *task)
+        verifier._Worker, "_ask", lambda self, seconds, *task: tasks.append(task) or ask(self, seconds, *task)
     )
+    return tasks
+
+
+def test_a_reference_that_times_out_is_unparsable_and_parsed_once(requests):
     completions = [f"\\boxed{{{i}}}" for i in range(8)]
     assert verify_answers(completions, [NESTED] * 7 + ["7"], timeout=TIMEOUT) == [None] * 7 + [1.0]
     assert requests.count(("parse", NESTED)) == 1 and len(requests) == 3
@@ -177,12 +182,7 @@ def test_threads_at_the_same_time():
     assert scores == {offset: [float(i == offset) for i in range(50)] for offset in range(4)}
 
 
-def test_equal_answers_are_compared_once_and_references_are_parsed_once_per_chunk(monkeypatch):
-    requests = []
-    ask = verifier._Worker._ask
-    monkeypatch.setattr(
-        verifier._Worker, "_ask", lambda self, seconds, *task: requests.append(task) or ask(self, seconds, *task)
-    )
+def test_equal_answers_are_compared_once_and_references_are_parsed_once_per_chunk(requests):
     completions = [f"Way {i}: \\boxed{{5}}" for i in range(30)] + [r"\boxed{6}", "", "\n"]
     assert verify_answers(completions, ["5"] * 33, num_workers=1) == [1.0] * 30 + [0.0] * 3
     assert requests == [("parse", "5"), ("compare", "5", r"\boxed{5}"), ("compare", "5", r"\boxed{6}")]
