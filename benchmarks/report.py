@@ -29,7 +29,18 @@ from .comparisons import (
 from .gpu import fast, right
 from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, STORED_ON_CPU, Part
 from .learning.confirmation import RATE as PLANNED_RATE
-from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
+from .learning.language_model import (
+    CUT_SET,
+    EST_EMA,
+    HYBRID_3_PROMPTS,
+    LONG_SET,
+    LONGER_SUFFIX,
+    PAPER,
+    PAPER_SUFFIX,
+    RATE,
+    RATES,
+    SMALL_ROUNDS_3_PROMPTS,
+)
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
 from .learning.training import Run
 from .statistics import AS_FAST, FASTER, SLOWER, cell
@@ -115,7 +126,7 @@ def confirmation() -> Comparison:
     return found
 
 
-TASKS = {MAIN_SET: "short answers", LONG_SET: "answers with steps"}
+TASKS = {MAIN_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "answers with steps"}
 
 
 def choices(parts: Iterable[str], rows: pd.DataFrame, with_commands: bool = False) -> str:
@@ -178,7 +189,9 @@ def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
 
 
 def _label(method: str, rate: float) -> str:
-    return method.removesuffix(PAPER_SUFFIX) + (f" at {rate_text(rate)}" if rate != PLANNED_RATE else "")
+    return method.removesuffix(PAPER_SUFFIX).removesuffix(LONGER_SUFFIX) + (
+        f" at {rate_text(rate)}" if rate != PLANNED_RATE else ""
+    )
 
 
 def endpoints(found: Comparison) -> str:
@@ -193,6 +206,12 @@ def endpoints(found: Comparison) -> str:
         f"{diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
         f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
     )
+
+
+def both(found: Comparison, method: str, reference: str | None = None) -> str:
+    """Accuracy and pass@16 after the last step in words."""
+    accuracy, diversity = (found.words(method, measure, reference) for measure in (ACCURACY, PASS_AT_16))
+    return f"accuracy {accuracy}, pass@16 {diversity}"
 
 
 def group_size_sentences(found: Comparison) -> str:
@@ -210,10 +229,7 @@ def group_size_sentences(found: Comparison) -> str:
 def paper_sentences(found: Comparison) -> str:
     """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
     small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
-    lines = [
-        f"- {names.short(m)}, accuracy: {found.words(m, ACCURACY)}, pass@16: {found.words(m, PASS_AT_16)}."
-        for m in (names.ALGORITHM_2, paper, small)
-    ]
+    lines = [f"- {names.short(m)}: {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
     accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
     rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
@@ -259,10 +275,7 @@ def retries_sentences(found: Comparison) -> str:
 
 def longer_answers_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's second part, and the lengths of the completions."""
-    lines = []
-    for method in (RETRIES, names.BATCH):
-        accuracy, diversity = (found.words(method, measure) for measure in (ACCURACY, PASS_AT_16))
-        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
+    lines = [f"- {method}: {both(found, method)}." for method in (RETRIES, names.BATCH)]
     lengths = ", ".join(
         f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
         f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
@@ -271,6 +284,51 @@ def longer_answers_sentences(found: Comparison) -> str:
     return "\n".join(
         [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
     )
+
+
+def passes_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's third part, and its decisions."""
+
+    def significant(method: str, sign: int) -> bool:
+        differences = [found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16)]
+        return any(one.excludes_zero and sign * one.mean > 0 for one in differences)
+
+    methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
+    retries = "a number of passes is named with retries" if significant(RETRIES, -1) else "retries need no such number"
+    is_named = significant(EST_EMA, 1) and not significant(EST_EMA, -1)
+    decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
+    lines = [
+        *(f"{method}: {both(found, method)}" for method in methods),
+        f"By the rule of the second plan, {decision}",
+    ]
+    return "\n".join(f"- {line}." for line in lines)
+
+
+def longer_run_sentences(found: Comparison) -> str:
+    """The order of the methods after the steps of the other parts and after the last one, and with how many seeds it changes."""
+
+    def from_best(values: pd.Series) -> pd.Series:
+        return values.sort_values(ascending=False, kind="stable")
+
+    lines = []
+    for name in ("accuracy", "pass@16"):
+        curves = {
+            (m, seed): run.set_index("step")[name] for m, runs in found.runs.items() for seed, run in runs.items()
+        }
+        by_step = pd.concat(curves, axis=1)  # (steps, methods and seeds)
+        ends = {
+            step: by_step.loc[step].unstack() for step in (PARTS["number of retries"].steps, PARTS["longer run"].steps)
+        }
+        orders = []
+        for step, own in ends.items():
+            means = [f"{method} ({value:.3f})" for method, value in from_best(own.mean(axis=1)).items()]
+            orders.append(f"after {step} steps {', '.join(means)}")
+        early, late = ends.values()  # (methods, seeds)
+        changes = [list(from_best(early[seed]).index) != list(from_best(late[seed]).index) for seed in early]
+        lines.append(
+            f"- Order by {name}: {'; '.join(orders)}. It changes with {sum(changes)} of {len(changes)} seeds."
+        )
+    return "\n".join(lines)
 
 
 def cpu_block(rows: pd.DataFrame) -> str:
@@ -300,6 +358,8 @@ CONCLUSIONS = {
     "paper": paper_sentences,
     "number of retries": retries_sentences,
     "longer answers": longer_answers_sentences,
+    "passes over the data": passes_sentences,
+    "longer run": longer_run_sentences,
 }
 
 
@@ -454,21 +514,18 @@ def claims_table(found: Comparison) -> str:
     """The claims of the paper and what the runs show."""
     entropy = final("entropy")
 
-    def both(method: str, other: str | None = None) -> str:
-        return f"accuracy: {found.words(method, ACCURACY, other)}, pass@16: {found.words(method, PASS_AT_16, other)}"
-
     per_method = {
         m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
     }
     claims = {
         f"better than GRPO at equal prompts ({_last_step(found, found.reference)} steps of GRPO, "
         f"{_last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
-            f"{names.short(m)}, {both(m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
+            f"{names.short(m)}: {both(found, m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
         ),
-        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(names.ALGORITHM_2, names.GRPO_16)}; "
+        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
         f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
         "prompts are hard",
-        "Seq-balance is better than Seq-pos": f"Algorithm 2, {both(names.ALGORITHM_2, names.SEQ_POS_2)}; "
+        "Seq-balance is better than Seq-pos": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}; "
         f"{per_method[names.SEQ_POS_2]:.0f} rollouts per step with Seq-pos",
         "entropy is kept (mean over all steps)": "; ".join(
             f"{names.short(m)}: {found.difference(m, entropy).text(sign=True)}"
