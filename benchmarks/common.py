@@ -25,6 +25,14 @@ DEFAULT = {"min_positives": 1, "min_negatives": 1, "samples_per_round": 4, "max_
 POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
 BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
 BINARY = Scoring(weights=(1.0,), threshold=0.5)  # one reward function, of 0 and 1
+QUIET = {  # options of a trainer
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "log_level": "error",
+    "gradient_checkpointing": False,
+}
 COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blues are larger groups of GRPO
     names.GRPO_4: "#56b4e9",
     names.GRPO_8: "#0072b2",

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from datasets import concatenate_datasets
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.arithmetic.task import build_tokenizer, save
 from recipes.reasoning import task, written_steps
@@ -15,6 +14,7 @@ from ..common import markdown
 from ..learning.confirmation import PARTS, SECOND_PLAN, STORED
 from ..learning.language_model import LONG_SET, evaluate_base, folder_of, prepare_task, train_and_save
 from ..learning.training import Run, stored_runs
+from .training import random_model
 from .units import Unit, run
 
 
@@ -53,17 +53,8 @@ def prepare_smoke(prompt_set: str, task_dir: Path, **_) -> dict:
         (task_dir / folder).mkdir(parents=True, exist_ok=True)
         rows.shuffle(seed).to_json(task_dir / folder / f"{split}.jsonl")
     tokenizer = build_tokenizer("0123456789 :.,-+*/=()abcdefghijklmnopqrstuvwxyz?")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    save(LlamaForCausalLM(config), tokenizer, task_dir / "base")
+    model = random_model(tokenizer, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    save(model, tokenizer, task_dir / "base")
     return evaluate_base(prompt_set, task_dir)
 
 
