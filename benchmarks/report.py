@@ -1,8 +1,7 @@
 """
 Tables, sentences and figures of learning results in the documents: `python -m benchmarks.report`.
 
-Everything is generated from the stored results: the places `<!-- name -->` of docs/benchmarks.md, README.md,
-docs/reproducing_the_paper.md, docs/vllm.md and recipes/README.md that are named below.
+Everything is generated from the stored results: the places `<!-- name -->` of the documents that [`blocks`] names.
 """
 
 import functools
@@ -43,7 +42,7 @@ from .learning.language_model import (
 )
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
 from .learning.training import Run
-from .statistics import AS_FAST, FASTER, SLOWER, cell
+from .statistics import AS_FAST, FASTER, SLOWER, comparison
 
 
 DOCS = ROOT / "docs"
@@ -90,7 +89,16 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
     text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
-    columns = measures(found) | {"Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"}
+    commands = {
+        _label(method, rate): f'`python -m {COMMAND} --parts "{name}" --methods "{method}"`'
+        for method, rate in part.methods
+    }
+    columns = measures(found) | {
+        "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
+        "Tokens": lambda m: tokens(found, m),
+        "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
+        "Command": lambda m: commands.get(m, ""),
+    }
     return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
 
 
@@ -126,11 +134,18 @@ def confirmation() -> Comparison:
     return found
 
 
+CHOICES = (
+    names.GRPO_4,
+    f"{names.GRPO_4} at {rate_text(LOWER_RATE)}",
+    names.GRPO_8,
+    names.BATCH,
+    *(names.batch_retries(retries) for retries in (1, 2, 3)),
+)
 TASKS = {MAIN_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "answers with steps"}
 
 
-def choices(parts: Iterable[str], rows: pd.DataFrame, with_commands: bool = False) -> str:
-    """Results and costs of the finished parts: one row per method."""
+def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
+    """Results and costs of the methods to choose from, of the finished parts."""
     lines = []
     for name in parts:
         found = part_comparison(name, rows)
@@ -140,16 +155,19 @@ def choices(parts: Iterable[str], rows: pd.DataFrame, with_commands: bool = Fals
         about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
         start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
         lines.append(about | {"Method": "before training"} | start)
-        for method, runs in found.runs.items():
+        for method in (method for method in CHOICES if method in found.runs):
             cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
-            cells["Tokens"] = f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
-            cells["Time of a run"] = time_by_device(list(runs.values()))
-            if with_commands:
-                stored = next(own for own, rate in part.methods if _label(own, rate) == method)
-                cells["Command"] = f'`python -m {COMMAND} --parts "{name}" --methods "{stored}"`'
+            cells |= {
+                "Tokens": tokens(found, method),
+                "Time of a run": time_by_device(list(found.runs[method].values())),
+            }
             lines.append(about | {"Method": method} | cells)
     headers = dict.fromkeys(header for line in lines for header in line)
     return as_table([{header: line.get(header, "") for header in headers} for line in lines])
+
+
+def tokens(found: Comparison, method: str) -> str:
+    return f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
 
 
 def time_by_device(runs: list[pd.DataFrame]) -> str:
@@ -169,23 +187,54 @@ def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
         "and endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled "
         "again in a later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
         f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
-        "the training steps; 16 runs share a GPU. [Commands](docs/benchmarks.md#results-by-task).*"
+        "the training steps; 16 runs share a GPU. [All methods and commands](docs/benchmarks.md#results-of-the-plan).*"
     )
     sizes = part_comparison("group size", rows)
     sentences = [
-        f"{method[0].upper()}{method[1:]}: {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
-        f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}, {found.change(method, 'pass@16')}."
-        for method in (names.BATCH, RETRIES)
+        f"{title}, the batch baseline {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
+        f"evaluations; its pass@16 {end_of_training(found, method)}, {found.words(method, PASS_AT_16)}."
+        for title, method in (("Without retries", names.BATCH), ("With 3 retries", RETRIES))
     ]
     if sizes is not None:
-        sentences.append(
-            f"With as many prompts as {names.GRPO_4}, the batch baseline "
-            f"{sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)}."
-        )
+        sentences.append(prompts_sentence(sizes))
     numbers = part_comparison("number of retries", rows)
     if numbers is not None:
         sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
     return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
+
+
+def end_of_training(found: Comparison, method: str) -> str:
+    """pass@16 after training compared with that before, in words."""
+    end, start = found.mean(method, PASS_AT_16).mean, found.before_training("pass@16")
+    side, change = "below" if end < start else "above", found.change(method, "pass@16")
+    return (
+        f"ends {side} that of the untrained model, at {end:.3f} instead of {start:.3f} ({comparison(change)} it: "
+        f"{change.text(sign=True)})"
+    )
+
+
+def retries_and_none(found: Comparison) -> str:
+    """docs/tuning.md: the gains with every number of retries, and without."""
+    texts = []
+    for method in (method for method in found.runs if method.startswith(names.BATCH)):
+        label = method.removeprefix(f"{names.BATCH}, ") if method != names.BATCH else "no retries"
+        gains = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
+        texts.append(f"{label}: {' and '.join(gains)}")
+    return (
+        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens: {'; '.join(texts)} "
+        f"([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 {end_of_training(found, names.BATCH)}."
+    )
+
+
+def recommendation(found: Comparison) -> str:
+    """docs/settings.md: the recommended mode compared with GRPO."""
+    return f"On the language model, at equal tokens and after the last step: {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."
+
+
+def prompts_sentence(found: Comparison) -> str:
+    """With as many prompts as GRPO."""
+    speed = found.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
+    return f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}."
 
 
 def _label(method: str, rate: float) -> str:
@@ -418,7 +467,9 @@ def selection_table() -> str:
         for rate in sorted(rows[rows["method"] == method]["rate"].unique()):
             (run,) = by_seed(rows, MAIN_SET, method, rate).values()
             row = {"Method": method, "Rate": rate_text(rate)}
-            cells.append(row | {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()})
+            row |= {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()}
+            best = run.loc[run["accuracy"].idxmax()]
+            cells.append(row | {"Highest accuracy": f"{best['accuracy']:.3f} after {best['step']:.0f} steps"})
     return as_table(cells)
 
 
@@ -462,7 +513,12 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
                     "Before training": f"{found.before_training('accuracy'):.3f}, {found.before_training('pass@16'):.3f}"
                 }
             )
-    return as_table(rows)
+    lower = [
+        found.mean(method, PASS_AT_16).mean < found.before_training("pass@16")
+        for found in sets.values()
+        for method in found.runs
+    ]
+    return f"{as_table(rows)}\n\nIn {sum(lower)} of {len(lower)} rows, pass@16 is lower than before training."
 
 
 # The paper's protocol on the language model
@@ -602,57 +658,6 @@ def ahead_table() -> str:
     return as_table(rows)
 
 
-# Expected results of the recipes
-
-ARITHMETIC_RECIPES = {  # file in recipes/arithmetic: its experiment and method
-    "grpo-n8": ("equal_steps", names.GRPO_8),
-    "grpo-n16": ("equal_steps", names.GRPO_16),
-    "seq-pos": ("equal_steps", names.SEQ_POS_HYBRID),
-    "seq-balance": ("equal_steps", names.HYBRID),
-    "est-ema": ("equal_steps", f"{names.EST} (EMA) n=4"),
-    "est-value": ("equal_steps", f"{names.EST} (value head) n=4"),
-    "batch": ("one_rollout", names.BATCH),
-}
-SORTING_RECIPES = {  # file in recipes/sorting: set and method
-    "grpo-n4": ("sorting", names.GRPO_4),
-    "batch": ("sorting", names.BATCH),
-    "batch-graded": ("sorting-graded", names.BATCH_SCALED),
-}
-
-
-def expect_arithmetic() -> str:
-    """Final accuracy minus that of GRPO n=4 in the same experiment, because base models differ."""
-    rows = []
-    for recipe, (experiment, method) in ARITHMETIC_RECIPES.items():
-        sets = {name: found for name, found in small_experiment(experiment).items() if name in ("easy", "hard")}
-        file = "batch.yaml --retries 0" if recipe == "batch" else f"{recipe}.yaml"
-        row, tokens = {"Recipe": f"`arithmetic/{file}`"}, []
-        for name, found in sets.items():
-            row[f"Accuracy minus `grpo-n4`'s, {name}"] = cell(found.difference(method, ACCURACY))
-            own, other = (found.mean(m, final("generated_tokens")).mean for m in (method, names.GRPO_4))
-            tokens.append(f"{own / other:.1f}×")
-        rows.append(row | {"Generated tokens": " / ".join(tokens)})
-    return as_table(rows)
-
-
-def expect_sorting() -> str:
-    rows, sets = [], small_experiment("one_rollout")
-    for recipe, (name, method) in SORTING_RECIPES.items():
-        if (ROOT / "recipes" / "sorting" / f"{recipe}.yaml").exists():
-            row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": sets[name].cell(method, ACCURACY)}
-            rows.append(row | {"1k tokens": f"{sets[name].mean(method, final('generated_tokens')).mean / 1e3:.0f}"})
-    return as_table(rows)
-
-
-def expect_reasoning(found: Comparison) -> str:
-    rows = []
-    for recipe, method in {"grpo-n4": names.GRPO_4, "batch": names.BATCH}.items():
-        file = "batch.yaml --retries 0" if recipe == "batch" else f"{recipe}.yaml"
-        row = {"Recipe": f"`reasoning/{file}`", "Accuracy": found.cell(method, ACCURACY)}
-        rows.append(row | {"pass@16": found.cell(method, PASS_AT_16)})
-    return as_table(rows)
-
-
 # Documents
 
 
@@ -690,12 +695,14 @@ def gpu_limitation() -> str:
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
+    sizes = part_comparison("group size", load(STORED))
+    assert sizes is not None
     return {
         DOCS / "benchmarks.md": {
-            "choices": choices((*SECOND_PLAN, "confirmation", "paper"), load(STORED), with_commands=True),
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
             "second-plan": f"{plan_block(SECOND_PLAN, load(STORED))}\n\n{cpu_block(load(STORED_ON_CPU))}",
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
+            "language-prompts": prompts_sentence(sizes),
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),
             "language-sets": other_sets_table(sets),
@@ -713,12 +720,9 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
+        DOCS / "settings.md": {"recommended": recommendation(confirmed)},
+        DOCS / "tuning.md": {"retries": retries_and_none(confirmed)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
-        ROOT / "recipes" / "README.md": {
-            "expect-arithmetic": expect_arithmetic(),
-            "expect-sorting": expect_sorting(),
-            "expect-reasoning": expect_reasoning(rates),
-        },
     }
 
 
