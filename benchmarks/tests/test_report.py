@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from benchmarks import common, figures, names, report
+from benchmarks import common, figures, names, plans, report
 from benchmarks.comparisons import (
     ACCURACY,
     PASS_AT_16,
@@ -135,7 +135,7 @@ FIRST_PLAN = ("confirmation", "group size", "paper")
 
 
 def plan_block(rows: pd.DataFrame) -> str:
-    return report.plan_block(FIRST_PLAN, rows)
+    return plans.plan_block(FIRST_PLAN, rows)
 
 
 def test_nothing_is_shown_before_the_last_run_of_a_part():
@@ -236,9 +236,9 @@ def test_recommended_number_of_retries(gains, number):
     rows = planned("number of retries", {(names.batch_retries(n), RATE): gain for n, gain in gains.items()})
     if number == 3:
         rows = [row | {"pass@16": row["pass@16"] + 0.03 * (row["method"] == names.GRPO_8)} for row in rows]
-    found = report.part_comparison("number of retries", pd.DataFrame(rows))
-    assert found is not None and report.recommended_retries(found) == number
-    text = report.plan_block(["number of retries"], pd.DataFrame(rows))
+    found = plans.part_comparison("number of retries", pd.DataFrame(rows))
+    assert found is not None and plans.recommended_retries(found) == number
+    text = plans.plan_block(["number of retries"], pd.DataFrame(rows))
     decision = f"recommended is {names.batch_retries(number)}: accuracy " if number else "no retries are recommended."
     assert f"- By the rule of the second plan, {decision}" in text
 
@@ -254,11 +254,11 @@ def test_recommended_number_of_retries(gains, number):
 def test_decisions_on_passes_over_the_data(retries, est, decision):
     gains = {(RETRIES, RATE): retries, (language_model.EST_EMA, RATE): est}
     rows = planned("passes over the data", gains)
-    text = report.plan_block(["passes over the data"], pd.DataFrame(rows))
+    text = plans.plan_block(["passes over the data"], pd.DataFrame(rows))
     *methods, last = (line for line in text.splitlines() if line.startswith("- "))
     assert len(methods) == 4 and last == f"- By the rule of the second plan, {decision} for several passes."
     # The same seeds of other parts have other problems.
-    assert report.part_comparison("number of retries", pd.DataFrame(rows)) is None
+    assert plans.part_comparison("number of retries", pd.DataFrame(rows)) is None
 
 
 def test_orders_of_the_longer_run_are_compared_by_seed():
@@ -269,7 +269,7 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
         rows += run_rows(run, ends[run.method.removesuffix(language_model.LONGER_SUFFIX)], steps=(0, 150, 600))
     falls = (RETRIES + language_model.LONGER_SUFFIX, 22, 600)
     rows = [row | {"accuracy": 0.2} if (row["method"], row["seed"], row["step"]) == falls else row for row in rows]
-    text = report.plan_block(["longer run"], pd.DataFrame(rows))
+    text = plans.plan_block(["longer run"], pd.DataFrame(rows))
     accuracy, diversity = (line for line in text.splitlines() if line.startswith("- Order by "))
     assert accuracy == (
         f"- Order by accuracy: after 150 steps {names.BATCH} (0.235), {RETRIES} (0.230), {names.GRPO_8} (0.225), {names.GRPO_4} "
@@ -280,10 +280,10 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
 
 
 def test_short_runs_on_a_cpu_count_by_whole_seeds():
-    assert report.cpu_block(report.load("no such result")).endswith("no seed is finished.")
+    assert plans.cpu_block(report.load("no such result")).endswith("no seed is finished.")
     runs = [Run(method, "steps", seed, RATE) for seed in (21, 22) for method in (names.GRPO_4, RETRIES)][:3]
     rows = [row for run in runs for row in run_rows(run, 0.3, steps=(0, 10))]
-    text = report.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
+    text = plans.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
     assert "10 steps, seeds 21. " in text and f"| {RETRIES} | 0.300 (+0.000) |" in text
 
 
@@ -330,7 +330,7 @@ def test_figures_are_drawn_from_stored_results_with_few_lines():
 
 
 def test_figure_of_the_confirmation():
-    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
+    found = plans.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
     assert found is not None
     drawn = figures.equal_tokens(found, (found.reference, names.BATCH, *figures.RETRIES))
     labels = drawn.axes[0].get_legend_handles_labels()[1]
@@ -341,9 +341,9 @@ def test_figure_of_the_confirmation():
 def test_results_of_the_readme():
     gains = {(names.BATCH, RATE): (0.05, -0.05), (RETRIES, RATE): (0.001, 0.05)}
     rows = pd.DataFrame(planned("confirmation", gains, noise=0.01))
-    found = report.part_comparison("confirmation", rows)
+    found = plans.part_comparison("confirmation", rows)
     assert found is not None
-    *table, _, caption, _, sentences = report.readme_results(found, rows).splitlines()
+    *table, _, caption, _, sentences = plans.readme_results(found, rows).splitlines()
     assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, f"{names.GRPO_4} at 5e-5", names.BATCH]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
     batch, retries = sentences.split(". ")
@@ -357,12 +357,12 @@ def test_results_of_the_readme():
 
 
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
-    assert report.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 3
+    assert plans.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 3
     lines = plan_block(pd.DataFrame(planned("paper", {}))).splitlines()
     command = f'--parts "paper" --methods "{names.HYBRID}{language_model.PAPER_SUFFIX}"`'
     (line,) = (line for line in lines if f"| {names.HYBRID} |" in line)
     assert command in line
-    lines = report.choices(["confirmation"], pd.DataFrame(planned("confirmation", {}))).splitlines()
+    lines = plans.choices(["confirmation"], pd.DataFrame(planned("confirmation", {}))).splitlines()
     hours, minutes = (2 + 6.5) * 150 / 3600, (2 + 9) * 150 / 60  # CPU seconds per step grow with the seed
     assert all(line.endswith(f"CPU core {hours:.1f} h, NVIDIA H200 {minutes:.1f} min |") for line in lines[3:])
 
