@@ -336,7 +336,8 @@ def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
         for title, method in (("Without retries", names.BATCH), (f"With {_number_of_retries(RETRIES)}", RETRIES))
     ]
     if sizes is not None:
-        sentences.append(prompts_sentence(sizes))
+        speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
+        sentences.append(f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}.")
     numbers = part_comparison("number of retries", rows)
     if numbers is not None:
         sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
@@ -365,7 +366,7 @@ def retries_and_none(found: Comparison) -> str:
         gains = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
         texts.append(f"{label}: {' and '.join(gains)}")
     return (
-        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens: {'; '.join(texts)} "
+        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens (95% intervals): {'; '.join(texts)} "
         f"([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 {end_of_training(found, names.BATCH)}."
     )
 
@@ -373,9 +374,3 @@ def retries_and_none(found: Comparison) -> str:
 def recommendation(found: Comparison) -> str:
     """docs/settings.md: the recommended mode compared with GRPO."""
     return f"On the language model, at equal tokens and after the last step: {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."
-
-
-def prompts_sentence(found: Comparison) -> str:
-    """With as many prompts as GRPO."""
-    speed = found.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
-    return f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}."

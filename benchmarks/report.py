@@ -28,9 +28,7 @@ from .plans import (
     cpu_block,
     last_step,
     measures,
-    part_comparison,
     plan_block,
-    prompts_sentence,
     rate_text,
     readme_results,
     recommendation,
@@ -331,14 +329,11 @@ def gpu_limitation() -> str:
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
-    sizes = part_comparison("group size", load(STORED))
-    assert sizes is not None
     return {
         DOCS / "benchmarks.md": {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
             "second-plan": f"{plan_block(SECOND_PLAN, load(STORED))}\n\n{cpu_block(load(STORED_ON_CPU))}",
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
-            "language-prompts": prompts_sentence(sizes),
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),
             "language-sets": other_sets_table(sets),

@@ -14,7 +14,7 @@ from ..common import markdown
 from ..learning.confirmation import PARTS, SECOND_PLAN, STORED
 from ..learning.language_model import LONG_SET, evaluate_base, folder_of, prepare_task, train_and_save
 from ..learning.training import Run, stored_runs
-from .training import random_model
+from .training import peak_memory_gib, random_model
 from .units import Unit, run
 
 
@@ -44,7 +44,9 @@ def prepare(prompt_set: str, task_dir: Path, seed: int, carried: Path) -> dict:
 
 
 def prepare_smoke(prompt_set: str, task_dir: Path, **_) -> dict:
-    """Write a few problems and a random model."""
+    """Write a few problems and a random model, unless there is a model, as the recipes do."""
+    if (task_dir / "base").exists():
+        return evaluate_base(prompt_set, task_dir)
     folder = folder_of(prompt_set)
     of_family = written_steps.problems if prompt_set == LONG_SET else task.problems
     families = written_steps.FAMILIES if prompt_set == LONG_SET else task.SETS[folder]
@@ -60,9 +62,9 @@ def prepare_smoke(prompt_set: str, task_dir: Path, **_) -> dict:
 
 def train(planned: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> dict:
     runs_dir.mkdir(exist_ok=True)
-    on_gpu = torch.cuda.is_available()
-    train_and_save(planned, runs_dir, task_dir, steps, eval_every, micro_batch=MICRO_BATCH, use_cpu=not on_gpu)
-    return {"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {}
+    use_cpu = not torch.cuda.is_available()
+    train_and_save(planned, runs_dir, task_dir, steps, eval_every, micro_batch=MICRO_BATCH, use_cpu=use_cpu)
+    return {"peak_memory_gib": peak_memory_gib()}
 
 
 def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: Path) -> bool:
