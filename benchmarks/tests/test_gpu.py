@@ -128,7 +128,7 @@ NEEDED = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm", "rounds": "
 @pytest.mark.parametrize("stage", ["modes", "speed", "learn", "right", "fast", "rounds"])
 def test_every_stage_runs_on_a_cpu(stage, tmp_path):
     """`make test-vllm` runs those with vLLM."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "400"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "600"]
     command += ["--output_dir", str(tmp_path)]
     output = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert output.returncode == 0, output.stdout + output.stderr
