@@ -16,7 +16,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 # By file: the tests of one share what is expensive to make.
 PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all test-reasoning test-vllm lint benchmark benchmark-vllm language-model report analyses notebooks clean
+.PHONY: demo test test-slow test-all test-reasoning test-vllm lint benchmark language-model report analyses notebooks clean
 
 # Sets $$index to an option of pip. The other builds for Linux come with 5.5 GB of CUDA libraries. An addition to the index that
 # pip is configured for, so that this one serves what is not there, and everything if the CPU builds cannot be reached.
@@ -82,9 +82,6 @@ KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=40000000
 
 language-model: .venv/reasoning
 	$(ENVIRONMENT) $(KEEP_MEMORY) $(BIN)/python -m benchmarks.learning.language_model --workers 2
-
-benchmark-vllm: .venv-vllm/installed
-	$(ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks.speed.server
 
 analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss

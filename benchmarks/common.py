@@ -1,6 +1,5 @@
-"""Shared helpers: rollouts of prompts with known pass rates, stored results, tables, intervals, documents and figures."""
+"""Shared helpers: rollouts of prompts with known pass rates, stored results, tables, documents and figures."""
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from ada_trl.core import Rollouts, Scoring, needs_more, pool_advantages, select_groups
+from ada_trl.core import Rollouts, Scoring, needs_more
 from ada_trl.utils.tables import markdown_table
 
 from . import names
@@ -26,6 +25,14 @@ DEFAULT = {"min_positives": 1, "min_negatives": 1, "samples_per_round": 4, "max_
 POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
 BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
 BINARY = Scoring(weights=(1.0,), threshold=0.5)  # one reward function, of 0 and 1
+QUIET = {  # options of a trainer
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "log_level": "error",
+    "gradient_checkpointing": False,
+}
 COLORS = {  # distinguishable with colour blindness (Okabe and Ito); darker blues are larger groups of GRPO
     names.GRPO_4: "#56b4e9",
     names.GRPO_8: "#0072b2",
@@ -70,34 +77,20 @@ def bernoulli_rollouts(
     return Rollouts.score([rewards[~np.isnan(rewards), None] for rewards in rewards_PD], BINARY)
 
 
-def zero_gradient(rollouts: Rollouts, num_generations: int) -> np.ndarray:
-    """Whether all advantages of the group that is trained on are 0, for each prompt."""
-    selected = select_groups(rollouts, num_generations, [(i,) for i in range(rollouts.num_prompts)])
-    return ~pool_advantages(rollouts)[selected].reshape(-1, num_generations).any(axis=1)
-
-
-def save_rows(rows: list[dict], name: str) -> list[dict]:
-    """Write the rows of a result. Returns them as stored, so that figures and tables use the stored precision."""
+def save_rows(rows: list[dict], name: str) -> None:
+    """Write the rows of a result."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     columns = dict.fromkeys(
         column for row in rows for column in row
     )  # of all rows, because tasks differ in their measurements
     table = pa.table({column: [row.get(column) for row in rows] for column in columns})
     pq.write_table(table, RESULTS / f"{name}.parquet", compression="zstd")
-    return load_rows(name)
 
 
 def load_rows(name: str, missing_ok: bool = False) -> list[dict]:
     """The rows of a result. With `missing_ok` none if it has not been stored, otherwise that is an error."""
     path = RESULTS / f"{name}.parquet"
     return [] if missing_ok and not path.exists() else pq.read_table(path).to_pylist()
-
-
-def computed_or_stored(name: str, compute: Callable[[], list[dict]], description: str) -> list[dict]:
-    """Rows of an analysis, according to the command line: computed and stored, or with `--plot` the stored ones."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="Use the stored data.")
-    return load_rows(name) if parser.parse_args().plot else save_rows(compute(), name)
 
 
 def markdown(rows: Sequence[dict], columns: dict[str, Callable[[dict], str]]) -> str:

@@ -107,11 +107,10 @@ class Comparison:
         difference = self.difference(method, measure, reference)
         return f"{comparison(difference, words)} {names.short(reference)} ({difference.text(digits, sign=True)})"
 
-    def change(self, method: str, column: str) -> str:
-        """The last evaluation compared with the one before training, in words."""
+    def change(self, method: str, column: str) -> Interval:
+        """The last evaluation minus the one before training, paired by seed."""
         ends, start = (self.values(method, lambda run, i=i: float(run[column].iloc[i])) for i in (-1, 0))
-        difference = paired_difference(ends, start, self.earlier_looks)
-        return f"{comparison(difference)} the untrained model ({difference.text(sign=True)})"
+        return paired_difference(ends, start, self.earlier_looks)
 
     def share_of_tokens(self, method: str) -> str:
         """

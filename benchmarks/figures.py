@@ -88,28 +88,20 @@ def trade_off(axis, found: Comparison, methods: Iterable[str], scale: float = 1)
     axis.set(xlabel="Held-out accuracy", title="pass@16 against accuracy")
 
 
-def equal_tokens(found: Comparison, methods: Iterable[str]) -> Figure:
-    """Accuracy and pass@16 against tokens, and against each other over training, of the methods that have runs."""
+def curves_and_trade_off(found: Comparison, methods: Iterable[str], x: str, label: str) -> Figure:
+    """Accuracy and pass@16 against `x`, and against each other over training, of the methods that have runs."""
     methods = [method for method in methods if method in found.runs]
     figure, ((left, middle, right),) = panels(3)
     for axis, column in ((left, "accuracy"), (middle, "pass@16")):
-        draw_curves(axis, found, methods, "generated_tokens", column)
-        axis.set(xlabel="Generated tokens", title=f"Held-out {column}")
+        draw_curves(axis, found, methods, x, column)
+        axis.set(xlabel=label, title=f"Held-out {column}")
     trade_off(right, found, methods)
     legend(figure, left)
     return figure
 
 
-def language_paper(found: Comparison) -> Figure:
-    """The paper's protocol: accuracy and pass@16 by steps, and against each other over training."""
-    methods = [found.reference, names.GRPO_16, names.ALGORITHM_2, names.HYBRID]
-    figure, ((left, middle, right),) = panels(3)
-    for axis, column in ((left, "accuracy"), (middle, "pass@16")):
-        draw_curves(axis, found, methods, "step", column)
-        axis.set(xlabel="Optimizer steps", title=f"Held-out {column}")
-    trade_off(right, found, methods)
-    legend(figure, left)
-    return figure
+def equal_tokens(found: Comparison, methods: Iterable[str]) -> Figure:
+    return curves_and_trade_off(found, methods, "generated_tokens", "Generated tokens")
 
 
 def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
@@ -192,6 +184,8 @@ def draw_all(
         "overview": overview(confirmation),
         "confirmation": equal_tokens(confirmation, (confirmation.reference, names.BATCH, *RETRIES)),
         "language_rates": equal_tokens(rates, rates.runs),
-        "language_paper": language_paper(paper),
+        "language_paper": curves_and_trade_off(
+            paper, (paper.reference, names.GRPO_16, names.ALGORITHM_2, names.HYBRID), "step", "Optimizer steps"
+        ),
         "learning_accuracy": learning_accuracy(equal_steps),
     }

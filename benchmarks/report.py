@@ -1,306 +1,53 @@
 """
 Tables, sentences and figures of learning results in the documents: `python -m benchmarks.report`.
 
-Everything is generated from the stored results: the places `<!-- name -->` of docs/benchmarks.md, README.md,
-docs/reproducing_the_paper.md, docs/vllm.md and recipes/README.md that are named below.
+Everything is generated from the stored results: the places `<!-- name -->` of the documents that [`blocks`] names.
 """
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
 from . import figures, names
 from .common import FIGURES, README, RESULTS, ROOT, fill
-from .comparisons import (
-    ACCURACY,
-    PASS_AT_16,
-    SPEED,
-    Comparison,
-    Measure,
-    as_table,
-    by_seed,
-    final,
-    load,
-    per_step,
-)
+from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right
-from .learning.confirmation import LOWER_RATE, PARTS, RETRIES, SECOND_PLAN, STORED, STORED_ON_CPU, Part
-from .learning.confirmation import RATE as PLANNED_RATE
+from .learning.confirmation import PARTS, SECOND_PLAN, STORED, STORED_ON_CPU
+from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
-from .learning.training import Run
-from .statistics import AS_FAST, FASTER, SLOWER, cell
+from .plans import (
+    BEFORE,
+    MODEL,
+    SPEED_WORDS,
+    both,
+    confirmation,
+    cpu_block,
+    last_step,
+    measures,
+    plan_block,
+    rate_text,
+    readme_results,
+    recommendation,
+    retries_and_none,
+)
 
 
 DOCS = ROOT / "docs"
-MAIN_SET, HARD_SET = "mixture", "hard"
+HARD_SET = "hard"
 SELECTION_SEED = 9  # used only to choose learning rates; the chosen rates are reported with other seeds
 CHOSEN_RATE = 1e-4
 EARLIER_LOOKS = (3,)  # on the language model, comparisons were looked at with three seeds before more were added
-MODEL = "SmolLM2-135M-Instruct with LoRA"
-COMMAND = "benchmarks.learning.confirmation"
-SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
 TITLES = {"sorting-graded": "Graded sorting"}
-BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
-
-
-def rate_text(rate: float) -> str:
-    return f"{rate:.0e}".replace("e-0", "e-")
 
 
 def compare(
     evaluations: pd.DataFrame, prompt_set: str, methods, looks=(), reference: str = names.GRPO_4
 ) -> Comparison:
     return Comparison({m: by_seed(evaluations, prompt_set, m) for m in methods}, reference, looks)
-
-
-def measures(found: Comparison) -> dict[str, Callable[[str], str]]:
-    """Columns of a table: accuracy and pass@16."""
-    return {
-        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
-    }
-
-
-# Both plans of docs/benchmarks.md
-
-
-def plan_block(parts: Iterable[str], rows: pd.DataFrame) -> str:
-    """The planned results, part by part; nothing of a part that is not finished."""
-    return "\n\n".join(_part_block(name, PARTS[name], rows) for name in parts)
-
-
-def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
-    found = part_comparison(name, rows)
-    if found is None:
-        return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
-    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
-    columns = measures(found) | {"Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"}
-    return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
-
-
-def _finished_runs(part: Part, rows: pd.DataFrame) -> int:
-    finished = rows[(rows["family"] == "all") & (rows["step"] == part.steps)]
-    done = {Run(*(getattr(row, field) for field in Run._fields)) for row in finished.itertuples()}
-    return sum(run in done for run in part.runs)
-
-
-def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
-    """The methods of a part of the plan on its seeds; `None` before its last run."""
-    part = PARTS[name]
-    if _finished_runs(part, rows) < len(part.runs):
-        return None
-    methods = part.methods
-    if name == "group size":  # its reference is in the first part, with the same base and seeds
-        methods = [(names.GRPO_4, PLANNED_RATE), (names.BATCH, PLANNED_RATE), *methods]
-    runs = {}
-    for method, rate in methods:
-        own = by_seed(rows, part.prompt_set, method, rate)
-        runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
-    lower = _label(names.GRPO_4, LOWER_RATE)
-    found = Comparison(dict(sorted(runs.items())), names.GRPO_4)
-    if lower in runs and found.mean(lower, SPEED).mean > found.mean(names.GRPO_4, SPEED).mean:
-        found.reference = lower
-    return found
-
-
-def confirmation() -> Comparison:
-    """The first part of the plan, whose runs are all stored."""
-    found = part_comparison("confirmation", load(STORED))
-    assert found is not None
-    return found
-
-
-TASKS = {MAIN_SET: "short answers", LONG_SET: "answers with steps"}
-
-
-def choices(parts: Iterable[str], rows: pd.DataFrame, with_commands: bool = False) -> str:
-    """Results and costs of the finished parts: one row per method."""
-    lines = []
-    for name in parts:
-        found = part_comparison(name, rows)
-        if found is None:
-            continue
-        part = PARTS[name]
-        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
-        start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
-        lines.append(about | {"Method": "before training"} | start)
-        for method, runs in found.runs.items():
-            cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
-            cells["Tokens"] = f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
-            cells["Time of a run"] = time_by_device(list(runs.values()))
-            if with_commands:
-                stored = next(own for own, rate in part.methods if _label(own, rate) == method)
-                cells["Command"] = f'`python -m {COMMAND} --parts "{name}" --methods "{stored}"`'
-            lines.append(about | {"Method": method} | cells)
-    headers = dict.fromkeys(header for line in lines for header in line)
-    return as_table([{header: line.get(header, "") for header in headers} for line in lines])
-
-
-def time_by_device(runs: list[pd.DataFrame]) -> str:
-    """Mean time of the training steps, per device."""
-    ends = pd.DataFrame([run.iloc[-1] for run in runs])
-    texts = []
-    for device, own in ends.groupby("device"):
-        seconds = own["cpu_seconds"].mean()
-        texts.append(f"CPU core {seconds / 3600:.1f} h" if device == "CPU" else f"{device} {seconds / 60:.1f} min")
-    return ", ".join(texts)
-
-
-def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
-    """Table, caption and sentences of the README."""
-    caption = (
-        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(PLANNED_RATE)} if no other is given; methods, seeds "
-        "and endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled "
-        "again in a later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
-        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
-        "the training steps; 16 runs share a GPU. [Commands](docs/benchmarks.md#results-by-task).*"
-    )
-    sizes = part_comparison("group size", rows)
-    sentences = [
-        f"{method[0].upper()}{method[1:]}: {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
-        f"evaluations; pass@16 after the last step {found.words(method, PASS_AT_16)}, {found.change(method, 'pass@16')}."
-        for method in (names.BATCH, RETRIES)
-    ]
-    if sizes is not None:
-        sentences.append(
-            f"With as many prompts as {names.GRPO_4}, the batch baseline "
-            f"{sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)}."
-        )
-    numbers = part_comparison("number of retries", rows)
-    if numbers is not None:
-        sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
-    return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
-
-
-def _label(method: str, rate: float) -> str:
-    return method.removesuffix(PAPER_SUFFIX) + (f" at {rate_text(rate)}" if rate != PLANNED_RATE else "")
-
-
-def endpoints(found: Comparison) -> str:
-    """The two endpoints of the plan."""
-    diversity, accuracy = found.difference(RETRIES, PASS_AT_16), found.difference(RETRIES, SPEED)
-    is_higher = diversity.excludes_zero and diversity.mean > 0
-    holds = is_higher and accuracy.mean - accuracy.half > -0.01
-    return (
-        f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
-        f"evaluations.\n"
-        f"- (b) {'holds' if holds else 'does not hold'}: {RETRIES} against {found.reference}: pass@16 after the last step "
-        f"{diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
-        f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
-    )
-
-
-def group_size_sentences(found: Comparison) -> str:
-    """The baseline at equal prompts, and the number of distinct prompts with the same baseline."""
-    pairs = ((names.BATCH_4, names.GRPO_4), (names.BATCH, names.BATCH_4))
-    lines = []
-    for title, (method, other) in zip(("The baseline", "The number of prompts"), pairs, strict=True):
-        speed = found.words(method, SPEED, other, SPEED_WORDS, digits=4)
-        lines.append(
-            f"- {title}: {method} {speed} in mean accuracy; pass@16: {found.words(method, PASS_AT_16, other)}."
-        )
-    return "\n".join(lines)
-
-
-def paper_sentences(found: Comparison) -> str:
-    """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
-    small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
-    lines = [
-        f"- {names.short(m)}, accuracy: {found.words(m, ACCURACY)}, pass@16: {found.words(m, PASS_AT_16)}."
-        for m in (names.ALGORITHM_2, paper, small)
-    ]
-    accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
-    rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
-    is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
-    lines.append(
-        f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
-        f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
-        f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
-    )
-    return "\n".join(lines)
-
-
-def better_grpo(found: Comparison, measure: Measure) -> str:
-    """GRPO n=4 or n=8, whichever has the higher mean."""
-    return max((names.GRPO_4, names.GRPO_8), key=lambda method: found.mean(method, measure).mean)
-
-
-def recommended_retries(found: Comparison) -> int | None:
-    """The number of retries that the rule of the second plan recommends; `None` if it recommends no retries."""
-    gains, allowed = {}, []
-    for retries in (1, 2, 3):
-        method = names.batch_retries(retries)
-        diversity = found.difference(method, PASS_AT_16, better_grpo(found, PASS_AT_16))
-        if diversity.excludes_zero and diversity.mean > 0:
-            gains[retries] = found.difference(method, ACCURACY, better_grpo(found, ACCURACY)).mean
-        if diversity.mean >= -0.01:
-            allowed.append(retries)
-    if gains:
-        return max(gains, key=lambda retries: gains[retries])
-    return min(allowed, default=None)
-
-
-def retries_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's first part, and its decision."""
-    results = {}
-    for retries in (1, 2, 3):
-        method = names.batch_retries(retries)
-        accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-        results[retries] = f"{method}: accuracy {accuracy}, pass@16 {diversity}."
-    number = recommended_retries(found)
-    decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
-    return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
-
-
-def longer_answers_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's second part, and the lengths of the completions."""
-    lines = []
-    for method in (RETRIES, names.BATCH):
-        accuracy, diversity = (found.words(method, measure) for measure in (ACCURACY, PASS_AT_16))
-        lines.append(f"- {method}: accuracy {accuracy}, pass@16 {diversity}.")
-    lengths = ", ".join(
-        f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
-        f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
-        for method in found.runs
-    )
-    return "\n".join(
-        [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
-    )
-
-
-def cpu_block(rows: pd.DataFrame) -> str:
-    """The version of the longer answers for a slow CPU: the seeds whose runs are all finished."""
-    methods = (names.GRPO_4, RETRIES)
-    runs = {method: by_seed(rows, LONG_SET, method) for method in methods}
-    seeds = set.intersection(*(set(own) for own in runs.values()))
-    if not seeds:
-        return "*longer answers on a CPU*: no seed is finished."
-    runs = {method: {seed: own[seed] for seed in sorted(seeds)} for method, own in runs.items()}
-    found = Comparison(runs, names.GRPO_4)
-    columns: dict[str, Callable[[str], str]] = {
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
-        "Tokens per completion": lambda m: f"{found.mean(m, final('completion_tokens')).mean:.1f}",
-        "Truncated": lambda m: f"{found.mean(m, final('truncated')).mean:.1%}",
-    }
-    title = (
-        f"**longer answers on a CPU**, {_last_step(found, RETRIES)} steps, seeds {', '.join(map(str, sorted(seeds)))}."
-    )
-    return f"{title} Too short to decide anything.\n\n{found.table(columns, BEFORE)}"
-
-
-CONCLUSIONS = {
-    "confirmation": endpoints,
-    "group size": group_size_sentences,
-    "paper": paper_sentences,
-    "number of retries": retries_sentences,
-    "longer answers": longer_answers_sentences,
-}
 
 
 # The language model at equal tokens
@@ -358,7 +105,9 @@ def selection_table() -> str:
         for rate in sorted(rows[rows["method"] == method]["rate"].unique()):
             (run,) = by_seed(rows, MAIN_SET, method, rate).values()
             row = {"Method": method, "Rate": rate_text(rate)}
-            cells.append(row | {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()})
+            row |= {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()}
+            best = run.loc[run["accuracy"].idxmax()]
+            cells.append(row | {"Highest accuracy": f"{best['accuracy']:.3f} after {best['step']:.0f} steps"})
     return as_table(cells)
 
 
@@ -402,7 +151,12 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
                     "Before training": f"{found.before_training('accuracy'):.3f}, {found.before_training('pass@16'):.3f}"
                 }
             )
-    return as_table(rows)
+    lower = [
+        found.mean(method, PASS_AT_16).mean < found.before_training("pass@16")
+        for found in sets.values()
+        for method in found.runs
+    ]
+    return f"{as_table(rows)}\n\nIn {sum(lower)} of {len(lower)} rows, pass@16 is lower than before training."
 
 
 # The paper's protocol on the language model
@@ -428,7 +182,7 @@ def paper_table(found: Comparison) -> str:
         return f"{cost(method) / cost(PAPER_REFERENCE):.1f}×"
 
     columns: dict[str, Callable[[str], str]] = {
-        "Steps": lambda m: f"{_last_step(found, m)}",
+        "Steps": lambda m: f"{last_step(found, m)}",
         "Seeds": found.num_seeds,
         "Accuracy": lambda m: found.cell(m, ACCURACY),
         "pass@16": lambda m: found.cell(m, PASS_AT_16),
@@ -438,10 +192,6 @@ def paper_table(found: Comparison) -> str:
         "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
     }
     return found.table(columns, BEFORE)
-
-
-def _last_step(found: Comparison, method: str) -> int:
-    return int(max(run["step"].iloc[-1] for run in found.runs[method].values()))
 
 
 PAPER_CAPTION = (
@@ -454,21 +204,18 @@ def claims_table(found: Comparison) -> str:
     """The claims of the paper and what the runs show."""
     entropy = final("entropy")
 
-    def both(method: str, other: str | None = None) -> str:
-        return f"accuracy: {found.words(method, ACCURACY, other)}, pass@16: {found.words(method, PASS_AT_16, other)}"
-
     per_method = {
         m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
     }
     claims = {
-        f"better than GRPO at equal prompts ({_last_step(found, found.reference)} steps of GRPO, "
-        f"{_last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
-            f"{names.short(m)}, {both(m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
+        f"better than GRPO at equal prompts ({last_step(found, found.reference)} steps of GRPO, "
+        f"{last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
+            f"{names.short(m)}: {both(found, m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
         ),
-        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(names.ALGORITHM_2, names.GRPO_16)}; "
+        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
         f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
         "prompts are hard",
-        "Seq-balance is better than Seq-pos": f"Algorithm 2, {both(names.ALGORITHM_2, names.SEQ_POS_2)}; "
+        "Seq-balance is better than Seq-pos": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}; "
         f"{per_method[names.SEQ_POS_2]:.0f} rollouts per step with Seq-pos",
         "entropy is kept (mean over all steps)": "; ".join(
             f"{names.short(m)}: {found.difference(m, entropy).text(sign=True)}"
@@ -545,57 +292,6 @@ def ahead_table() -> str:
     return as_table(rows)
 
 
-# Expected results of the recipes
-
-ARITHMETIC_RECIPES = {  # file in recipes/arithmetic: its experiment and method
-    "grpo-n8": ("equal_steps", names.GRPO_8),
-    "grpo-n16": ("equal_steps", names.GRPO_16),
-    "seq-pos": ("equal_steps", names.SEQ_POS_HYBRID),
-    "seq-balance": ("equal_steps", names.HYBRID),
-    "est-ema": ("equal_steps", f"{names.EST} (EMA) n=4"),
-    "est-value": ("equal_steps", f"{names.EST} (value head) n=4"),
-    "batch": ("one_rollout", names.BATCH),
-}
-SORTING_RECIPES = {  # file in recipes/sorting: set and method
-    "grpo-n4": ("sorting", names.GRPO_4),
-    "batch": ("sorting", names.BATCH),
-    "batch-graded": ("sorting-graded", names.BATCH_SCALED),
-}
-
-
-def expect_arithmetic() -> str:
-    """Final accuracy minus that of GRPO n=4 in the same experiment, because base models differ."""
-    rows = []
-    for recipe, (experiment, method) in ARITHMETIC_RECIPES.items():
-        sets = {name: found for name, found in small_experiment(experiment).items() if name in ("easy", "hard")}
-        file = "batch.yaml --retries 0" if recipe == "batch" else f"{recipe}.yaml"
-        row, tokens = {"Recipe": f"`arithmetic/{file}`"}, []
-        for name, found in sets.items():
-            row[f"Accuracy minus `grpo-n4`'s, {name}"] = cell(found.difference(method, ACCURACY))
-            own, other = (found.mean(m, final("generated_tokens")).mean for m in (method, names.GRPO_4))
-            tokens.append(f"{own / other:.1f}×")
-        rows.append(row | {"Generated tokens": " / ".join(tokens)})
-    return as_table(rows)
-
-
-def expect_sorting() -> str:
-    rows, sets = [], small_experiment("one_rollout")
-    for recipe, (name, method) in SORTING_RECIPES.items():
-        if (ROOT / "recipes" / "sorting" / f"{recipe}.yaml").exists():
-            row = {"Recipe": f"`sorting/{recipe}.yaml`", "Accuracy": sets[name].cell(method, ACCURACY)}
-            rows.append(row | {"1k tokens": f"{sets[name].mean(method, final('generated_tokens')).mean / 1e3:.0f}"})
-    return as_table(rows)
-
-
-def expect_reasoning(found: Comparison) -> str:
-    rows = []
-    for recipe, method in {"grpo-n4": names.GRPO_4, "batch": names.BATCH}.items():
-        file = "batch.yaml --retries 0" if recipe == "batch" else f"{recipe}.yaml"
-        row = {"Recipe": f"`reasoning/{file}`", "Accuracy": found.cell(method, ACCURACY)}
-        rows.append(row | {"pass@16": found.cell(method, PASS_AT_16)})
-    return as_table(rows)
-
-
 # Documents
 
 
@@ -635,7 +331,6 @@ def blocks() -> dict[Path, dict[str, str]]:
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
     return {
         DOCS / "benchmarks.md": {
-            "choices": choices((*SECOND_PLAN, "confirmation", "paper"), load(STORED), with_commands=True),
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
             "second-plan": f"{plan_block(SECOND_PLAN, load(STORED))}\n\n{cpu_block(load(STORED_ON_CPU))}",
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
@@ -656,12 +351,9 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
+        DOCS / "settings.md": {"recommended": recommendation(confirmed)},
+        DOCS / "tuning.md": {"retries": retries_and_none(confirmed)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
-        ROOT / "recipes" / "README.md": {
-            "expect-arithmetic": expect_arithmetic(),
-            "expect-sorting": expect_sorting(),
-            "expect-reasoning": expect_reasoning(rates),
-        },
     }
 
 

@@ -1,5 +1,5 @@
 """
-The README's second figure: one step of the default mode on five prompts, computed with `ada_trl.core`.
+The figure of docs/method.md: one step of the default mode on five prompts, computed with `ada_trl.core`.
 
 `python -m benchmarks.analyses.diagram` writes `docs/figures/one_step.png`.
 """

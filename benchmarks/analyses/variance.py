@@ -4,11 +4,12 @@ Mean and noise of every gradient estimator on a bandit that can be solved exactl
 The policy is a softmax over four answers, one of which is correct. Given the number of positive rollouts of a pool, `ada_trl.core`
 determines the selection and every advantage; which incorrect answer a negative rollout has is independent of that. So the
 expectation over all pools (`pool_distribution`) and the law of total variance give the estimator's mean and covariance without
-sampling. `python -m benchmarks.analyses.variance` writes `benchmarks/results/variance.parquet`, `docs/figures/variance.png` and its
-table into `docs/reproducing_the_paper.md`; `--plot` uses the stored data.
+sampling. `python -m benchmarks.analyses.variance` writes `docs/figures/variance.png` and its table into
+`docs/reproducing_the_paper.md`.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ from ada_trl.core import pool_advantages, select_groups
 from ada_trl.core.advantages import PromptWeighting, Scale
 
 from .. import names
-from ..common import BALANCE, COLORS, DEFAULT, POS, binary_rollouts, computed_or_stored, fill, markdown, save_figure
+from ..common import BALANCE, COLORS, DEFAULT, POS, binary_rollouts, fill, markdown, save_figure
 from .outcomes import pool_distribution
 from .signal_loss import est_budgets
 
@@ -104,20 +105,26 @@ def moments(estimator: Estimator, pi: np.ndarray) -> tuple[np.ndarray, float, fl
     return mean, square - mean @ mean, float(probability @ pools.draws)
 
 
-def compute() -> list[dict]:
-    rows = []
-    for name, estimator in ESTIMATORS.items():
-        for p in sorted({*GRID, *TABLE_RATES}):
-            pi = policy(p)
-            mean, variance, rollouts = moments(estimator, pi)
-            gradient = pass_rate_gradient(pi)
-            row = {"estimator": name, "pass_rate": p, "rollouts": rollouts}
-            row["weight"] = mean @ gradient / (gradient @ gradient)
-            row["off_direction"] = np.linalg.norm(mean - row["weight"] * gradient) / np.linalg.norm(mean)
-            row["noise"] = np.sqrt(variance) / np.linalg.norm(mean)
-            row["noise_per_rollout"] = row["noise"] * np.sqrt(rollouts)
-            rows.append(row)
-    return rows
+class Gradient(NamedTuple):
+    """
+    An estimator at one pass rate.
+
+    Args:
+        weight (`float`):
+            Factor of ∇p in the expected gradient.
+        noise_per_rollout (`float`):
+            Standard deviation of the estimate divided by the norm of its mean, times √rollouts.
+    """
+
+    weight: float
+    noise_per_rollout: float
+
+
+def gradient(name: str, p: float) -> Gradient:
+    pi = policy(p)
+    mean, variance, rollouts = moments(ESTIMATORS[name], pi)
+    exact = pass_rate_gradient(pi)
+    return Gradient(mean @ exact / (exact @ exact), np.sqrt(variance * rollouts) / np.linalg.norm(mean))
 
 
 REFERENCE = f"{names.GRPO_4}, no std normalization"
@@ -129,15 +136,14 @@ SHOWN = {  # in the figure: style
 }
 
 
-def plot(rows: list[dict]) -> None:
+def plot() -> None:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     weight, noise = figure.subplots(1, 2)
-    reference = {r["pass_rate"]: r["noise_per_rollout"] for r in rows if r["estimator"] == REFERENCE}
+    reference = np.array([gradient(REFERENCE, p).noise_per_rollout for p in GRID])
     for name, style in SHOWN.items():
-        points = [r for r in rows if r["estimator"] == name]
-        p = [r["pass_rate"] for r in points]
-        weight.plot(p, [r["weight"] for r in points], label=names.short(name), **style)
-        noise.plot(p, [r["noise_per_rollout"] / reference[r["pass_rate"]] for r in points], **style)
+        found = [gradient(name, p) for p in GRID]
+        weight.plot(GRID, [one.weight for one in found], label=names.short(name), **style)
+        noise.plot(GRID, np.array([one.noise_per_rollout for one in found]) / reference, **style)
     for objective, power in OBJECTIVES.items():
         weight.plot(GRID, GRID**power, color="0.6", linewidth=0.9, zorder=1)
         weight.annotate(f"f = {objective}", (GRID[0], GRID[0] ** power), xytext=(-3, 0), textcoords="offset points",
@@ -158,28 +164,21 @@ def plot(rows: list[dict]) -> None:
     save_figure(figure, "variance")
 
 
-def exponent(points: dict[float, dict]) -> float:
+def exponent(name: str) -> float:
     """The exponent of p in the effective weight, between p = 0.1 and 0.5."""
-    return np.log(points[0.1]["weight"] / points[0.5]["weight"]) / np.log(0.1 / 0.5)
+    return np.log(gradient(name, 0.1).weight / gradient(name, 0.5).weight) / np.log(0.1 / 0.5)
 
 
-def table(rows: list[dict]) -> str:
-    found = {(r["estimator"], r["pass_rate"]): r for r in rows}
-    names = list(dict.fromkeys(r["estimator"] for r in rows))
-
-    def show(p):
-        return lambda row: "{weight:.2f} / {noise_per_rollout:.1f}".format(**found[row["name"], p])
-
-    columns = {"Effective weight / noise at equal cost": lambda row: row["name"]}
-    columns |= {f"p = {p}": show(p) for p in TABLE_RATES}
-    columns["weight ∝ p^"] = lambda row: f"{exponent({p: found[row['name'], p] for p in TABLE_RATES}):.2f}"
-    return markdown([{"name": name} for name in names], columns)
+def table() -> str:
+    columns = {"Effective weight / noise at equal cost": lambda name: name}
+    columns |= {f"p = {p}": lambda name, p=p: "{:.2f} / {:.1f}".format(*gradient(name, p)) for p in TABLE_RATES}
+    columns["weight ∝ p^"] = lambda name: f"{exponent(name):.2f}"
+    return markdown(list(ESTIMATORS), columns)
 
 
 def main() -> None:
-    rows = computed_or_stored("variance", compute, __doc__)
-    plot(rows)
-    fill("variance", table(rows))
+    plot()
+    fill("variance", table())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Command line of the benchmarks on a GPU, see README.md."""
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -35,29 +35,9 @@ def main() -> bool:
         "TQDM_DISABLE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    if args.stage == "modes":
-        from . import modes
-
-        return modes.main(**settings)
-    if args.stage == "speed":
-        from . import speed
-
-        return speed.main(**settings)
-    if args.stage == "learn":
-        from . import learn
-
-        return learn.main(**settings, workers=args.workers, carried=args.carried)
-    if args.stage == "right":
-        from . import right
-
-        return right.main(**settings)
-    if args.stage == "fast":
-        from . import fast
-
-        return fast.main(**settings)
-    from . import rounds
-
-    return rounds.main(**settings)
+    stage = importlib.import_module(f".{args.stage}", __package__)
+    more = {"workers": args.workers, "carried": args.carried} if args.stage == "learn" else {}
+    return stage.main(**settings, **more)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Seconds of generation and of steps with a vLLM server on the trainer's GPU.
 
 import functools
 import math
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,15 +23,15 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, set_seed
+from transformers import PreTrainedTokenizerFast
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.vllm_server import EAGER, running_server
 
 from .. import names
 from ..common import BALANCE, DEFAULT, markdown, ratio_of_repeats
-from ..speed.server import SynchronousTrainer, free_port
-from .training import Clock
+from ..speed.server import SynchronousTrainer
+from .training import options_of_run, peak_memory_gib, random_model, reset_memory, run_trainer
 from .units import Unit, run, succeeded
 
 
@@ -70,6 +71,12 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def build_tokenizer(size: Size) -> PreTrainedTokenizerFast:
     """A tokenizer of words `t0`, `t1`, … with as many tokens as the model."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>"])}
@@ -82,23 +89,17 @@ def build_tokenizer(size: Size) -> PreTrainedTokenizerFast:
 @torch.no_grad()
 def save_model(directory: Path, size: Size) -> None:
     """A random model that ends a completion after each token with the same probability, so that their median is as given."""
-    set_seed(0)
     tokenizer = build_tokenizer(size)
-    config = LlamaConfig(
-        vocab_size=size.vocabulary,
+    model = random_model(
+        tokenizer,
         hidden_size=size.hidden,
         intermediate_size=size.intermediate,
         num_hidden_layers=size.layers,
         num_attention_heads=size.hidden // 64 if size.hidden >= 128 else 2,
         num_key_value_heads=2,
         max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(config)
     # The first coordinate of the residual stream is a constant that no layer reads or changes. It is larger than all others, so
     # that the last normalization leaves sqrt(hidden) of it, and only the logit of the stop token depends on it.
     model.model.embed_tokens.weight[:, 0] = 100.0
@@ -171,77 +172,65 @@ def timed_synchronizations(trainer: AdaGRPOTrainer) -> Iterator[list[float]]:
     trainer.vllm.push_weights = push
 
 
+def server_options(url: str, directory: str, sync: str) -> dict[str, Any]:
+    return {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": url,
+        "vllm_weight_sync": sync,
+        "vllm_weight_sync_dir": str(Path(directory) / "weights"),
+    }
+
+
 def steps(
-    url: str, directory: str, size: Size, rows: int, steps: int, trainer_class: type, options: dict, sync: str = "lora"
+    directory: str, size: Size, rows: int, steps: int, trainer_class: type, options: dict, adapter: bool = True
 ) -> dict:
-    """Train and measure the steps after the first one, which warms up."""
-    is_cuda = torch.cuda.is_available()
-    if is_cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    clock = Clock()
-    micro_batch = min(size.micro_batch, rows)
+    """Train the model in `directory` and measure the steps after the first one, which warms up."""
+    reset_memory()
     args = AdaGRPOConfig(
         str(Path(directory) / "out"),
-        use_vllm=True,
-        vllm_mode="server",
-        vllm_server_base_url=url,
-        vllm_weight_sync=sync,
-        vllm_weight_sync_dir=str(Path(directory) / "weights"),
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=rows // micro_batch,
-        max_completion_length=size.max_tokens,
-        max_steps=steps,
         learning_rate=1e-6,
-        logging_steps=1,
-        bf16=is_cuda,
-        use_cpu=not is_cuda,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        log_level="error",
+        bf16=torch.cuda.is_available(),
+        **options_of_run(rows, size.micro_batch, size.max_tokens, steps),
         **options,
     )
-    adapter = LoraConfig(r=RANK, target_modules="all-linear") if sync == "lora" else None
-    trainer = trainer_class(
-        str(Path(directory) / "model"), reward, args, prompts(size), peft_config=adapter, callbacks=[clock]
-    )
-    trainer.remove_callback(PrinterCallback)
+    lora = LoraConfig(r=RANK, target_modules="all-linear") if adapter else None
+    trainer = trainer_class(str(Path(directory) / "model"), reward, args, prompts(size), peft_config=lora)
     with timed_synchronizations(trainer) as synchronizations:
-        trainer.train()
+        logs, seconds = run_trainer(trainer)
     return {
         "rows": rows,
-        "sync": sync,
-        "step_seconds": clock.seconds[1:],
+        "step_seconds": seconds[1:],
         "sync_seconds": synchronizations[1:],
-        "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if is_cuda else None,
-        "logs": [row for row in trainer.state.log_history if "loss" in row][1:],
+        "memory_gib": peak_memory_gib(),
+        "logs": logs[1:],
     }
 
 
 def all_units(url: str, directory: str, size: Size, smoke: bool) -> list[Unit]:
     """In the order of their importance, because the last ones may not fit into the limit."""
-    shared = {"url": url, "size": size}
     first, *others = (8,) if smoke else (256, 1024, 64)
 
     def of_generation(rows: int) -> list[Unit]:
-        repeats = 1 if smoke else REPEATS
+        shared = {"url": url, "size": size, "rows": rows, "repeats": 1 if smoke else REPEATS}
         return [
-            Unit(
-                f"generation, {name}, {rows} rows",
-                generation,
-                shared | {"rows": rows, "copies": copies, "repeats": repeats},
-                UNIT_SECONDS,
-            )
+            Unit(f"generation, {name}, {rows} rows", generation, shared | {"copies": copies}, UNIT_SECONDS)
             for name, copies in ((names.BATCH, 1), (names.GRPO_4, 4))
         ]
 
-    def of_steps(rows: int, method: str, sync: str = "lora", number: int = STEPS) -> Unit:
+    def of_steps(rows: int, method: str, sync: str = "lora") -> Unit:
         trainer_class, options = STEP_METHODS[method]
-        more = {"rows": rows, "steps": 2 if smoke else number, "trainer_class": trainer_class, "options": options}
+        own = {
+            "directory": directory,
+            "size": size,
+            "rows": rows,
+            "steps": 2 if smoke else STEPS,
+            "trainer_class": trainer_class,
+            "options": options | server_options(url, directory, sync),
+            "adapter": sync == "lora",
+        }
         name = f"step, {method}, {rows} rows" if sync == "lora" else f"weights by {sync}"
-        return Unit(name, steps, shared | more | {"directory": directory, "sync": sync}, UNIT_SECONDS)
+        return Unit(name, steps, own, UNIT_SECONDS)
 
     if smoke:
         return [*of_generation(first), of_steps(first, names.SEQ_BALANCE), of_steps(first, AHEAD)]

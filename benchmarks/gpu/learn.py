@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 from datasets import concatenate_datasets
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.arithmetic.task import build_tokenizer, save
 from recipes.reasoning import task, written_steps
 
 from ..common import markdown
 from ..learning.confirmation import PARTS, SECOND_PLAN, STORED
-from ..learning.language_model import LONG_SET, evaluate_base, prepare_task, train_and_save
+from ..learning.language_model import LONG_SET, evaluate_base, folder_of, prepare_task, train_and_save
 from ..learning.training import Run, stored_runs
+from .training import peak_memory_gib, random_model
 from .units import Unit, run
 
 
@@ -24,12 +24,13 @@ MICRO_BATCH = 32  # rows: 16 processes with 64 need more than the 80 GB of an H1
 def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     """
     Names of the parts and their runs: first the second plan, part by part and seed by seed; then the part of the first one that
-    starts from another base model; then its training seeds, from the last one. All runs of a seed start from the same base model,
-    so a seed of which a run is stored is left to the machine of that run.
+    starts from another base model; then its training seeds, from the last one. Runs that are compared start from the same base
+    model, so the seed of a part of which a run is stored is left to the machine of that run.
     """
+    compared = {name: name for name in PARTS} | {"group size": "confirmation"}  # whose GRPO is its reference
     runs = [(name, planned) for name, part in PARTS.items() for planned in part.runs]
-    begun = {(PARTS[name].task_folder, planned.seed) for name, planned in runs if planned in stored}
-    missing = [(name, planned) for name, planned in runs if (PARTS[name].task_folder, planned.seed) not in begun]
+    begun = {(compared[name], planned.seed) for name, planned in runs if planned in stored}
+    missing = [(name, planned) for name, planned in runs if (compared[name], planned.seed) not in begun]
     second = [row for name in SECOND_PLAN for row in missing if row[0] == name]
     first = [row for row in missing if row[0] not in SECOND_PLAN]
     return second + sorted(first, key=lambda row: (row[0] != "paper", -row[1].seed))
@@ -43,33 +44,27 @@ def prepare(prompt_set: str, task_dir: Path, seed: int, carried: Path) -> dict:
 
 
 def prepare_smoke(prompt_set: str, task_dir: Path, **_) -> dict:
-    """Write a few problems and a random model."""
+    """Write a few problems and a random model, unless there is a model, as the recipes do."""
+    if (task_dir / "base").exists():
+        return evaluate_base(prompt_set, task_dir)
+    folder = folder_of(prompt_set)
     of_family = written_steps.problems if prompt_set == LONG_SET else task.problems
-    families = written_steps.FAMILIES if prompt_set == LONG_SET else task.SETS[prompt_set]
+    families = written_steps.FAMILIES if prompt_set == LONG_SET else task.SETS[folder]
     for split, seed in (("train", 0), ("test", 1)):
         rows = concatenate_datasets([of_family(family, 16, seed) for family in families])
-        (task_dir / prompt_set).mkdir(parents=True, exist_ok=True)
-        rows.shuffle(seed).to_json(task_dir / prompt_set / f"{split}.jsonl")
+        (task_dir / folder).mkdir(parents=True, exist_ok=True)
+        rows.shuffle(seed).to_json(task_dir / folder / f"{split}.jsonl")
     tokenizer = build_tokenizer("0123456789 :.,-+*/=()abcdefghijklmnopqrstuvwxyz?")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    save(LlamaForCausalLM(config), tokenizer, task_dir / "base")
+    model = random_model(tokenizer, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    save(model, tokenizer, task_dir / "base")
     return evaluate_base(prompt_set, task_dir)
 
 
 def train(planned: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: int) -> dict:
     runs_dir.mkdir(exist_ok=True)
-    on_gpu = torch.cuda.is_available()
-    train_and_save(planned, runs_dir, task_dir, steps, eval_every, micro_batch=MICRO_BATCH, use_cpu=not on_gpu)
-    return {"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {}
+    use_cpu = not torch.cuda.is_available()
+    train_and_save(planned, runs_dir, task_dir, steps, eval_every, micro_batch=MICRO_BATCH, use_cpu=use_cpu)
+    return {"peak_memory_gib": peak_memory_gib()}
 
 
 def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: Path) -> bool:
@@ -86,7 +81,7 @@ def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: 
         part = PARTS[name]
         folder = output_dir / "tasks" / part.task_folder
         options = {"prompt_set": part.prompt_set, "task_dir": folder, "seed": part.base_seed, "carried": carried}
-        base = Unit(f"base model {folder.name}", prepare_smoke if smoke else prepare, options)
+        base = Unit(f"base model {folder.name}, {part.prompt_set}", prepare_smoke if smoke else prepare, options)
         # The results lie beside the base models, because the other file may outlive them: machines are given back.
         left = limit - (time.monotonic() - started)
         prepared = run([base], output_dir / "tasks" / "bases.json", left).get(base.name, {})

@@ -48,7 +48,7 @@ IMPORTS = {
             "benchmarks.gpu.rounds",
         ),
         *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"),
-        *("vllm.model_executor.models.qwen2", "vllm.lora.worker_manager", "vllm.v1.executor.uniproc_executor"),
+        *("vllm.model_executor.models.llama", "vllm.lora.worker_manager", "vllm.v1.executor.uniproc_executor"),
         *("vllm.v1.attention.backends.flash_attn", "vllm.v1.attention.backends.triton_attn"),
     ),
 }

@@ -12,18 +12,16 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from peft import LoraConfig
-from transformers import PrinterCallback
 
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.trainer import rounds as trainer_rounds
 from ada_trl.trainer.trl_private import override_attributes
 
 from .. import names
 from ..common import BALANCE, DEFAULT, markdown
-from .fast import SMOKE, Size, prompts, reward, save_model
-from .training import Clock
+from . import fast
+from .fast import SMOKE, Size, save_model
 from .units import Unit, run, succeeded
 
 
@@ -41,9 +39,6 @@ class UnfilledSampler(SynchronousSampler):
 
 
 def train(engine: str, size: Size, prompts_per_step: int, steps: int, rounds: dict, fills: bool = True) -> dict:
-    is_cuda = torch.cuda.is_available()
-    clock = Clock()
-    micro_batch = min(size.micro_batch, 4 * prompts_per_step)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         save_model(Path(directory) / "model", size)
         options = {}
@@ -58,31 +53,7 @@ def train(engine: str, size: Size, prompts_per_step: int, steps: int, rounds: di
             options = {"use_vllm": True, "vllm_mode": COLOCATE, "vllm_max_model_length": 512}
         if not fills:
             stack.enter_context(override_attributes(trainer_rounds, SynchronousSampler=UnfilledSampler))
-        args = AdaGRPOConfig(
-            directory,
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=4 * prompts_per_step // micro_batch,
-            max_completion_length=size.max_tokens,
-            max_steps=steps,
-            learning_rate=1e-6,
-            logging_steps=1,
-            bf16=is_cuda,
-            use_cpu=not is_cuda,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            log_level="error",
-            **options | rounds,
-        )
-        adapter = LoraConfig(r=16, target_modules="all-linear")
-        trainer = AdaGRPOTrainer(
-            str(Path(directory) / "model"), reward, args, prompts(size), peft_config=adapter, callbacks=[clock]
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    logs = [row for row in trainer.state.log_history if "loss" in row]
-    return {"step_seconds": clock.seconds[1:], "logs": logs[1:]}
+        return fast.steps(directory, size, 4 * prompts_per_step, steps, AdaGRPOTrainer, options | rounds)
 
 
 def main(output_dir: Path, limit: float, smoke: bool) -> bool:

@@ -1,17 +1,47 @@
-"""Training of a random model with every method, for its step time, memory and weights."""
+"""Training of random models on the GPU, or on the CPU if there is none, for step times, memory and weights."""
 
 import gc
+import math
 import tempfile
 import time
 from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    set_seed,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import build_tokenizer, problems
+
+from ..common import QUIET
+
+
+def random_model(tokenizer: PreTrainedTokenizerBase, **sizes) -> LlamaForCausalLM:
+    """Model with random weights in float32; `sizes` are options of `LlamaConfig`."""
+    set_seed(0)
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return LlamaForCausalLM(LlamaConfig(**{"vocab_size": len(tokenizer)} | sizes, **special))
+
+
+def options_of_run(rows: int, micro_batch: int, tokens: int, steps: int) -> dict[str, Any]:
+    """Options of a trainer with `rows` completions of at most `tokens` tokens per step."""
+    micro_batch = min(rows, micro_batch)
+    return QUIET | {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": rows // micro_batch,
+        "max_completion_length": tokens,
+        "max_steps": steps,
+        "use_cpu": not torch.cuda.is_available(),
+    }
 
 
 class Size(NamedTuple):
@@ -25,10 +55,9 @@ class Size(NamedTuple):
     tokens: int = 64  # per completion: the random model almost never ends one itself
 
     def model(self) -> LlamaForCausalLM:
-        """Random model in float32 on the device: 398 million parameters with the default sizes."""
-        set_seed(0)
-        tokenizer = build_tokenizer()
-        config = LlamaConfig(
+        """Random model: 398 million parameters with the default sizes."""
+        return random_model(
+            build_tokenizer(),
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             intermediate_size=self.hidden * 11 // 4,
@@ -36,13 +65,8 @@ class Size(NamedTuple):
             num_attention_heads=self.hidden // 64,
             num_key_value_heads=max(self.hidden // 256, 1),
             max_position_embeddings=1024,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
             tie_word_embeddings=True,
         )
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            return LlamaForCausalLM(config)
 
 
 SMOKE = Size(hidden=64, layers=2, vocabulary=64, rows=8, micro_batch=8, tokens=4)
@@ -79,65 +103,58 @@ class Clock(TrainerCallback):
         self.last = now
 
 
+def run_trainer(trainer: GRPOTrainer) -> tuple[list[dict], list[float]]:
+    """
+    Train. Returns the logs of the steps, and their seconds.
+
+    Raises:
+        `ValueError`: if a loss or a weight is not finite.
+    """
+    clock = Clock()
+    trainer.add_callback(clock)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if "loss" in row]
+    if bad := [name for name, weight in trainer.model.named_parameters() if not weight.isfinite().all()]:
+        raise ValueError(f"{len(bad)} weights are not finite after {len(logs)} steps, the first one is {bad[0]}.")
+    if not all(math.isfinite(step["loss"]) for step in logs):
+        raise ValueError(f"The losses {[step['loss'] for step in logs]} are not finite.")
+    return logs, clock.seconds
+
+
+def reset_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory_gib() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+
+
 def train(
     size: Size, steps: int, options: dict[str, Any], frac_certain: float = 0.0, is_ada: bool = True
 ) -> tuple[torch.nn.Module, list[dict], list[float]]:
     """Train the random model. Returns it, the logs of the steps, and their seconds."""
     config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if is_ada else (GRPOConfig, GRPOTrainer)
-    clock = Clock()
-    micro_batch = min(size.rows, size.micro_batch)
+    defaults = options_of_run(size.rows, size.micro_batch, size.tokens, steps) | {"learning_rate": 1e-5, "bf16": True}
     with tempfile.TemporaryDirectory() as directory:
-        defaults = {
-            "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": size.rows // micro_batch,
-            "max_completion_length": size.tokens,
-            "max_steps": steps,
-            "learning_rate": 1e-5,
-            "logging_steps": 1,
-            "gradient_checkpointing": False,
-            "bf16": True,
-            "use_cpu": not torch.cuda.is_available(),
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "log_level": "error",
-        }
-        trainer = trainer_class(
-            size.model(),
-            reward,
-            config_class(directory, **defaults | options),
-            prompts(frac_certain),
-            processing_class=build_tokenizer(),
-            callbacks=[clock],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    logs = [row for row in trainer.state.log_history if "loss" in row]
-    return trainer.accelerator.unwrap_model(trainer.model), logs, clock.seconds
+        args = config_class(directory, **defaults | options)
+        trainer = trainer_class(size.model(), reward, args, prompts(frac_certain), processing_class=build_tokenizer())
+        logs, seconds = run_trainer(trainer)
+    return trainer.accelerator.unwrap_model(trainer.model), logs, seconds
 
 
 def measure(size: Size, steps: int, options: dict[str, Any], frac_certain: float = 0.0, is_ada: bool = True) -> dict:
-    """
-    Train in bfloat16 (autocast) and measure the steps after the first one, which warms up.
-
-    Raises:
-        `ValueError`: if a loss or a weight is not finite.
-    """
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    """Train in bfloat16 (autocast) and measure time and memory of the steps; the first one warms up."""
+    reset_memory()
     model, logs, seconds = train(size, steps, options, frac_certain, is_ada)
-    if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
-        raise ValueError(f"{len(bad)} weights are not finite after {steps} steps, the first one is {bad[0]}.")
-    losses = torch.tensor([step["loss"] for step in logs])
-    if not losses.isfinite().all():
-        raise ValueError(f"The losses {losses.tolist()} are not finite.")
     return {
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "rows": size.rows,
         "tokens": size.tokens,
         "step_seconds": seconds,
-        "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,
+        "memory_gib": peak_memory_gib(),
         "logs": logs,
     }

@@ -25,7 +25,17 @@ from recipes.reasoning.task import SETS
 
 from .. import names
 from ..comparisons import ACCURACY, PASS_AT_16, Comparison, by_seed
-from .language_model import LONG_SET, MICRO_BATCH, PAPER_SUFFIX, prepare_task, train_and_save
+from .language_model import (
+    CUT_SET,
+    EST_EMA,
+    LONG_SET,
+    LONGER_SUFFIX,
+    MICRO_BATCH,
+    PAPER_SUFFIX,
+    SMALL_ROUNDS_3_PROMPTS,
+    prepare_task,
+    train_and_save,
+)
 from .training import Run, evaluation_rows, run_missing, slug, store, stored_runs
 
 
@@ -117,8 +127,22 @@ PARTS = {  # in this order
         prompt_set=LONG_SET,
         eval_every=20,
     ),
+    "passes over the data": Part(
+        [(method, RATE) for method in (names.GRPO_4, RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)],
+        seeds=(21, 22, 23),
+        base_seed=2,
+        steps=150,
+        prompt_set=CUT_SET,
+    ),
+    "longer run": Part(
+        [(method + LONGER_SUFFIX, RATE) for method in (names.GRPO_4, RETRIES, names.BATCH, names.GRPO_8)],
+        seeds=(21, 22),
+        base_seed=2,
+        steps=600,
+        eval_every=50,
+    ),
 }
-SECOND_PLAN = ("number of retries", "longer answers")
+SECOND_PLAN = ("number of retries", "longer answers", "passes over the data", "longer run")
 
 
 def table(part: Part, runs_dir: Path) -> str:
@@ -140,7 +164,9 @@ def main() -> None:
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/confirmation"))
     parser.add_argument("--methods", nargs="+", help="Names of methods of the parts.")
-    parser.add_argument("--task", choices=[*SETS, LONG_SET], help="Set of problems, instead of those of the plan.")
+    parser.add_argument(
+        "--task", choices=[*SETS, CUT_SET, LONG_SET], help="Set of problems, instead of those of the plan."
+    )
     parser.add_argument("--steps", type=int, help="Steps of a run, instead of those of the plan.")
     parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
     parser.add_argument("--workers", type=int, default=1, help="Runs at a time, which share the GPU.")

@@ -44,9 +44,11 @@ ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
 RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
+CUT_SET, CUT_SIZE = "mixture-1024", 1024  # the first training problems of the mixture, which a run sees several times
 PAPER_PROMPTS = 16
 MICRO_BATCH = 64  # 256 rows at once run out of 24 GiB
 PAPER_SUFFIX = f", {PAPER_PROMPTS} prompts"
+LONGER_SUFFIX = ", longer run"  # runs have the same name and seed as shorter ones otherwise
 
 
 def _grpo(n: int, **options) -> dict:
@@ -63,10 +65,14 @@ def _batch(retries: int) -> dict:
 
 
 HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"
+SMALL_ROUNDS_3_PROMPTS = f"{names.SMALL_ROUNDS}, 3 prompts"
+EST_EMA = f"{names.EST} (EMA) n=4"
 EQUAL_TOKENS = {
     names.GRPO_4: _grpo(4),
     names.GRPO_8: _grpo(8),
     HYBRID_3_PROMPTS: {"num_generations": 4, **BALANCE},
+    SMALL_ROUNDS_3_PROMPTS: {"num_generations": 4, **DEFAULT},
+    EST_EMA: {"num_generations": 4, "adaptive_sampling": "est", "pass_rate_estimator": "ema"},
     names.BATCH: {"baseline": "batch"},
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
     names.BATCH_2: {"baseline": "batch", "num_generations": 2},
@@ -83,18 +89,27 @@ PAPER = {
     names.SEQ_POS_2 + PAPER_SUFFIX: _paper(**POS, adaptive_sampling="seq-pos", prompt_weighting="none"),
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
+LONGER_RUN = {method + LONGER_SUFFIX: options for method, options in EQUAL_TOKENS.items()}
 EXPLORATION = dict.fromkeys(pass_at_k.METHODS, {"baseline": "batch"})
-METHODS = EQUAL_TOKENS | PAPER | EXPLORATION
+METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN | EXPLORATION
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
-    **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16},
-    HYBRID_3_PROMPTS: 3,  # about 64 rollouts on average
+    **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16, EST_EMA: 16},
+    **dict.fromkeys((HYBRID_3_PROMPTS, SMALL_ROUNDS_3_PROMPTS), 3),  # about 64 rollouts on average
 }
+PROMPTS_PER_STEP |= {method + LONGER_SUFFIX: prompts for method, prompts in PROMPTS_PER_STEP.items()}
+
+
+def folder_of(prompt_set: str) -> str:
+    """Folder of the problems of a set."""
+    return "mixture" if prompt_set == CUT_SET else prompt_set
 
 
 def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset]:
-    files = {split: str(task_dir / name / f"{split}.jsonl") for split in ("train", "test")}
+    """Training and test problems of a set."""
+    files = {split: str(task_dir / folder_of(name) / f"{split}.jsonl") for split in ("train", "test")}
     data = load_dataset("json", data_files=files)
-    return data["train"], data["test"]
+    train = data["train"]
+    return train.select(range(min(CUT_SIZE, len(train)))) if name == CUT_SET else train, data["test"]
 
 
 def load(base: Path):
@@ -184,7 +199,7 @@ def train_and_save(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[names.GRPO_4, names.GRPO_8, names.BATCH])
-    parser.add_argument("--sets", nargs="+", choices=[*SETS, LONG_SET], default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=[*SETS, CUT_SET, LONG_SET], default=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--steps", type=int, default=STEPS)

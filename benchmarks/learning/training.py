@@ -23,26 +23,20 @@ from transformers import PrinterCallback, TrainerCallback
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS
 
-from ..common import load_rows, save_rows
+from ..common import QUIET, load_rows, save_rows
 
 
 logger = logging.getLogger(__name__)
 
-COMMON = {
+COMMON = QUIET | {
     "max_completion_length": MAX_ANSWER_TOKENS,
     "temperature": 1.0,
     "learning_rate": 2e-4,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 5,
     "bf16": False,
-    "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
     "use_cpu": True,
-    "disable_tqdm": True,
-    "log_level": "error",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
 }
 
 

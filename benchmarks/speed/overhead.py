@@ -42,6 +42,8 @@ from ada_trl.core import (
 )
 from recipes.arithmetic.task import build_model, build_tokenizer, exact_match, problems
 
+from ..common import QUIET
+
 
 class Variant(NamedTuple):
     """Options of a trainer, and what it trains on."""
@@ -164,14 +166,9 @@ def train(variant: Variant, steps: int, queue) -> None:
             per_device_train_batch_size=variant.rows,
             max_completion_length=6,
             max_steps=steps,
-            logging_steps=1,
             bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
             use_cpu=True,
-            disable_tqdm=True,
-            log_level="error",
+            **QUIET,
             **variant.options,
         )
         model = build_model(tokenizer)

@@ -105,8 +105,9 @@ def test_all_runs_of_a_training_seed_are_left_to_the_machine_of_the_first_one():
     parts = {name: part.runs for name, part in learn.PARTS.items()}
     every = learn.plan(set())
     assert sorted(run for _, run in every) == sorted(run for runs in parts.values() for run in runs)
-    second, first_plan = every[:34], every[34:]
-    assert [name for name, _ in second] == ["number of retries"] * 25 + ["longer answers"] * 9
+    second, first_plan = every[:57], every[57:]
+    names = ["number of retries"] * 25 + ["longer answers"] * 9 + ["passes over the data"] * 15 + ["longer run"] * 8
+    assert [name for name, _ in second] == names
     assert [run.seed for _, run in second[:25:5]] == [21, 22, 23, 24, 25]  # complete seeds first
     assert [name for name, _ in first_plan[:12]] == ["paper"] * 12
     assert [run.seed for _, run in first_plan[12:]] == [10] * 6 + [9] * 6 + [8] * 8 + [7] * 8 + [6] * 8
@@ -114,9 +115,9 @@ def test_all_runs_of_a_training_seed_are_left_to_the_machine_of_the_first_one():
     first = parts["confirmation"][0]
     assert learn.plan({first}) == [(name, run) for name, run in every if name == "paper" or run.seed != first.seed]
     assert all(run.seed != 3 for name, run in learn.plan({parts["paper"][-1]}) if name == "paper")
-    long = parts["longer answers"][0]  # another base model than that of the same training seed in the other part
-    assert [run for run in every if run not in learn.plan({long})] == [
-        (name, run) for name, run in every if name == "longer answers" and run.seed == long.seed
+    passes = parts["passes over the data"][0]  # is not compared with the other parts of the same training seed
+    assert [run for run in every if run not in learn.plan({passes})] == [
+        (name, run) for name, run in every if name == "passes over the data" and run.seed == passes.seed
     ]
 
 
@@ -127,7 +128,7 @@ NEEDED = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm", "rounds": "
 @pytest.mark.parametrize("stage", ["modes", "speed", "learn", "right", "fast", "rounds"])
 def test_every_stage_runs_on_a_cpu(stage, tmp_path):
     """`make test-vllm` runs those with vLLM."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "400"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "600"]
     command += ["--output_dir", str(tmp_path)]
     output = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert output.returncode == 0, output.stdout + output.stderr

@@ -10,7 +10,17 @@ import math
 import numpy as np
 import pytest
 
-from ada_trl.core import Candidate, Slot, SlotRule, collect_rollouts, sample_slots, sampled_prompts
+from ada_trl.core import (
+    Candidate,
+    Rollouts,
+    Slot,
+    SlotRule,
+    collect_rollouts,
+    pool_advantages,
+    sample_slots,
+    sampled_prompts,
+    select_groups,
+)
 from benchmarks.analyses.outcomes import (
     binomial_probability,
     pool_distribution,
@@ -18,7 +28,7 @@ from benchmarks.analyses.outcomes import (
     sequential_outcome,
     single_round_outcome,
 )
-from benchmarks.common import BALANCE, BINARY, POS, bernoulli_rollouts, zero_gradient
+from benchmarks.common import BALANCE, BINARY, POS, bernoulli_rollouts
 
 
 PASS_RATES = [0.0, 0.03, 0.2, 0.5, 0.95, 1.0]
@@ -59,6 +69,12 @@ def test_simulated_rollouts_are_those_of_the_scheduler(min_positives, min_negati
     )
     for name, values in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
+
+
+def zero_gradient(rollouts: Rollouts, num_generations: int) -> np.ndarray:
+    """Whether all advantages of the group that is trained on are 0, for each prompt."""
+    selected = select_groups(rollouts, num_generations, [(i,) for i in range(rollouts.num_prompts)])
+    return ~pool_advantages(rollouts)[selected].reshape(-1, num_generations).any(axis=1)
 
 
 def close_to(mean, expected, variance, samples):

@@ -14,18 +14,15 @@ from benchmarks.plotting import (
     curve,
     learning_figure,
     read_log,
-    sampling_figure,
-    signal_figure,
     smoothed,
     total,
 )
 
 
-ADAPTIVE = {"ada/tokens/generated": 50.0, "ada/rounds/mean": 1.5, "ada/frac_exit_condition_met": 0.75}
-ADAPTIVE |= {"ada/frac_all_correct": 0.1, "ada/frac_all_wrong": 0.1, "ada/active_prompts/round_1": 4.0}
+COST = {"step_time": 30.0, "ada/tokens/generated": 50.0}
 RUN = [
     {"step": 0, "eval_reward": 0.25},
-    *({"step": step, "reward": 0.1 * step, "step_time": 30.0, "num_tokens": 90.0 * step} | ADAPTIVE for step in (1, 2)),
+    *({"step": step, "reward": 0.1 * step, "num_tokens": 90.0 * step} | COST for step in (1, 2)),
     {"step": 2, "eval_reward": 0.5},
 ]  # fmt: skip
 
@@ -87,20 +84,10 @@ def test_smoothing_is_the_mean_of_the_last_steps():
     assert log[0] == {"step": 1, "reward": 0.0, "num_tokens": 1}
 
 
-def test_the_first_round_is_plotted_for_runs_with_several_rounds_only():
-    """With one rollout per prompt its fraction is 1, which has no meaning."""
-    step = {"step": 1, "frac_reward_zero_std": 1.0, "ada/frac_zero_advantage_groups": 0.0}
-    runs = {name: [step | {"ada/rounds/mean": rounds}] for name, rounds in (("one round", 1.0), ("several", 2.5))}
-    signal, _ = signal_figure(runs).axes
-    assert [(line.get_linestyle(), line.get_ydata()[0]) for line in signal.lines] == [("-", 0), (":", 1), ("-", 0)]
-
-
 def test_rounds_that_were_not_logged_had_no_prompts():
     log = [{"step": 1, "ada/active_prompts/round_1": 4.0, "ada/active_prompts/round_2": 2.0}]
     log += [{"step": 2, "ada/active_prompts/round_1": 4.0}, {"step": 3, "reward": 1.0}]
     assert by_round(log, "ada/active_prompts")[2].values.tolist() == [2, 0]
-    assert sampling_figure({"rounds": RUN, "grpo": log[2:]}).axes[0].lines[0].get_ydata().tolist() == [4, 4]
-    assert sampling_figure({"grpo": log[2:]}) is None
 
 
 def test_the_paper_figures_are_written_for_runs_with_distinct_names(tmp_path, capsys):

@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from benchmarks import common, figures, names, report
+from benchmarks import common, figures, names, plans, report
 from benchmarks.comparisons import (
     ACCURACY,
     PASS_AT_16,
@@ -135,7 +135,7 @@ FIRST_PLAN = ("confirmation", "group size", "paper")
 
 
 def plan_block(rows: pd.DataFrame) -> str:
-    return report.plan_block(FIRST_PLAN, rows)
+    return plans.plan_block(FIRST_PLAN, rows)
 
 
 def test_nothing_is_shown_before_the_last_run_of_a_part():
@@ -214,8 +214,8 @@ def test_the_paper_part_compares_every_adaptive_method_with_grpo():
     gains = {(names.ALGORITHM_2 + language_model.PAPER_SUFFIX, RATE): (0.05, -0.05)}
     text = plan_block(pd.DataFrame(planned("paper", gains))).split("**paper**")[1]
     first, *others, _ = (line for line in text.splitlines() if line.startswith("- "))
-    accuracy, diversity = first.split(", pass@16: ")
-    assert accuracy.startswith(f"- Seq-balance (Algorithm 2), accuracy: {BETTER} {names.GRPO_4} (+0.050 ")
+    accuracy, diversity = first.split(", pass@16 ")
+    assert accuracy.startswith(f"- Seq-balance (Algorithm 2): accuracy {BETTER} {names.GRPO_4} (+0.050 ")
     assert diversity.startswith(f"{WORSE} {names.GRPO_4} (-0.050 ")
     assert len(others) == 2 and all(line.count(f"{SAME} {names.GRPO_4} (") == 2 for line in others)
 
@@ -236,24 +236,60 @@ def test_recommended_number_of_retries(gains, number):
     rows = planned("number of retries", {(names.batch_retries(n), RATE): gain for n, gain in gains.items()})
     if number == 3:
         rows = [row | {"pass@16": row["pass@16"] + 0.03 * (row["method"] == names.GRPO_8)} for row in rows]
-    found = report.part_comparison("number of retries", pd.DataFrame(rows))
-    assert found is not None and report.recommended_retries(found) == number
-    text = report.plan_block(["number of retries"], pd.DataFrame(rows))
+    found = plans.part_comparison("number of retries", pd.DataFrame(rows))
+    assert found is not None and plans.recommended_retries(found) == number
+    text = plans.plan_block(["number of retries"], pd.DataFrame(rows))
     decision = f"recommended is {names.batch_retries(number)}: accuracy " if number else "no retries are recommended."
     assert f"- By the rule of the second plan, {decision}" in text
 
 
+@pytest.mark.parametrize(
+    ("retries", "est", "decision"),
+    [
+        ((0.0, 0.02), (0.02, 0.0), "retries need no such number, and Est (EMA) is named"),
+        ((0.02, -0.02), (0.0, 0.0), "a number of passes is named with retries, and Est (EMA) is not named"),
+        ((0.0, 0.0), (0.02, -0.02), "retries need no such number, and Est (EMA) is not named"),
+    ],
+)
+def test_decisions_on_passes_over_the_data(retries, est, decision):
+    gains = {(RETRIES, RATE): retries, (language_model.EST_EMA, RATE): est}
+    rows = planned("passes over the data", gains)
+    text = plans.plan_block(["passes over the data"], pd.DataFrame(rows))
+    *methods, last = (line for line in text.splitlines() if line.startswith("- "))
+    assert len(methods) == 4 and last == f"- By the rule of the second plan, {decision} for several passes."
+    # The same seeds of other parts have other problems.
+    assert plans.part_comparison("number of retries", pd.DataFrame(rows)) is None
+
+
+def test_orders_of_the_longer_run_are_compared_by_seed():
+    """Accuracy rises at a constant rate in the made-up runs, but for one run with retries, which ends where it began."""
+    ends = {names.BATCH: 0.34, RETRIES: 0.32, names.GRPO_4: 0.28, names.GRPO_8: 0.30}
+    rows = []
+    for run in PARTS["longer run"].runs:
+        rows += run_rows(run, ends[run.method.removesuffix(language_model.LONGER_SUFFIX)], steps=(0, 150, 600))
+    falls = (RETRIES + language_model.LONGER_SUFFIX, 22, 600)
+    rows = [row | {"accuracy": 0.2} if (row["method"], row["seed"], row["step"]) == falls else row for row in rows]
+    text = plans.plan_block(["longer run"], pd.DataFrame(rows))
+    accuracy, diversity = (line for line in text.splitlines() if line.startswith("- Order by "))
+    assert accuracy == (
+        f"- Order by accuracy: after 150 steps {names.BATCH} (0.235), {RETRIES} (0.230), {names.GRPO_8} (0.225), {names.GRPO_4} "
+        f"(0.220); after 600 steps {names.BATCH} (0.340), {names.GRPO_8} (0.300), {names.GRPO_4} (0.280), {RETRIES} (0.260). "
+        "It changes with 1 of 2 seeds."
+    )
+    assert diversity.endswith("It changes with 0 of 2 seeds.")
+
+
 def test_short_runs_on_a_cpu_count_by_whole_seeds():
-    assert report.cpu_block(report.load("no such result")).endswith("no seed is finished.")
+    assert plans.cpu_block(report.load("no such result")).endswith("no seed is finished.")
     runs = [Run(method, "steps", seed, RATE) for seed in (21, 22) for method in (names.GRPO_4, RETRIES)][:3]
     rows = [row for run in runs for row in run_rows(run, 0.3, steps=(0, 10))]
-    text = report.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
+    text = plans.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
     assert "10 steps, seeds 21. " in text and f"| {RETRIES} | 0.300 (+0.000) |" in text
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
     assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN
-    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9]
+    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9, 15, 8]
     runs = [run for part in PARTS.values() for run in part.runs]
     assert {run.method for run in runs} <= set(language_model.METHODS) and len(set(runs)) == len(runs)
     small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
@@ -294,7 +330,7 @@ def test_figures_are_drawn_from_stored_results_with_few_lines():
 
 
 def test_figure_of_the_confirmation():
-    found = report.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
+    found = plans.part_comparison("confirmation", pd.DataFrame(planned("confirmation", {})))
     assert found is not None
     drawn = figures.equal_tokens(found, (found.reference, names.BATCH, *figures.RETRIES))
     labels = drawn.axes[0].get_legend_handles_labels()[1]
@@ -305,31 +341,35 @@ def test_figure_of_the_confirmation():
 def test_results_of_the_readme():
     gains = {(names.BATCH, RATE): (0.05, -0.05), (RETRIES, RATE): (0.001, 0.05)}
     rows = pd.DataFrame(planned("confirmation", gains, noise=0.01))
-    found = report.part_comparison("confirmation", rows)
+    found = plans.part_comparison("confirmation", rows)
     assert found is not None
-    *table, _, caption, _, sentences = report.readme_results(found, rows).splitlines()
+    *table, _, caption, _, sentences = plans.readme_results(found, rows).splitlines()
     assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, f"{names.GRPO_4} at 5e-5", names.BATCH]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
-    assert f", {WORSE} the untrained model (" in sentences and f", {BETTER} the untrained model (" in sentences
     batch, retries = sentences.split(". ")
-    assert batch.startswith(f"Batch baseline, n=1: {FASTER} GRPO n=4 (+0.0") and f"last step {WORSE} GRPO n=4" in batch
-    assert retries.startswith(f"B{RETRIES[1:]}: {AS_FAST} GRPO n=4") and f"last step {BETTER} GRPO n=4" in retries
+    assert batch.startswith(f"Without retries, the batch baseline {FASTER} GRPO n=4 (+0.0")
+    assert (
+        f"its pass@16 ends below that of the untrained model, at 0.454 instead of 0.500 ({WORSE} it: -0.046 " in batch
+    )
+    assert batch.endswith(f", {WORSE} GRPO n=4 (-0.046 ± 0.007)")
+    assert retries.startswith(f"With 3 retries, the batch baseline {AS_FAST} GRPO n=4")
+    assert f"its pass@16 ends above that of the untrained model, at 0.554 instead of 0.500 ({BETTER} it: " in retries
 
 
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
-    assert report.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 6
-    lines = report.choices(["paper"], pd.DataFrame(planned("paper", {})), with_commands=True).splitlines()
+    assert plans.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 3
+    lines = plan_block(pd.DataFrame(planned("paper", {}))).splitlines()
     command = f'--parts "paper" --methods "{names.HYBRID}{language_model.PAPER_SUFFIX}"`'
     (line,) = (line for line in lines if f"| {names.HYBRID} |" in line)
-    assert line.startswith("| short answers, 75 steps, 3 seeds | ") and command in line
-    lines = report.choices(["confirmation"], pd.DataFrame(planned("confirmation", {}))).splitlines()
+    assert command in line
+    lines = plans.choices(["confirmation"], pd.DataFrame(planned("confirmation", {}))).splitlines()
     hours, minutes = (2 + 6.5) * 150 / 3600, (2 + 9) * 150 / 60  # CPU seconds per step grow with the seed
     assert all(line.endswith(f"CPU core {hours:.1f} h, NVIDIA H200 {minutes:.1f} min |") for line in lines[3:])
 
 
 def test_change_since_the_start_is_paired_by_seed():
-    assert compared(0.21, 0.22, 0.23).change(names.BATCH, "accuracy") == f"{SAME} the untrained model (+0.020 ± 0.025)"
-    assert compared(0.31, 0.32, 0.33).change(names.BATCH, "accuracy").startswith(f"{BETTER} the untrained model")
+    found = compared(0.21, 0.22, 0.23).change(names.BATCH, "accuracy")
+    assert found.text(sign=True) == "+0.020 ± 0.025" and not found.excludes_zero
 
 
 def test_means_and_interval_of_a_curve():

@@ -149,6 +149,18 @@ def test_prompt_sets_have_the_documented_pass_rates(tmp_path, monkeypatch):
         prompt_sets.build(tmp_path, tmp_path, num_candidates=100)
 
 
+def test_the_cut_mixture_has_the_first_training_problems_of_the_mixture(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "CUT_SIZE", 3)
+    (tmp_path / "mixture").mkdir()
+    for split in ("train", "test"):
+        Dataset.from_list([{"prompt": f"{split} {i}"} for i in range(5)]).to_json(
+            tmp_path / "mixture" / f"{split}.jsonl"
+        )
+    train, test = language_model.read(tmp_path, language_model.CUT_SET)
+    assert train["prompt"][:] == ["train 0", "train 1", "train 2"] and len(test) == 5
+    assert [len(rows) for rows in language_model.read(tmp_path, "mixture")] == [5, 5]
+
+
 def configurations():
     for methods in small_models.EXPERIMENTS.values():
         for method in methods.values():

@@ -1,0 +1,376 @@
+"""Results of both plans of docs/benchmarks.md (`benchmarks.learning.confirmation`): tables, endpoints and decisions."""
+
+from collections.abc import Callable, Iterable
+
+import pandas as pd
+
+from . import names
+from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, load, per_step
+from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, STORED, Part
+from .learning.language_model import (
+    CUT_SET,
+    EST_EMA,
+    LONG_SET,
+    LONGER_SUFFIX,
+    PAPER_SUFFIX,
+    SMALL_ROUNDS_3_PROMPTS,
+)
+from .learning.training import Run
+from .statistics import AS_FAST, FASTER, SLOWER, comparison
+
+
+MODEL = "SmolLM2-135M-Instruct with LoRA"
+COMMAND = "benchmarks.learning.confirmation"
+SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
+BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def measures(found: Comparison) -> dict[str, Callable[[str], str]]:
+    """Columns of a table: accuracy and pass@16."""
+    return {
+        "Accuracy, mean over evaluations": lambda m: found.cell(m, SPEED),
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+    }
+
+
+def last_step(found: Comparison, method: str) -> int:
+    return int(max(run["step"].iloc[-1] for run in found.runs[method].values()))
+
+
+def plan_block(parts: Iterable[str], rows: pd.DataFrame) -> str:
+    """The planned results, part by part; nothing of a part that is not finished."""
+    return "\n\n".join(_part_block(name, PARTS[name], rows) for name in parts)
+
+
+def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
+    found = part_comparison(name, rows)
+    if found is None:
+        return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
+    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
+    commands = {
+        _label(method, rate): f'`python -m {COMMAND} --parts "{name}" --methods "{method}"`'
+        for method, rate in part.methods
+    }
+    columns = measures(found) | {
+        "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
+        "Tokens": lambda m: tokens(found, m),
+        "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
+        "Command": lambda m: commands.get(m, ""),
+    }
+    return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
+
+
+def _finished_runs(part: Part, rows: pd.DataFrame) -> int:
+    finished = rows[(rows["family"] == "all") & (rows["step"] == part.steps)]
+    done = {Run(*(getattr(row, field) for field in Run._fields)) for row in finished.itertuples()}
+    return sum(run in done for run in part.runs)
+
+
+def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
+    """The methods of a part of the plan on its seeds; `None` before its last run."""
+    part = PARTS[name]
+    if _finished_runs(part, rows) < len(part.runs):
+        return None
+    methods = part.methods
+    if name == "group size":  # its reference is in the first part, with the same base and seeds
+        methods = [(names.GRPO_4, RATE), (names.BATCH, RATE), *methods]
+    runs = {}
+    for method, rate in methods:
+        own = by_seed(rows, part.prompt_set, method, rate)
+        runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
+    lower = _label(names.GRPO_4, LOWER_RATE)
+    found = Comparison(dict(sorted(runs.items())), names.GRPO_4)
+    if lower in runs and found.mean(lower, SPEED).mean > found.mean(names.GRPO_4, SPEED).mean:
+        found.reference = lower
+    return found
+
+
+def confirmation() -> Comparison:
+    """The first part of the plan, whose runs are all stored."""
+    found = part_comparison("confirmation", load(STORED))
+    assert found is not None
+    return found
+
+
+def tokens(found: Comparison, method: str) -> str:
+    return f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
+
+
+def time_by_device(runs: list[pd.DataFrame]) -> str:
+    """Mean time of the training steps, per device."""
+    ends = pd.DataFrame([run.iloc[-1] for run in runs])
+    texts = []
+    for device, own in ends.groupby("device"):
+        seconds = own["cpu_seconds"].mean()
+        texts.append(f"CPU core {seconds / 3600:.1f} h" if device == "CPU" else f"{device} {seconds / 60:.1f} min")
+    return ", ".join(texts)
+
+
+def _label(method: str, rate: float) -> str:
+    return method.removesuffix(PAPER_SUFFIX).removesuffix(LONGER_SUFFIX) + (
+        f" at {rate_text(rate)}" if rate != RATE else ""
+    )
+
+
+def endpoints(found: Comparison) -> str:
+    """The two endpoints of the plan."""
+    diversity, accuracy = found.difference(RETRIES, PASS_AT_16), found.difference(RETRIES, SPEED)
+    is_higher = diversity.excludes_zero and diversity.mean > 0
+    holds = is_higher and accuracy.mean - accuracy.half > -0.01
+    return (
+        f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
+        f"evaluations.\n"
+        f"- (b) {'holds' if holds else 'does not hold'}: {RETRIES} against {found.reference}: pass@16 after the last step "
+        f"{diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
+        f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
+    )
+
+
+def both(found: Comparison, method: str, reference: str | None = None) -> str:
+    """Accuracy and pass@16 after the last step in words."""
+    accuracy, diversity = (found.words(method, measure, reference) for measure in (ACCURACY, PASS_AT_16))
+    return f"accuracy {accuracy}, pass@16 {diversity}"
+
+
+def group_size_sentences(found: Comparison) -> str:
+    """The baseline at equal prompts, and the number of distinct prompts with the same baseline."""
+    pairs = ((names.BATCH_4, names.GRPO_4), (names.BATCH, names.BATCH_4))
+    lines = []
+    for title, (method, other) in zip(("The baseline", "The number of prompts"), pairs, strict=True):
+        speed = found.words(method, SPEED, other, SPEED_WORDS, digits=4)
+        lines.append(
+            f"- {title}: {method} {speed} in mean accuracy; pass@16: {found.words(method, PASS_AT_16, other)}."
+        )
+    return "\n".join(lines)
+
+
+def paper_sentences(found: Comparison) -> str:
+    """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
+    small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
+    lines = [f"- {names.short(m)}: {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
+    accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
+    rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
+    is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
+    lines.append(
+        f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
+        f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
+        f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
+    )
+    return "\n".join(lines)
+
+
+def better_grpo(found: Comparison, measure: Measure) -> str:
+    """GRPO n=4 or n=8, whichever has the higher mean."""
+    return max((names.GRPO_4, names.GRPO_8), key=lambda method: found.mean(method, measure).mean)
+
+
+def recommended_retries(found: Comparison) -> int | None:
+    """The number of retries that the rule of the second plan recommends; `None` if it recommends no retries."""
+    gains, allowed = {}, []
+    for retries in (1, 2, 3):
+        method = names.batch_retries(retries)
+        diversity = found.difference(method, PASS_AT_16, better_grpo(found, PASS_AT_16))
+        if diversity.excludes_zero and diversity.mean > 0:
+            gains[retries] = found.difference(method, ACCURACY, better_grpo(found, ACCURACY)).mean
+        if diversity.mean >= -0.01:
+            allowed.append(retries)
+    if gains:
+        return max(gains, key=lambda retries: gains[retries])
+    return min(allowed, default=None)
+
+
+def retries_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's first part, and its decision."""
+    results = {}
+    for retries in (1, 2, 3):
+        method = names.batch_retries(retries)
+        accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
+        results[retries] = f"{method}: accuracy {accuracy}, pass@16 {diversity}."
+    number = recommended_retries(found)
+    decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
+    return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
+
+
+def longer_answers_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's second part, and the lengths of the completions."""
+    lines = [f"- {method}: {both(found, method)}." for method in (RETRIES, names.BATCH)]
+    lengths = ", ".join(
+        f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
+        f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
+        for method in found.runs
+    )
+    return "\n".join(
+        [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
+    )
+
+
+def passes_sentences(found: Comparison) -> str:
+    """The endpoints of the second plan's third part, and its decisions."""
+
+    def significant(method: str, sign: int) -> bool:
+        differences = [found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16)]
+        return any(one.excludes_zero and sign * one.mean > 0 for one in differences)
+
+    methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
+    retries = "a number of passes is named with retries" if significant(RETRIES, -1) else "retries need no such number"
+    is_named = significant(EST_EMA, 1) and not significant(EST_EMA, -1)
+    decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
+    lines = [
+        *(f"{method}: {both(found, method)}" for method in methods),
+        f"By the rule of the second plan, {decision}",
+    ]
+    return "\n".join(f"- {line}." for line in lines)
+
+
+def longer_run_sentences(found: Comparison) -> str:
+    """The order of the methods after the steps of the other parts and after the last one, and with how many seeds it changes."""
+
+    def from_best(values: pd.Series) -> pd.Series:
+        return values.sort_values(ascending=False, kind="stable")
+
+    lines = []
+    for name in ("accuracy", "pass@16"):
+        curves = {
+            (m, seed): run.set_index("step")[name] for m, runs in found.runs.items() for seed, run in runs.items()
+        }
+        by_step = pd.concat(curves, axis=1)  # (steps, methods and seeds)
+        ends = {
+            step: by_step.loc[step].unstack() for step in (PARTS["number of retries"].steps, PARTS["longer run"].steps)
+        }
+        orders = []
+        for step, own in ends.items():
+            means = [f"{method} ({value:.3f})" for method, value in from_best(own.mean(axis=1)).items()]
+            orders.append(f"after {step} steps {', '.join(means)}")
+        early, late = ends.values()  # (methods, seeds)
+        changes = [list(from_best(early[seed]).index) != list(from_best(late[seed]).index) for seed in early]
+        lines.append(
+            f"- Order by {name}: {'; '.join(orders)}. It changes with {sum(changes)} of {len(changes)} seeds."
+        )
+    return "\n".join(lines)
+
+
+def cpu_block(rows: pd.DataFrame) -> str:
+    """The version of the longer answers for a slow CPU: the seeds whose runs are all finished."""
+    methods = (names.GRPO_4, RETRIES)
+    runs = {method: by_seed(rows, LONG_SET, method) for method in methods}
+    seeds = set.intersection(*(set(own) for own in runs.values()))
+    if not seeds:
+        return "*longer answers on a CPU*: no seed is finished."
+    runs = {method: {seed: own[seed] for seed in sorted(seeds)} for method, own in runs.items()}
+    found = Comparison(runs, names.GRPO_4)
+    columns: dict[str, Callable[[str], str]] = {
+        "Accuracy": lambda m: found.cell(m, ACCURACY),
+        "pass@16": lambda m: found.cell(m, PASS_AT_16),
+        "Tokens per completion": lambda m: f"{found.mean(m, final('completion_tokens')).mean:.1f}",
+        "Truncated": lambda m: f"{found.mean(m, final('truncated')).mean:.1%}",
+    }
+    title = (
+        f"**longer answers on a CPU**, {last_step(found, RETRIES)} steps, seeds {', '.join(map(str, sorted(seeds)))}."
+    )
+    return f"{title} Too short to decide anything.\n\n{found.table(columns, BEFORE)}"
+
+
+CONCLUSIONS = {
+    "confirmation": endpoints,
+    "group size": group_size_sentences,
+    "paper": paper_sentences,
+    "number of retries": retries_sentences,
+    "longer answers": longer_answers_sentences,
+    "passes over the data": passes_sentences,
+    "longer run": longer_run_sentences,
+}
+
+
+# The README, docs/settings.md, docs/tuning.md
+
+CHOICES = (
+    names.GRPO_4,
+    f"{names.GRPO_4} at {rate_text(LOWER_RATE)}",
+    names.GRPO_8,
+    names.BATCH,
+    *(names.batch_retries(retries) for retries in (1, 2, 3)),
+)
+TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "answers with steps"}
+
+
+def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
+    """Results and costs of the methods to choose from, of the finished parts."""
+    lines = []
+    for name in parts:
+        found = part_comparison(name, rows)
+        if found is None:
+            continue
+        part = PARTS[name]
+        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
+        start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
+        lines.append(about | {"Method": "before training"} | start)
+        for method in (method for method in CHOICES if method in found.runs):
+            cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
+            cells |= {
+                "Tokens": tokens(found, method),
+                "Time of a run": time_by_device(list(found.runs[method].values())),
+            }
+            lines.append(about | {"Method": method} | cells)
+    headers = dict.fromkeys(header for line in lines for header in line)
+    return as_table([{header: line.get(header, "") for header in headers} for line in lines])
+
+
+def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
+    """Table, caption and sentences of the README."""
+    caption = (
+        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)} if no other is given; methods, seeds "
+        "and endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled "
+        "again in a later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
+        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
+        "the training steps; 16 runs share a GPU. [All methods and commands](docs/benchmarks.md#results-of-the-plan).*"
+    )
+    sizes = part_comparison("group size", rows)
+    sentences = [
+        f"{title}, the batch baseline {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
+        f"evaluations; its pass@16 {end_of_training(found, method)}, {found.words(method, PASS_AT_16)}."
+        for title, method in (("Without retries", names.BATCH), (f"With {_number_of_retries(RETRIES)}", RETRIES))
+    ]
+    if sizes is not None:
+        speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
+        sentences.append(f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}.")
+    numbers = part_comparison("number of retries", rows)
+    if numbers is not None:
+        sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
+    return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
+
+
+def end_of_training(found: Comparison, method: str) -> str:
+    """pass@16 after training compared with that before, in words."""
+    end, start = found.mean(method, PASS_AT_16).mean, found.before_training("pass@16")
+    side, change = "below" if end < start else "above", found.change(method, "pass@16")
+    return (
+        f"ends {side} that of the untrained model, at {end:.3f} instead of {start:.3f} ({comparison(change)} it: "
+        f"{change.text(sign=True)})"
+    )
+
+
+def _number_of_retries(method: str) -> str:
+    return method.removeprefix(f"{names.BATCH}, ")
+
+
+def retries_and_none(found: Comparison) -> str:
+    """docs/tuning.md: the gains with every number of retries, and without."""
+    texts = []
+    for method in (method for method in found.runs if method.startswith(names.BATCH)):
+        label = _number_of_retries(method) if method != names.BATCH else "no retries"
+        gains = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
+        texts.append(f"{label}: {' and '.join(gains)}")
+    return (
+        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens (95% intervals): {'; '.join(texts)} "
+        f"([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 {end_of_training(found, names.BATCH)}."
+    )
+
+
+def recommendation(found: Comparison) -> str:
+    """docs/settings.md: the recommended mode compared with GRPO."""
+    return f"On the language model, at equal tokens and after the last step: {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."
