@@ -1,7 +1,9 @@
 """The console script `ada-trl`. Each command is a module as well: `python -m ada_trl.commands.train`."""
 
 import argparse
+import logging
 import sys
+import warnings
 from importlib import import_module
 
 from .. import __version__
@@ -41,6 +43,9 @@ def main(args: list[str] | None = None) -> None:
 
 def start(command: str, args: list[str] | None = None) -> None:
     """Run a command with the error handling of [`~errors.run`]."""
+    # Of libraries, about settings that a user of the command cannot change.
+    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated")
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     # The command is imported when it runs: importing torch takes seconds, which would make --help slow.
     run(
         lambda rest: import_module(f"{__name__}.{command}").main(rest),
