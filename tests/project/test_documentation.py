@@ -67,7 +67,7 @@ ALSO = {"n", "p", "k"}
 def test_yaml_blocks_are_valid_configurations(block, tmp_path):
     (tmp_path / "run.yaml").write_text(block)
     sizes = ["--output_dir=unused", "--use_cpu", "--bf16=false", "--per_device_train_batch_size=16"]
-    parse_args([f"--config={tmp_path / 'run.yaml'}", *sizes], required=())
+    parse_args([f"--config={tmp_path / 'run.yaml'}", *sizes])
 
 
 RECOMMENDED = re.findall(
