@@ -3,14 +3,11 @@
 import gc
 import os
 import signal
-import tempfile
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
-os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp(prefix="trackio"))  # before TRL imports it
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell lets its background jobs ignore it, and their children
+# A shell lets its background jobs ignore it, and their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

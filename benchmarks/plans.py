@@ -134,7 +134,7 @@ def endpoints(found: Comparison) -> str:
 def both(found: Comparison, method: str, reference: str | None = None) -> str:
     """Accuracy and pass@16 after the last step in words."""
     accuracy, diversity = (found.words(method, measure, reference) for measure in (ACCURACY, PASS_AT_16))
-    return f"accuracy {accuracy}, pass@16 {diversity}"
+    return f"accuracy: {accuracy}; pass@16: {diversity}"
 
 
 def group_size_sentences(found: Comparison) -> str:
@@ -152,7 +152,7 @@ def group_size_sentences(found: Comparison) -> str:
 def paper_sentences(found: Comparison) -> str:
     """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
     small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
-    lines = [f"- {names.short(m)}: {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
+    lines = [f"- {names.short(m)}, {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
     accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
     rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
@@ -198,7 +198,7 @@ def retries_sentences(found: Comparison) -> str:
 
 def longer_answers_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's second part, and the lengths of the completions."""
-    lines = [f"- {method}: {both(found, method)}." for method in (RETRIES, names.BATCH)]
+    lines = [f"- {method}, {both(found, method)}." for method in (RETRIES, names.BATCH)]
     lengths = ", ".join(
         f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
         f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
@@ -221,7 +221,7 @@ def passes_sentences(found: Comparison) -> str:
     is_named = significant(EST_EMA, 1) and not significant(EST_EMA, -1)
     decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
     lines = [
-        *(f"{method}: {both(found, method)}" for method in methods),
+        *(f"{method}, {both(found, method)}" for method in methods),
         f"By the rule of the second plan, {decision}",
     ]
     return "\n".join(f"- {line}." for line in lines)
@@ -373,4 +373,4 @@ def retries_and_none(found: Comparison) -> str:
 
 def recommendation(found: Comparison) -> str:
     """docs/settings.md: the recommended mode compared with GRPO."""
-    return f"On the language model, at equal tokens and after the last step: {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."
+    return f"On the language model, at equal tokens and after the last step, {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."

@@ -210,12 +210,12 @@ def claims_table(found: Comparison) -> str:
     claims = {
         f"better than GRPO at equal prompts ({last_step(found, found.reference)} steps of GRPO, "
         f"{last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
-            f"{names.short(m)}: {both(found, m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
+            f"{names.short(m)}, {both(found, m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
         ),
-        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
+        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
         f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
         "prompts are hard",
-        "Seq-balance is better than Seq-pos": f"Algorithm 2: {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}; "
+        "Seq-balance is better than Seq-pos": f"Algorithm 2, {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}; "
         f"{per_method[names.SEQ_POS_2]:.0f} rollouts per step with Seq-pos",
         "entropy is kept (mean over all steps)": "; ".join(
             f"{names.short(m)}: {found.difference(m, entropy).text(sign=True)}"
