@@ -190,7 +190,7 @@ def retries_sentences(found: Comparison) -> str:
     for retries in (1, 2, 3):
         method = names.batch_retries(retries)
         accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-        results[retries] = f"{method}: accuracy {accuracy}, pass@16 {diversity}."
+        results[retries] = f"{method}, accuracy: {accuracy}; pass@16: {diversity}."
     number = recommended_retries(found)
     decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
     return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])

@@ -214,8 +214,8 @@ def test_the_paper_part_compares_every_adaptive_method_with_grpo():
     gains = {(names.ALGORITHM_2 + language_model.PAPER_SUFFIX, RATE): (0.05, -0.05)}
     text = plan_block(pd.DataFrame(planned("paper", gains))).split("**paper**")[1]
     first, *others, _ = (line for line in text.splitlines() if line.startswith("- "))
-    accuracy, diversity = first.split(", pass@16 ")
-    assert accuracy.startswith(f"- Seq-balance (Algorithm 2): accuracy {BETTER} {names.GRPO_4} (+0.050 ")
+    accuracy, diversity = first.split("; pass@16: ")
+    assert accuracy.startswith(f"- Seq-balance (Algorithm 2), accuracy: {BETTER} {names.GRPO_4} (+0.050 ")
     assert diversity.startswith(f"{WORSE} {names.GRPO_4} (-0.050 ")
     assert len(others) == 2 and all(line.count(f"{SAME} {names.GRPO_4} (") == 2 for line in others)
 
@@ -239,7 +239,7 @@ def test_recommended_number_of_retries(gains, number):
     found = plans.part_comparison("number of retries", pd.DataFrame(rows))
     assert found is not None and plans.recommended_retries(found) == number
     text = plans.plan_block(["number of retries"], pd.DataFrame(rows))
-    decision = f"recommended is {names.batch_retries(number)}: accuracy " if number else "no retries are recommended."
+    decision = f"recommended is {names.batch_retries(number)}, accuracy: " if number else "no retries are recommended."
     assert f"- By the rule of the second plan, {decision}" in text
 
 
