@@ -12,15 +12,16 @@ class UserError(ValueError):
 def run(main: Callable[[list[str]], None], args: list[str], program: str) -> None:
     """
     Run a command with its command line. A [`UserError`] is printed in one sentence, after the name `program`, and exits with
-    code 2. With `--traceback` it is raised.
+    code 2; Ctrl-C exits with 130, as a shell reports it. With `--traceback` they are raised.
     """
     try:
         main([word for word in args if word != "--traceback"])
-    except UserError as error:
+    except (UserError, KeyboardInterrupt) as error:
         if "--traceback" in args:
             raise
-        print(f"{program}: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        is_user_error = isinstance(error, UserError)
+        print(f"{program}: {f'error: {error}' if is_user_error else 'interrupted'}", file=sys.stderr)
+        raise SystemExit(2 if is_user_error else 130) from None
 
 
 @contextmanager

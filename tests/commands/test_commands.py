@@ -85,6 +85,12 @@ def test_only_a_user_error_loses_its_traceback(error, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err == "ada-trl train: error: wrong value\n"
 
 
+def test_ctrl_c_ends_a_command_in_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(lambda args: fail(KeyboardInterrupt()), [], "ada-trl train")
+    assert ended.value.code == 130 and capsys.readouterr().err == "ada-trl train: interrupted\n"
+
+
 def test_errors_of_the_setup_become_user_errors():
     with pytest.raises(UserError, match="8 bit and 4 bit"), user_errors(ValueError):
         ModelConfig(load_in_8bit=True, load_in_4bit=True)

@@ -61,6 +61,8 @@ MISTAKES = [
     ("--reward_funcs accuracy_reward", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
     ("--reward_funcs accuracy", "huggingface.co"),
     ("--reward_funcs 'trl.rewards.get_repetition_penalty_reward(n=1)'", "unexpected keyword argument 'n'"),
+    # checkpoints
+    ("--resume_from_checkpoint=true --output_dir=data", "output_dir (data) has no checkpoint", "Correct output_dir"),
     # vLLM
     ("train --config arithmetic/vllm-disk.yaml --use_cpu", "pip install 'ada_trl[vllm]'", "server"),
 ]
