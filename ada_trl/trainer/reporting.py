@@ -52,7 +52,7 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
     if args.is_multi_round or args.zero_variance_groups == "mask":
         names += ["tokens/discarded"]
     if args.resamples_prompts:
-        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'resampled'}"]
+        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'sampled'}"]
     if args.use_vllm and args.vllm_mode == "server":
         names += ["vllm/retries", "vllm/weight_check_logprob_diff"]
         if args.is_multi_round:

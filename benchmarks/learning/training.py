@@ -102,7 +102,7 @@ def step_row(logs: dict, cpu_seconds: float, prompts_per_step: int) -> dict:
     return {
         "reward": logs["reward"],
         "entropy": logs.get("entropy"),
-        "rollouts": round(ada["samples_per_prompt/mean"] * (prompts_per_step + ada.get("prompts/resampled", 0))),
+        "rollouts": round(ada["samples_per_prompt/mean"] * ada.get("prompts/sampled", prompts_per_step)),
         "generated_tokens": generated,
         "trained_tokens": generated - round(ada.get("tokens/discarded", 0)),
         "frac_zero_advantage_groups": ada.get("frac_zero_advantage_groups"),

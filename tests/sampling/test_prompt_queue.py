@@ -71,7 +71,7 @@ def test_groups_with_zero_variance_are_replaced(tmp_path):
     assert list(trainer._logs["prompt"]) == prompts_of(output)
     advantage = 0.5 / (np.sqrt(1 / 3) + 1e-4)  # of GRPO, for two positive and two negative rollouts
     assert output["advantages"].tolist() == pytest.approx([advantage, -advantage] * 8)
-    assert logs["ada/prompts/resampled"] == 3
+    assert logs["ada/prompts/sampled"] == 4 + 3
     assert logs["ada/frac_zero_advantage_groups"] == 0 and logs["ada/frac_reward_zero_std/first_round"] == 3 / 4
     assert logs["reward"] == pytest.approx((3 * 1 + 1 * 0.5) / 4)  # of those that GRPO asks
 

@@ -137,5 +137,5 @@ def test_groups_of_equal_sums_with_advantages_are_not_replaced(tmp_path):
     trainer = build(tmp_path, functions, **MODES["dynamic sampling"] | common)
     trainer.train()
     (logs,), (batch,) = logs_of(trainer), trainer.batches
-    assert logs["ada/prompts/resampled"] == 0 and batch["advantages"].all()
+    assert logs["ada/prompts/sampled"] == 2 and batch["advantages"].all()
     assert logs["frac_reward_zero_std"] == 0, "As in GRPO."
