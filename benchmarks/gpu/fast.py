@@ -61,9 +61,9 @@ GRPO = {"adaptive_sampling": "uniform", "num_generations": 4, "scale_rewards": "
 STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     names.GRPO_4: (AdaGRPOTrainer, GRPO),
     names.SEQ_BALANCE: (AdaGRPOTrainer, DEFAULT),
+    f"{names.SEQ_BALANCE}{SYNCHRONOUS}": (SynchronousTrainer, DEFAULT),
     PAPER_ROUNDS: (AdaGRPOTrainer, BALANCE),
     names.BATCH: (AdaGRPOTrainer, {"baseline": "batch"}),
-    f"{names.SEQ_BALANCE}{SYNCHRONOUS}": (SynchronousTrainer, DEFAULT),
     f"{PAPER_ROUNDS}{SYNCHRONOUS}": (SynchronousTrainer, BALANCE),
     AHEAD: (AdaGRPOTrainer, {"baseline": "batch", "max_staleness": 1}),
     f"{names.BATCH}, retries": (AdaGRPOTrainer, {"baseline": "batch", "retries": 3}),
@@ -234,7 +234,7 @@ def all_units(url: str, directory: str, size: Size, smoke: bool) -> list[Unit]:
 
     if smoke:
         return [*of_generation(first), of_steps(first, names.SEQ_BALANCE), of_steps(first, AHEAD)]
-    decisive = list(STEP_METHODS)[:4]
+    decisive = list(STEP_METHODS)[:5]
     return [
         *of_generation(first),
         *(of_steps(first, method) for method in decisive),
