@@ -96,16 +96,18 @@ def parse_args(
         print(HELP.format(command=command, text=COMMANDS[command].capitalize()), end="")
         raise SystemExit(0)
     parser = build_parser(command)
-    given, unknown = parser.parse_known_args(args)
+    given, words = parser.parse_known_args(args)
+    unknown = {"": words}  # by the file that they are in
     for path in map(find_config, given.config):
         config = read_yaml(path)
         os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
-        unknown += parser.set_defaults_with_config(**config)  # an unknown field as words: --name value
-    if unknown:
-        word = unknown[0].partition("=")[0]
-        close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        parser.error(f"unknown option {word}{hint}. --help lists the options.")
+        unknown[f"{path}: "] = parser.set_defaults_with_config(**config)  # a field as words: --name value
+    for source, words in unknown.items():
+        if words:
+            word = words[0].partition("=")[0]
+            close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            parser.error(f"{source}unknown option {word}{hint}. --help lists the options.")
     with user_errors(ValueError, TypeError, OSError, ImportError):
         *configs, _ = parser.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
     return tuple(configs)

@@ -24,7 +24,7 @@ MISTAKES = [
     ("train --config data", "--config data: there is no such file"),
     ("train --config broken.yaml", "broken.yaml is not valid YAML", "line 2", "Correct it"),
     ("train --config list.yaml", "list.yaml must contain a YAML mapping", "[1]"),
-    ("train --config unknown.yaml", "unknown option --max_stepz", "did you mean '--max_steps'?"),
+    ("train --config unknown.yaml", "unknown.yaml: unknown option --max_stepz", "did you mean '--max_steps'?"),
     # options
     ("--max_stepz 5", "--max_stepz", "did you mean '--max_steps'?"),
     ("--learning_rat=1", "--learning_rat ", "did you mean '--learning_rate'?"),
