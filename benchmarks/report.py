@@ -14,7 +14,7 @@ import pandas as pd
 from . import figures, names
 from .common import FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, by_seed, final, load, per_step
-from .gpu import fast, right
+from .gpu import fast, right, rounds
 from .learning.confirmation import PARTS, SECOND_PLAN, STORED, STORED_ON_CPU
 from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
@@ -296,17 +296,21 @@ def ahead_table() -> str:
 
 
 def gpu_results(stage: str) -> dict:
-    """Stored results of a stage with vLLM on a GPU: `environment` and `units`."""
-    return json.loads((RESULTS / "gpu" / f"{stage}.json").read_text())
+    """Stored results of a stage with vLLM on a GPU: `environment` and `units`; without units if it has not been run."""
+    path = RESULTS / "gpu" / f"{stage}.json"
+    return json.loads(path.read_text()) if path.exists() else {"units": {}}
 
 
 def gpu_block() -> str:
     """Device and tables of the stages with vLLM on a GPU."""
-    checked, measured = gpu_results("right"), gpu_results("fast")
+    checked, measured, without_server = map(gpu_results, ("right", "fast", "rounds"))
     found = checked["environment"]
     versions = ", ".join(f"{package} {found['versions'][package]}" for package in ("vllm", "torch", "trl"))
     header = f"{found['device']}, {versions}, commit {found['commit'][:7]}."
-    return "\n\n".join([header, right.report(checked["units"]), fast.report(measured["units"])])
+    tables = [right.report(checked["units"]), fast.report(measured["units"])]
+    if without_server["units"]:
+        tables.append(rounds.report(without_server["units"]))
+    return "\n\n".join([header, *tables])
 
 
 def gpu_limitation() -> str:

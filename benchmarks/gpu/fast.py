@@ -69,6 +69,13 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     f"{names.BATCH}, retries": (AdaGRPOTrainer, {"baseline": "batch", "retries": 3}),
     "dynamic sampling": (AdaGRPOTrainer, GRPO | {"zero_variance_groups": "resample", "max_rounds": 4}),
 }
+FIRST_ROWS = 256
+# Steps of that many rows which decide, and how long the first one may take relative to the second one: stated before the runs.
+CRITERIA = {
+    "Seq-balance / GRPO n=4": (names.SEQ_BALANCE, names.GRPO_4, 1.6),
+    "asynchronous / synchronous rounds": (names.SEQ_BALANCE, f"{names.SEQ_BALANCE}{SYNCHRONOUS}", 0.75),
+    "the default's / the paper's rounds": (names.SEQ_BALANCE, PAPER_ROUNDS, 1.0),
+}
 
 
 def free_port() -> int:
@@ -209,7 +216,7 @@ def steps(
 
 def all_units(url: str, directory: str, size: Size, smoke: bool) -> list[Unit]:
     """In the order of their importance, because the last ones may not fit into the limit."""
-    first, *others = (8,) if smoke else (256, 1024, 64)
+    first, *others = (8,) if smoke else (FIRST_ROWS, 1024, 64)
 
     def of_generation(rows: int) -> list[Unit]:
         shared = {"url": url, "size": size, "rows": rows, "repeats": 1 if smoke else REPEATS}
@@ -276,7 +283,24 @@ def report(results: dict[str, dict]) -> str:
             "trainer's memory, GiB": lambda row: f"{row['memory_gib']:.1f}" if row["memory_gib"] else "–",
         },
     )
-    return f"{ratios}\n\n{table}"
+    lengths = [step["completions/mean_length"] for row in trained for step in row["logs"]]
+    tokens = f"Completions have {mean(lengths):.0f} tokens on average." if lengths else ""
+    return "\n\n".join([ratios, table, tokens, decisions(results)])
+
+
+def decisions(results: dict[str, dict]) -> str:
+    """Table of the `CRITERIA`, with the steps that have a result."""
+
+    def measured(row: tuple) -> str:
+        units = [results.get(f"step, {method}, {FIRST_ROWS} rows", {}).get("step_seconds") for method in row[1][:2]]
+        return ratio_of_repeats(*units) if all(units) else "not measured"
+
+    columns = {
+        f"Step of {FIRST_ROWS} rows": lambda row: row[0],
+        "Ratio (single steps)": measured,
+        "At most": lambda row: f"{row[1][2]:g}",
+    }
+    return markdown(list(CRITERIA.items()), columns)
 
 
 def main(output_dir: Path, limit: float, smoke: bool) -> bool:

@@ -56,6 +56,18 @@ def train(engine: str, size: Size, prompts_per_step: int, steps: int, rounds: di
         return fast.steps(directory, size, 4 * prompts_per_step, steps, AdaGRPOTrainer, options | rounds)
 
 
+def report(results: dict[str, dict]) -> str:
+    """Table of the units that have a result."""
+    rows = [row | {"name": name} for name, row in results.items() if "logs" in row]
+    columns = {
+        f"{names.SEQ_BALANCE} without a server": lambda row: row["name"],
+        "Step, s": lambda row: f"{mean(row['step_seconds']):.2f}",
+        "Rollouts per prompt": lambda row: f"{mean(s['ada/samples_per_prompt/mean'] for s in row['logs']):.1f}",
+        "Generated tokens": lambda row: f"{mean(s['ada/tokens/generated'] for s in row['logs']):.0f}",
+    }
+    return markdown(rows, columns)
+
+
 def main(output_dir: Path, limit: float, smoke: bool) -> bool:
     """Returns whether all units have succeeded."""
     shared = {
@@ -71,12 +83,5 @@ def main(output_dir: Path, limit: float, smoke: bool) -> bool:
     ]
     units.append(Unit(UNFILLED, train, shared | {"engine": TRANSFORMERS, "rounds": DEFAULT, "fills": False}, 120))
     results = run(units, output_dir / "rounds.json", limit, reuse_processes=False)
-    rows = [results[unit.name] | {"name": unit.name} for unit in units if "logs" in results.get(unit.name, {})]
-    columns = {
-        names.SEQ_BALANCE: lambda row: row["name"],
-        "Step, s": lambda row: f"{mean(row['step_seconds']):.2f}",
-        "Rollouts per prompt": lambda row: f"{mean(s['ada/samples_per_prompt/mean'] for s in row['logs']):.1f}",
-        "Generated tokens": lambda row: f"{mean(s['ada/tokens/generated'] for s in row['logs']):.0f}",
-    }
-    print(markdown(rows, columns))
+    print(report(results))
     return succeeded(units, results)

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.gpu import pack, target
+from benchmarks import names
+from benchmarks.gpu import fast, pack, target
 from benchmarks.gpu.units import Unit, run
 from benchmarks.gpu.unpack import unpack
 
@@ -118,6 +119,20 @@ def test_all_runs_of_a_training_seed_are_left_to_the_machine_of_the_first_one():
     passes = parts["passes over the data"][0]  # is not compared with the other parts of the same training seed
     assert [run for run in every if run not in learn.plan({passes})] == [
         (name, run) for name, run in every if name == "passes over the data" and run.seed == passes.seed
+    ]
+
+
+def test_ratios_that_decide_are_those_of_the_steps_of_256_rows():
+    units = {
+        "step, GRPO n=4, 256 rows": {"step_seconds": [10.0, 10.0]},
+        f"step, {names.SEQ_BALANCE}, 256 rows": {"step_seconds": [15.0, 18.0]},
+        f"step, {names.SEQ_BALANCE}, 64 rows": {"step_seconds": [1.0, 1.0]},
+        f"step, {fast.PAPER_ROUNDS}, 256 rows": {"error": "too late"},
+    }
+    assert fast.decisions(units).splitlines()[2:] == [
+        "| Seq-balance / GRPO n=4 | 1.65 (1.50, 1.80) | 1.6 |",
+        "| asynchronous / synchronous rounds | not measured | 0.75 |",
+        "| the default's / the paper's rounds | not measured | 1 |",
     ]
 
 
