@@ -101,6 +101,12 @@ class Slot:
         """Number of candidates that have rollouts in this step; they are the first ones."""
         return self.candidate_of_round[len(self.rounds) - 1] + 1 if self.rounds else 0
 
+    @property
+    def draws_in_flight(self) -> list[int]:
+        """Index of the first rollout of each round that was requested and not received."""
+        draws = range(self.num_rollouts, self.requested * self.round_size, self.round_size)
+        return [draw for draw in draws if draw not in self._early]
+
     def candidate_at(self, draw: int) -> int:
         """Index of the candidate that rollout `draw` belongs to; of several, known once the round before is complete."""
         return self.candidate_of_round[draw // self.round_size] if len(self.candidates) > 1 else 0
@@ -159,8 +165,11 @@ def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[tuple
 Submit = Callable[[int, int], None]
 """Takes a slot and the index of its next rollout, and requests the rollouts of its next round."""
 
+Cancel = Callable[[int, int], None]
+"""Takes a slot that is done and the index of the first rollout of a requested round, which is not needed any more."""
+
 Collect = Callable[[], Sequence[tuple[int, int, np.ndarray]]]
-"""Waits for at least one request; returns `(slot, index of the first rollout, rewards)`."""
+"""Waits for at least one request that was not cancelled; returns `(slot, index of the first rollout, rewards)`."""
 
 Progress = Callable[[int, int], None]
 """Takes the number of slots still active and of rollouts sampled so far."""
@@ -172,6 +181,7 @@ def sample_slots(
     collect: Collect,
     *,
     speculate_below: int = 0,
+    cancel: Cancel | None = None,
     progress: Progress | None = None,
 ) -> None:
     """
@@ -186,12 +196,14 @@ def sample_slots(
         slots (`Sequence[Slot]`):
             Slots without rounds, filled by this function.
         submit (`Submit`), collect (`Collect`):
-            Start a request; wait for results. Those of requests still in flight at the end are not needed.
+            Start a request; wait for results.
         speculate_below (`int`, *optional*, defaults to `0`):
-            If fewer requests are in flight, rounds of active slots are requested before their previous round has returned.
-            The rollouts of such a round are used only if the slot needs them, in order, so that pools have the same
-            distribution. With the number of slots, synchronous rounds are filled up to the size of the first one. Not if a slot
+            If fewer requests of active slots are in flight, further rounds of these slots are requested before their previous
+            round has returned. The rollouts of such a round are used only if the slot needs them, in order, so that pools have the
+            same distribution. With the number of slots, later rounds are filled up to the size of the first one. Not if a slot
             has several candidates: which of them is next is unknown before a round is complete.
+        cancel (`Cancel`, *optional*):
+            Called for requests of slots that are done; their results need not be collected.
         progress (`Progress`, *optional*):
             Called after each `collect`.
     """
@@ -220,11 +232,17 @@ def sample_slots(
         # In one call: NumPy takes longer for a round of a few rollouts than for its rewards.
         counts = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
         for (number, first_draw, rewards), of_round in zip(received, counts, strict=True):
-            in_flight -= 1
             slot = slots[number]
+            if slot.done:  # it was done before this round arrived
+                continue
+            in_flight -= 1
             slot.receive(first_draw, rewards, of_round)
-            # A speculative round may be in flight already.
-            if not slot.done and slot.requested == len(slot.rounds):
+            if slot.done:
+                unneeded = slot.draws_in_flight
+                in_flight -= len(unneeded)
+                for draw in unneeded if cancel is not None else ():
+                    cancel(number, draw)
+            elif slot.requested == len(slot.rounds):  # no speculative round is in flight
                 waiting.append((number, slot))
         if progress is not None:
             progress(sum(not slot.done for slot in slots), sum(slot.num_rollouts for slot in slots))

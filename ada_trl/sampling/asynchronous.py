@@ -28,8 +28,8 @@ class AsyncVLLMSampler(RolloutSampler):
     main thread (they may use signals) while further requests are in flight; the completions that have arrived in the
     meantime are scored in one call.
 
-    When few requests are left, the server has capacity to spare: next rounds of the active prompts are then requested
-    speculatively, and cancelled or discarded if they turn out not to be needed.
+    The server has room for as many rollouts as in the paper's first round, 8 per prompt: further rounds of the prompts that are
+    still active are requested ahead, and cancelled or discarded if they turn out not to be needed.
 
     A request that fails, after its retries, stops the run on all ranks.
 
@@ -47,7 +47,7 @@ class AsyncVLLMSampler(RolloutSampler):
             `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
 
-    speculate_below = 0.5  # requests in flight per prompt; with fewer the server has capacity to spare
+    rollouts_in_flight = 8  # per prompt: with fewer, further rounds are requested ahead
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class AsyncVLLMSampler(RolloutSampler):
         self.local_slots, self.vllm, self.score = local_slots, vllm, score
         self.prompt_ids, self.images = prompt_ids, images or [None] * len(prompt_ids)
         self.stats |= dict.fromkeys(("time/idle", "time/reward_overlapped"), 0.0)
-        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # (slot, first draw, future), as requests finish
-        self._in_flight = 0  # requests
+        self._requests: dict[tuple[int, int], Future] = {}  # in flight, by slot and first draw
+        self._completed: queue.SimpleQueue = queue.SimpleQueue()  # their keys, as they finish
         self._sent = 0  # requests
         self._idle_since: float | None = None
 
@@ -90,12 +90,13 @@ class AsyncVLLMSampler(RolloutSampler):
         transport = self.vllm.vllm_client.transport
         first = self.local_slots.start
         slots = self.slots[first : self.local_slots.stop]
-        with transport.group() as group:  # speculative requests that are not needed are cancelled at the end
+        with transport.group() as group:
             sample_slots(
                 slots,
                 lambda slot, first_draw: self._submit(group, first + slot, first_draw),
                 lambda: [(slot - first, draw, rewards) for slot, draw, rewards in self._collect(progress.tick)],
-                speculate_below=int(self.speculate_below * len(slots)),
+                speculate_below=self.rollouts_in_flight * len(slots) // self.slots[0].round_size,
+                cancel=lambda slot, first_draw: self._cancel(first + slot, first_draw),
                 progress=progress,
             )
         self._end_idle()
@@ -110,11 +111,16 @@ class AsyncVLLMSampler(RolloutSampler):
     def _submit(self, group: RequestGroup, slot: int, first_draw: int) -> None:
         """Request the next round of a slot of this rank."""
         self._end_idle()
-        self._in_flight += 1
         self._sent += 1
         row, number = self._local_row(slot, first_draw), self.slots[slot].round_size
         future = self.vllm.start_request(group, [self.prompt_ids[row]], number, self.images[row])
-        future.add_done_callback(lambda done: self._completed.put((slot, first_draw, done)))
+        self._requests[slot, first_draw] = future
+        future.add_done_callback(lambda done: self._completed.put((slot, first_draw)))
+
+    def _cancel(self, slot: int, first_draw: int) -> None:
+        """Cancel a request, unless it has been collected."""
+        if (future := self._requests.pop((slot, first_draw), None)) is not None:
+            future.cancel()
 
     def _end_idle(self) -> None:
         if self._idle_since is not None:
@@ -127,9 +133,8 @@ class AsyncVLLMSampler(RolloutSampler):
 
     def _collect(self, tick: Callable[[], None]) -> list[tuple[int, int, np.ndarray]]:
         """Wait for a request, take all that have finished, and score their completions."""
-        finished = [(slot, first_draw, *future.result()) for slot, first_draw, future in self._wait_for_finished(tick)]
-        self._in_flight -= len(finished)
-        if not self._in_flight:
+        finished = [(*key, *self._requests.pop(key).result()) for key in self._wait_for_finished(tick)]
+        if not self._requests:
             self._idle_since = time.perf_counter()
         collected = []
         # Reward functions may log metrics, which describe the first round only: score the two kinds apart.
@@ -139,22 +144,23 @@ class AsyncVLLMSampler(RolloutSampler):
                 collected += self._score(of_kind, is_first_round)
         return collected
 
-    def _wait_for_finished(self, tick: Callable[[], None]) -> list[tuple[int, int, Future]]:
-        finished: list[tuple[int, int, Future]] = []
-        while not finished:
+    def _wait_for_finished(self, tick: Callable[[], None]) -> list[tuple[int, int]]:
+        """Slots and first draws of at least one request that has not been cancelled."""
+        finished: list[tuple[int, int]] = []
+        while not finished or not self._completed.empty():
             try:
-                finished.append(self._completed.get(timeout=TICK_SECONDS))
+                key = self._completed.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 tick()
-        while not self._completed.empty():
-            finished.append(self._completed.get())
+            else:
+                finished += [key] if key in self._requests else []
         return finished
 
     def _score(self, finished: list[tuple], is_first_round: bool) -> list[tuple[int, int, np.ndarray]]:
         rollouts = [(slot, first_draw + i) for slot, first_draw, ids, _ in finished for i in range(len(ids))]
         completion_ids = [ids for *_, group, _ in finished for ids in group]
         logprobs = [values for *_, group in finished for values in group]
-        is_overlapped = bool(self._in_flight)
+        is_overlapped = bool(self._requests)
         completions = self.score(
             [self._local_row(*rollout) for rollout in rollouts], completion_ids, logprobs, is_first_round
         )

@@ -16,9 +16,9 @@ It prints seconds, CPU seconds of the client per 1,000 rollouts, and their ratio
 log-probabilities that `GRPOTrainer` makes afterwards.
 
 `--rounds` compares the default rounds of Seq-balance (four rollouts, at most eight rounds, until one is correct and one
-incorrect) with those of the paper (eight, four rounds, two and two): seconds and rollouts of both clients, for pass rates that are
-uniformly distributed and for the fourth power of such rates (hard prompts). The third client fills synchronous rounds up to the
-size of the first one, as the trainer does without a server on a GPU; the rounds of the paper, too.
+incorrect) with those of the paper (eight, four rounds, two and two): seconds, rollouts and generated tokens of both clients, for
+pass rates that are uniformly distributed and for the fourth power of such rates (hard prompts). The third client fills synchronous
+rounds up to the size of the first one, as the trainer does without a server on a GPU; the rounds of the paper, too.
 
 `--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a separate process: peak
 memory, and how long the main thread stalls while responses are parsed: in wall-clock time, and in CPU time of the process, which
@@ -38,6 +38,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from statistics import mean
 
 import numpy as np
@@ -88,22 +89,28 @@ class Ours:
         return ids, [[top[0] for top in sequence] for sequence in logprobs]
 
     def rounds(self, rows: list[list[int]], slots: list[Slot]) -> None:
+        futures: dict[tuple[int, int], Future] = {}
         arrived: queue.SimpleQueue = queue.SimpleQueue()
         with self.vllm.vllm_client.transport.group() as group:
 
             def submit(slot: int, first_draw: int) -> None:
                 row = rows[row_index(slots, slot, first_draw)]
-                future = self.vllm.start_request(group, [row], slots[slot].round_size)
-                future.add_done_callback(lambda done: arrived.put((slot, first_draw, done)))
+                futures[slot, first_draw] = self.vllm.start_request(group, [row], slots[slot].round_size)
+                futures[slot, first_draw].add_done_callback(lambda done: arrived.put((slot, first_draw)))
 
             def collect() -> list[tuple[int, int, np.ndarray]]:
                 answers = [arrived.get()]
                 while not arrived.empty():
                     answers.append(arrived.get())
-                return [(slot, first_draw, rewards(done.result()[0])) for slot, first_draw, done in answers]
+                return [(*key, rewards(futures.pop(key).result()[0])) for key in answers if key in futures]
+
+            def cancel(*key: int) -> None:
+                if key in futures:
+                    futures.pop(key).cancel()
 
             # As in `AsyncVLLMSampler`.
-            sample_slots(slots, submit, collect, speculate_below=int(AsyncVLLMSampler.speculate_below * len(slots)))
+            speculate_below = AsyncVLLMSampler.rollouts_in_flight * len(slots) // slots[0].round_size
+            sample_slots(slots, submit, collect, speculate_below=speculate_below, cancel=cancel)
 
     def steps(self, rows: list[list[int]]) -> int:
         self.vllm.prefetch(rows)
@@ -177,12 +184,16 @@ MODES = {  # client and number of rows (of the first round): number of rollouts
 }
 
 
-def measured(url: str, work: Callable[[], int]) -> tuple[float, float, int]:
-    """Seconds, CPU seconds of this process, and what `work` returns."""
+def measured(url: str, work: Callable[[], int]) -> tuple[float, float, int, int]:
+    """Seconds, CPU seconds of this process, what `work` returns, and tokens that the server has generated."""
+
+    def tokens() -> int:
+        return int(requests.get(f"{url}/metrics").text.split()[-1])
+
     requests.post(f"{url}/reset")
-    started, cpu = time.perf_counter(), time.process_time()
+    before, started, cpu = tokens(), time.perf_counter(), time.process_time()
     result = work()
-    return time.perf_counter() - started, time.process_time() - cpu, result
+    return time.perf_counter() - started, time.process_time() - cpu, result, tokens() - before
 
 
 def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
@@ -193,7 +204,7 @@ def compare(modes: list[str], sizes: list[int], repeats: int, url: str) -> None:
     for mode in modes:
         run = MODES[mode]
         for rows in sizes:
-            results: dict[str, list[tuple[float, float, int]]] = {name: [] for name in clients}
+            results: dict[str, list[tuple[float, float, int, int]]] = {name: [] for name in clients}
             for _ in range(repeats):
                 for name, client in clients.items():
                     results[name].append(measured(url, lambda: run(client, rows)))  # noqa: B023
@@ -215,8 +226,8 @@ def sample_rounds(client: Ours | TRL, num_slots: int, samples_per_round: int, **
 
 def compare_rounds(numbers: list[int], repeats: int) -> None:
     print("| Pass rates | Prompts | Client | Rollouts: paper | default | default / paper | Seconds: paper | default "
-          "| default / paper (single repeats) |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
+          "| default / paper (single repeats) | Generated tokens: paper | default |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for kind, power in {"uniform": 1, "hard": 4}.items():
         with running(power=power) as url:
             trl, filled = TRL(url, MAX_TOKENS), FilledTRL(url, MAX_TOKENS)
@@ -224,12 +235,13 @@ def compare_rounds(numbers: list[int], repeats: int) -> None:
             for number, (name, client) in itertools.product(numbers, clients.items()):
                 works = [functools.partial(sample_rounds, client, number, **rounds) for rounds in (BALANCE, DEFAULT)]
                 results = [[measured(url, work) for work in works] for _ in range(repeats)]
-                seconds, _, rollouts = np.array(results).transpose(2, 1, 0)  # (paper or default, repeat) each
+                seconds, _, rollouts, tokens = np.array(results).transpose(2, 1, 0)  # (paper or default, repeat) each
                 (paper, default), (paper_rollouts, default_rollouts) = seconds.mean(axis=1), rollouts.mean(axis=1)
+                paper_tokens, default_tokens = tokens.mean(axis=1)
                 print(
                     f"| {kind} | {number} | {name} | {paper_rollouts:.0f} | {default_rollouts:.0f} "
                     f"| {default_rollouts / paper_rollouts:.2f} | {paper:.1f} | {default:.1f} "
-                    f"| {ratio_of_repeats([*seconds[1]], [*seconds[0]])} |",
+                    f"| {ratio_of_repeats([*seconds[1]], [*seconds[0]])} | {paper_tokens:.0f} | {default_tokens:.0f} |",
                     flush=True,
                 )
             clients["ours"].vllm.close()

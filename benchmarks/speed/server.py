@@ -1,4 +1,4 @@
-"""A trainer whose rounds on a vLLM server are synchronous, for comparisons."""
+"""Trainers whose rounds on a vLLM server are synchronous, or of which fewer are requested ahead, for comparisons."""
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling import asynchronous
@@ -10,7 +10,7 @@ from ada_trl.trainer.trl_private import override_attributes
 class RoundByRoundSampler(AsyncVLLMSampler):
     """Requests a round when the round before is complete for all prompts of the rank."""
 
-    speculate_below = 0.0
+    rollouts_in_flight = 0
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -20,22 +20,40 @@ class RoundByRoundSampler(AsyncVLLMSampler):
         self._next_round.append(request)
 
     def _collect(self, *given) -> list:
-        if not self._in_flight:
+        if not self._requests:
             requests, self._next_round = self._next_round, []
             for request in requests:
                 super()._submit(*request)
         return super()._collect(*given)
 
 
-class SynchronousTrainer(AdaGRPOTrainer):
-    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
+class CautiousSampler(AsyncVLLMSampler):
+    """Requests half as many rounds ahead."""
+
+    rollouts_in_flight = AsyncVLLMSampler.rollouts_in_flight // 2
+
+
+class _OtherSampler(AdaGRPOTrainer):
+    sampler_class: type[AsyncVLLMSampler]
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         build_sampler = self._round_generator.build_sampler
 
         def build(*step, **options) -> RolloutSampler:
-            with override_attributes(asynchronous, AsyncVLLMSampler=RoundByRoundSampler):
+            with override_attributes(asynchronous, AsyncVLLMSampler=self.sampler_class):
                 return build_sampler(*step, **options)
 
         self._round_generator.build_sampler = build
+
+
+class SynchronousTrainer(_OtherSampler):
+    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
+
+    sampler_class = RoundByRoundSampler
+
+
+class CautiousTrainer(_OtherSampler):
+    """Trainer that requests fewer rounds ahead."""
+
+    sampler_class = CautiousSampler

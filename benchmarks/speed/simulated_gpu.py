@@ -72,7 +72,8 @@ class SimulatedGPU:
                 running[i][0] -= 1
                 if running[i][0] == 0 and not running[i][1].done():
                     running[i][1].set_result(None)
-            keep = np.flatnonzero(remaining)
+            # As in vLLM, a request ends when its client closes the connection.
+            keep = [i for i in np.flatnonzero(remaining) if not running[i][1].cancelled()]
             running, remaining = [running[i] for i in keep], remaining[keep]
 
     async def complete(self, request: web.Request) -> web.Response:
@@ -134,7 +135,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         app.router.add_get(path, gpu.read)
     app.router.add_post("/v1/completions", gpu.complete)
     app.router.add_post("/reset", gpu.reset)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
     await site.start()

@@ -185,6 +185,31 @@ def test_speculative_rounds_shorten_the_tail_after_every_prompt_was_requested():
     assert [prompt for prompt, _ in speculative.log[:10]] == list(range(10))
 
 
+@pytest.mark.parametrize("cancels", [True, False])
+def test_as_many_rounds_of_active_slots_are_in_flight_as_in_the_first_round(cancels):
+    """Those of slots that are done are cancelled, or arrive and are ignored."""
+    rng, cancelled = random.Random(0), []
+    requests, slots = Requests(reward, lambda prompt, k: rng.random()), make_slots(40)
+
+    def collect():
+        active = sum(not slots[slot].done for _, slot, _ in requests.in_flight)
+        has_more = any(not slot.done and slot.requested < slot.max_rounds for slot in slots)
+        assert active == 40 or active < 40 and not has_more
+        return requests.collect()
+
+    def cancel(slot, first_draw):
+        (request,) = [request for request in requests.in_flight if request[1:] == (slot, first_draw)]
+        requests.in_flight.remove(request)
+        heapq.heapify(requests.in_flight)
+        cancelled.append((slots[slot].done, first_draw >= slots[slot].num_rollouts))
+
+    sample_slots(slots, requests.submit, collect, speculate_below=40, cancel=cancel if cancels else None)
+    assert rewards_by_slot(slots) == rewards_by_slot(slots_of_rounds())
+    if cancels:
+        assert set(cancelled) == {(True, True)}
+        assert not requests.in_flight, "The last slot is done when nothing else is in flight."
+
+
 def test_no_round_is_speculative_if_a_slot_has_several_candidates():
     """The next round may be one of another prompt."""
     slots = [Slot(SlotRule(1, 1, 1), BINARY, [Candidate(i), Candidate(i + 10)], round_size=4) for i in range(10)]

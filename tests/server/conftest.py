@@ -24,7 +24,7 @@ def short_backoff(monkeypatch):
 @pytest.fixture
 def no_speculation(monkeypatch):
     """Only rounds that are needed are requested, so that the requests do not depend on the order of the responses."""
-    monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", 0)
+    monkeypatch.setattr(AsyncVLLMSampler, "rollouts_in_flight", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -163,21 +163,40 @@ def test_speculative_rounds_change_neither_pools_nor_groups(tmp_path, monkeypatc
         start = call.round * call.n
         return answer(call, [f"{t}{call.round}{i}" for i, t in enumerate(texts[call.prompt][start : start + call.n])])
 
-    def run(share):
-        monkeypatch.setattr(AsyncVLLMSampler, "speculate_below", share)
+    def run(rollouts):
+        monkeypatch.setattr(AsyncVLLMSampler, "rollouts_in_flight", rollouts)
         with FakeServer(behave) as server:
-            trainer = build(tmp_path / str(share), server, vllm_request_timeout=20)
+            trainer = build(tmp_path / str(rollouts), server, vllm_request_timeout=20)
             trainer.train()
             assert becomes_idle(server)
         return trainer.batches[0], logs_of(trainer)[0], len(server.completions)
 
-    (batch, logs, requests), (other, other_logs, more_requests) = run(0), run(1)
+    (batch, logs, requests), (other, other_logs, more_requests) = run(0), run(4)
     for name in ("prompt_ids", "completion_ids", "advantages"):
         assert torch.equal(batch[name], other[name])
     assert logs["ada/samples_per_prompt/mean"] == other_logs["ada/samples_per_prompt/mean"]
     assert logs["ada/vllm/wasted_rounds"] == 0
     # 2, and more of the slow prompt if this machine is even slower.
     assert other_logs["ada/vllm/wasted_rounds"] == more_requests - requests >= 2
+
+
+def test_a_round_is_cancelled_as_soon_as_its_prompt_is_done(tmp_path):
+    """Not at the end of the step: the server has room for the prompts that are left."""
+    cancelled = set()
+
+    async def behave(call):
+        if call.round > 0:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cancelled.add(call.prompt)
+        while call.prompt == "7+8=" and len(cancelled) < 3:
+            await asyncio.sleep(0.01)
+        return answer(call, [RIGHT, WRONG, RIGHT, WRONG])
+
+    trainer, _ = train(tmp_path, FakeServer(behave), vllm_request_timeout=20)
+    (logs,) = logs_of(trainer)
+    assert logs["ada/vllm/wasted_rounds"] >= 4 and logs["ada/samples_per_prompt/mean"] == 4
 
 
 # Rewards
@@ -206,7 +225,7 @@ def test_rewards_run_on_the_main_thread_during_generation(tmp_path, no_speculati
     assert 0 < logs["ada/time/reward_overlapped"] < logs["ada/time/reward"]
 
 
-def test_the_server_is_idle_while_the_last_completions_are_scored(tmp_path):
+def test_the_server_is_idle_while_the_last_completions_are_scored(tmp_path, no_speculation):
     def slow(completions, **kwargs):
         time.sleep(0.5)
         return reward(completions)

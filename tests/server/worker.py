@@ -74,7 +74,7 @@ def run(output_dir: str, options: dict) -> dict:
 
 
 def main(output_dir: str, runs: str) -> None:
-    AsyncVLLMSampler.speculate_below = 0  # as the fixture `no_speculation`
+    AsyncVLLMSampler.rollouts_in_flight = 0  # as the fixture `no_speculation`
     outcomes = [run(f"{output_dir}/{i}", options) for i, options in enumerate(json.loads(runs))]
     rank = AdaGRPOConfig(output_dir, **QUICK).process_index
     (Path(output_dir) / f"rank{rank}.json").write_text(json.dumps(outcomes))
