@@ -306,7 +306,9 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
         if found is None:
             continue
         part = PARTS[name]
-        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
+        # Both plans have short answers, with another base.
+        plan = "second plan: " if name in SECOND_PLAN else ""
+        about = {"Task": f"{plan}{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
         start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
         lines.append(about | {"Method": "before training"} | start)
         for method in (method for method in CHOICES if method in found.runs):
@@ -358,16 +360,22 @@ def _number_of_retries(method: str) -> str:
     return method.removeprefix(f"{names.BATCH}, ")
 
 
-def retries_and_none(found: Comparison) -> str:
-    """docs/tuning.md: the gains with every number of retries, and without."""
-    texts = []
-    for method in (method for method in found.runs if method.startswith(names.BATCH)):
-        label = _number_of_retries(method) if method != names.BATCH else "no retries"
-        gains = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
-        texts.append(f"{label}: {' and '.join(gains)}")
+def retries_and_none(found: Comparison, numbers: Comparison | None) -> str:
+    """docs/tuning.md: the gains with every number of retries, and without; `numbers`: the second plan's part, if finished."""
+
+    def gains(own: Comparison) -> str:
+        texts = []
+        for method in (method for method in own.runs if method.startswith(names.BATCH)):
+            label = _number_of_retries(method) if method != names.BATCH else "no retries"
+            of_method = (own.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
+            texts.append(f"{label}: {' and '.join(of_method)}")
+        return "; ".join(texts)
+
+    second = "" if numbers is None else f" In the second plan, from another base: {gains(numbers)}."
     return (
-        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens (95% intervals): {'; '.join(texts)} "
-        f"([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 {end_of_training(found, names.BATCH)}."
+        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens (95% intervals): "
+        f"{gains(found)} ([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 "
+        f"{end_of_training(found, names.BATCH)}.{second}"
     )
 
 

@@ -28,6 +28,7 @@ from .plans import (
     cpu_block,
     last_step,
     measures,
+    part_comparison,
     plan_block,
     rate_text,
     readme_results,
@@ -356,7 +357,9 @@ def blocks() -> dict[Path, dict[str, str]]:
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
         DOCS / "settings.md": {"recommended": recommendation(confirmed)},
-        DOCS / "tuning.md": {"retries": retries_and_none(confirmed)},
+        DOCS / "tuning.md": {
+            "retries": retries_and_none(confirmed, part_comparison("number of retries", load(STORED)))
+        },
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
 

@@ -356,6 +356,17 @@ def test_results_of_the_readme():
     assert f"its pass@16 ends above that of the untrained model, at 0.554 instead of 0.500 ({BETTER} it: " in retries
 
 
+def test_both_plans_are_told_apart():
+    rows = pd.DataFrame(planned("confirmation", {}) + planned("number of retries", {}))
+    tasks = [line.split(" | ")[0] for line in plans.choices(PARTS, rows).splitlines()[2:]]
+    first, second = "| short answers, 150 steps, 5 seeds", "| second plan: short answers, 150 steps, 5 seeds"
+    assert tasks == [first] * 6 + [second] * 6
+    one, other = (plans.part_comparison(name, rows) for name in ("confirmation", "number of retries"))
+    assert one is not None
+    text = plans.retries_and_none(one, None)
+    assert plans.retries_and_none(one, other).startswith(f"{text} In the second plan, from another base: 1 retry: ")
+
+
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
     assert plans.choices(PARTS, pd.DataFrame(planned("paper", {}) + planned("group size", {})[:-2])).count("\n") == 3
     lines = plan_block(pd.DataFrame(planned("paper", {}))).splitlines()
