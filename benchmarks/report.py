@@ -334,10 +334,11 @@ def gpu_limitation() -> str:
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
+    planned = load(STORED)
     return {
         DOCS / "benchmarks.md": {
-            "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], load(STORED)),
-            "second-plan": f"{plan_block(SECOND_PLAN, load(STORED))}\n\n{cpu_block(load(STORED_ON_CPU))}",
+            "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
+            "second-plan": f"{plan_block(SECOND_PLAN, planned)}\n\n{cpu_block(load(STORED_ON_CPU))}",
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),
@@ -350,16 +351,14 @@ def blocks() -> dict[Path, dict[str, str]]:
         },
         README: {
             "overview": figures.overview_caption(confirmed),
-            "results": readme_results(confirmed, load(STORED)),
+            "results": readme_results(confirmed, planned),
             "gpu": gpu_limitation(),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
         DOCS / "settings.md": {"recommended": recommendation(confirmed)},
-        DOCS / "tuning.md": {
-            "retries": retries_and_none(confirmed, part_comparison("number of retries", load(STORED)))
-        },
+        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, part_comparison("number of retries", planned))},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
 
