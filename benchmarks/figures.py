@@ -10,6 +10,7 @@ from . import names
 from .analyses.outcomes import Outcome, sequential_outcome, single_round_outcome
 from .common import COLORS, DEFAULT
 from .comparisons import Comparison
+from .plans import RECOMMENDED
 from .statistics import interval
 
 
@@ -122,11 +123,10 @@ def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
 
 OUTCOMES = {
     names.GRPO_4: lambda p: single_round_outcome(p, 4),
+    names.GRPO_8: lambda p: single_round_outcome(p, 8),
     names.SMALL_ROUNDS: lambda p: sequential_outcome(p, **DEFAULT),
     # The baseline is the mean reward of other prompts, so a single rollout has a non-zero advantage.
-    **dict.fromkeys(
-        (names.BATCH, names.batch_retries(3)), lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p))))
-    ),
+    RECOMMENDED: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
 CAPTION_RATE = 0.1
@@ -161,7 +161,7 @@ def overview(found: Comparison) -> Figure:
     zero_gradient.set(title="P(zero gradient), %", xlabel="Pass rate of the prompt", ylim=(-3, 100), xscale="logit")
     zero_gradient.set_xticks([0.01, 0.1, 0.5, 0.9, 0.99], ["1%", "10%", "50%", "90%", "99%"])
     zero_gradient.minorticks_off()
-    methods = (names.GRPO_4, names.BATCH, names.batch_retries(3))
+    methods = (names.GRPO_4, names.GRPO_8, RECOMMENDED)
     accuracy, both = measured
     draw_curves(accuracy, found, methods, "generated_tokens", "accuracy", scale=100)
     accuracy.set(title="Accuracy of a 135M model, %", xlabel="Generated tokens")
@@ -177,11 +177,15 @@ def overview(found: Comparison) -> Figure:
 
 
 def draw_all(
-    rates: Comparison, paper: Comparison, equal_steps: dict[str, Comparison], confirmation: Comparison
+    rates: Comparison,
+    paper: Comparison,
+    equal_steps: dict[str, Comparison],
+    confirmation: Comparison,
+    numbers_of_retries: Comparison,
 ) -> dict[str, Figure]:
     """Every figure by its file name."""
     return {
-        "overview": overview(confirmation),
+        "overview": overview(numbers_of_retries),
         "confirmation": equal_tokens(confirmation, (confirmation.reference, names.BATCH, *RETRIES)),
         "language_rates": equal_tokens(rates, rates.runs),
         "language_paper": curves_and_trade_off(

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 
 from . import names
-from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, load, per_step
-from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, STORED, Part
+from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, per_step
+from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, Part
 from .learning.language_model import (
     CUT_SET,
     EST_EMA,
@@ -21,6 +21,7 @@ from .statistics import AS_FAST, FASTER, SLOWER, comparison
 
 MODEL = "SmolLM2-135M-Instruct with LoRA"
 COMMAND = "benchmarks.learning.confirmation"
+RECOMMENDED = names.batch_retries(2)  # by the rule of the second plan
 SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
 BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
 
@@ -90,9 +91,9 @@ def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
     return found
 
 
-def confirmation() -> Comparison:
-    """The first part of the plan, whose runs are all stored."""
-    found = part_comparison("confirmation", load(STORED))
+def stored_part(name: str, rows: pd.DataFrame) -> Comparison:
+    """A part whose runs are all stored."""
+    found = part_comparison(name, rows)
     assert found is not None
     return found
 
@@ -184,13 +185,18 @@ def recommended_retries(found: Comparison) -> int | None:
     return min(allowed, default=None)
 
 
+def against_better_grpo(found: Comparison, method: str) -> str:
+    """Accuracy and pass@16 after the last step in words, each compared with the GRPO that is better in it."""
+    accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
+    return f"accuracy: {accuracy}; pass@16: {diversity}"
+
+
 def retries_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's first part, and its decision."""
     results = {}
     for retries in (1, 2, 3):
         method = names.batch_retries(retries)
-        accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-        results[retries] = f"{method}, accuracy: {accuracy}; pass@16: {diversity}."
+        results[retries] = f"{method}, {against_better_grpo(found, method)}."
     number = recommended_retries(found)
     decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
     return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
@@ -288,13 +294,7 @@ CONCLUSIONS = {
 
 # The README, docs/settings.md, docs/tuning.md
 
-CHOICES = (
-    names.GRPO_4,
-    f"{names.GRPO_4} at {rate_text(LOWER_RATE)}",
-    names.GRPO_8,
-    names.BATCH,
-    *(names.batch_retries(retries) for retries in (1, 2, 3)),
-)
+CHOICES = (names.GRPO_4, names.GRPO_8, names.BATCH, *(names.batch_retries(retries) for retries in (1, 2, 3)))
 TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "answers with steps"}
 
 
@@ -306,9 +306,7 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
         if found is None:
             continue
         part = PARTS[name]
-        # Both plans have short answers, with another base.
-        plan = "second plan: " if name in SECOND_PLAN else ""
-        about = {"Task": f"{plan}{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
+        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
         start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
         lines.append(about | {"Method": "before training"} | start)
         for method in (method for method in CHOICES if method in found.runs):
@@ -322,28 +320,25 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
     return as_table([{header: line.get(header, "") for header in headers} for line in lines])
 
 
-def readme_results(found: Comparison, rows: pd.DataFrame) -> str:
+def readme_results(rows: pd.DataFrame) -> str:
     """Table, caption and sentences of the README."""
+    first, sizes, found = (stored_part(name, rows) for name in ("confirmation", "group size", "number of retries"))
     caption = (
-        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)} if no other is given; methods, seeds "
-        "and endpoints were [fixed before the runs](docs/benchmarks.md#plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled "
-        "again in a later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
+        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed "
+        "before the runs](docs/benchmarks.md#second-plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled again in a "
+        "later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
         f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
-        "the training steps; 16 runs share a GPU. [All methods and commands](docs/benchmarks.md#results-of-the-plan).*"
+        "the training steps. [All methods and commands](docs/benchmarks.md#results-of-the-second-plan).*"
     )
-    sizes = part_comparison("group size", rows)
+    speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
     sentences = [
-        f"{title}, the batch baseline {found.words(method, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over the "
-        f"evaluations; its pass@16 {end_of_training(found, method)}, {found.words(method, PASS_AT_16)}."
-        for title, method in (("Without retries", names.BATCH), (f"With {_number_of_retries(RETRIES)}", RETRIES))
+        f"Recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
+        f"{against_better_grpo(found, RECOMMENDED)}; it {end_of_training(found, RECOMMENDED)}.",
+        f"An [earlier plan](docs/benchmarks.md#plan) with another base model, accuracy and pass@16 minus those of {first.reference}: "
+        f"{gains(first)}.",
+        f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
     ]
-    if sizes is not None:
-        speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
-        sentences.append(f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}.")
-    numbers = part_comparison("number of retries", rows)
-    if numbers is not None:
-        sentences.append(retries_sentences(numbers).splitlines()[-1].removeprefix("- "))
-    return f"{choices(('confirmation', *SECOND_PLAN), rows)}\n\n{caption}\n\n{' '.join(sentences)}"
+    return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{' '.join(sentences)}"
 
 
 def end_of_training(found: Comparison, method: str) -> str:
@@ -360,25 +355,28 @@ def _number_of_retries(method: str) -> str:
     return method.removeprefix(f"{names.BATCH}, ")
 
 
-def retries_and_none(found: Comparison, numbers: Comparison | None) -> str:
-    """docs/tuning.md: the gains with every number of retries, and without; `numbers`: the second plan's part, if finished."""
+def gains(found: Comparison) -> str:
+    """Accuracy and pass@16 with every number of retries, and without, minus those of the reference."""
+    texts = []
+    for method in (method for method in found.runs if method.startswith(names.BATCH)):
+        label = _number_of_retries(method) if method != names.BATCH else "no retries"
+        of_method = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
+        texts.append(f"{label}: {' and '.join(of_method)}")
+    return "; ".join(texts)
 
-    def gains(own: Comparison) -> str:
-        texts = []
-        for method in (method for method in own.runs if method.startswith(names.BATCH)):
-            label = _number_of_retries(method) if method != names.BATCH else "no retries"
-            of_method = (own.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
-            texts.append(f"{label}: {' and '.join(of_method)}")
-        return "; ".join(texts)
 
-    second = "" if numbers is None else f" In the second plan, from another base: {gains(numbers)}."
+def retries_and_none(first: Comparison, second: Comparison) -> str:
+    """docs/tuning.md: the gains with every number of retries in both plans, and without."""
     return (
-        f"On the language model, accuracy and pass@16 minus those of {found.reference} at equal tokens (95% intervals): "
-        f"{gains(found)} ([results](benchmarks.md#results-of-the-plan)). Without retries, pass@16 "
-        f"{end_of_training(found, names.BATCH)}.{second}"
+        f"On the language model, accuracy and pass@16 minus those of {second.reference} at equal tokens (95% intervals): "
+        f"{gains(second)} ([results](benchmarks.md#results-of-the-second-plan)). In the first plan, from another base: {gains(first)} "
+        f"([results](benchmarks.md#results-of-the-plan)); without retries, pass@16 {end_of_training(first, names.BATCH)}."
     )
 
 
 def recommendation(found: Comparison) -> str:
     """docs/settings.md: the recommended mode compared with GRPO."""
-    return f"On the language model, at equal tokens and after the last step, {both(found, RETRIES)} ([plan](benchmarks.md#results-of-the-plan))."
+    return (
+        f"On the language model, at equal tokens and after the last step, {against_better_grpo(found, RECOMMENDED)} "
+        "([plan](benchmarks.md#results-of-the-second-plan))."
+    )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from . import figures, names
 from .common import FIGURES, README, RESULTS, ROOT, fill
@@ -24,16 +25,15 @@ from .plans import (
     MODEL,
     SPEED_WORDS,
     both,
-    confirmation,
     cpu_block,
     last_step,
     measures,
-    part_comparison,
     plan_block,
     rate_text,
     readme_results,
     recommendation,
     retries_and_none,
+    stored_part,
 )
 
 
@@ -333,8 +333,8 @@ def gpu_limitation() -> str:
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
-    rates, paper, sets, confirmed = language_rates(), paper_protocol(), other_sets(), confirmation()
-    planned = load(STORED)
+    rates, paper, sets, planned = language_rates(), paper_protocol(), other_sets(), load(STORED)
+    confirmed, retries = (stored_part(name, planned) for name in ("confirmation", "number of retries"))
     return {
         DOCS / "benchmarks.md": {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
@@ -350,25 +350,30 @@ def blocks() -> dict[Path, dict[str, str]]:
             "gpu": gpu_block(),
         },
         README: {
-            "overview": figures.overview_caption(confirmed),
-            "results": readme_results(confirmed, planned),
+            "overview": figures.overview_caption(retries),
+            "results": readme_results(planned),
             "gpu": gpu_limitation(),
         },
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
-        DOCS / "settings.md": {"recommended": recommendation(confirmed)},
-        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, part_comparison("number of retries", planned))},
+        DOCS / "settings.md": {"recommended": recommendation(retries)},
+        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, retries)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
+
+
+def all_figures() -> dict[str, Figure]:
+    planned = load(STORED)
+    parts = [stored_part(name, planned) for name in ("confirmation", "number of retries")]
+    return figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), *parts)
 
 
 def main() -> None:
     for document, texts in blocks().items():
         for name, text in texts.items():
             fill(name, text, document)
-    drawn = figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), confirmation())
-    for name, figure in drawn.items():
+    for name, figure in all_figures().items():
         figure.savefig(FIGURES / f"{name}.png", dpi=200 if name == "overview" else 110)
 
 

@@ -66,7 +66,7 @@ def main(args: list[str], model: str = MODEL, **options) -> AdaGRPOTrainer:
     parser.set_defaults(
         output_dir="outputs/agent",
         baseline="batch",  # recommended; "pool" is the paper's baseline
-        retries=3,  # a prompt without a success is sampled again in up to 3 later steps
+        retries=2,  # a prompt without a success is sampled again in up to 2 later steps
         per_device_train_batch_size=32,  # 32 games, one rollout each
         max_completion_length=1024,  # total of all turns
         max_tool_calling_iterations=GUESSES,

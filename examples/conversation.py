@@ -49,7 +49,7 @@ def main(args: list[str], model: str = MODEL, data: DatasetDict | None = None, *
     parser.set_defaults(
         output_dir="outputs/conversation",
         baseline="batch",  # recommended; "pool" is the paper's baseline
-        retries=3,  # a prompt without a success is sampled again in up to 3 later steps
+        retries=2,  # a prompt without a success is sampled again in up to 2 later steps
         per_device_train_batch_size=64,  # 64 prompts, one rollout each
         max_completion_length=64,
         learning_rate=1e-6,

@@ -47,7 +47,7 @@ if __name__ == "__main__":
         args=AdaGRPOConfig(
             output_dir="out",
             baseline="batch",  # one rollout for each of 64 prompts per step; the function takes the place of the baseline
-            retries=3,
+            retries=2,
             per_device_train_batch_size=8,
             gradient_accumulation_steps=8,
             max_steps=200,

@@ -43,7 +43,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None, **
     parser.set_defaults(
         output_dir="outputs/lora",
         baseline="batch",  # recommended; "pool" is the paper's baseline
-        retries=3,  # a prompt without a success is sampled again in up to 3 later steps
+        retries=2,  # a prompt without a success is sampled again in up to 2 later steps
         use_vllm=True,
         vllm_mode="server",
         vllm_weight_sync="lora",

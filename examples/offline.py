@@ -15,7 +15,7 @@ torch.set_num_threads(1)  # the model is so small that a second thread only wait
 prepare("outputs/arithmetic")  # integer addition and a small base model; takes a minute, once
 data = load_dataset("outputs/arithmetic/data")
 sizes = {"per_device_train_batch_size": 128, "max_completion_length": 6, "max_steps": 20, "logging_steps": 5}
-args = AdaGRPOConfig("outputs/first-run", baseline="batch", retries=3, learning_rate=2e-4, bf16=False, **sizes)
+args = AdaGRPOConfig("outputs/first-run", baseline="batch", retries=2, learning_rate=2e-4, bf16=False, **sizes)
 trainer = AdaGRPOTrainer("outputs/arithmetic/base", exact_match, args, data["train"], data["test"])
 print("before:", trainer.evaluate()["eval_reward"])
 trainer.train()

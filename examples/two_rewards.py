@@ -53,7 +53,7 @@ def main(args: list[str], model: str = MODEL, dataset: Dataset | None = None) ->
     parser.set_defaults(
         output_dir="outputs/two-rewards",
         baseline="batch",  # recommended; "pool" is the paper's baseline
-        retries=3,  # a prompt without a success is sampled again in up to 3 later steps
+        retries=2,  # a prompt without a success is sampled again in up to 2 later steps
         success_reward="accuracy_reward",
         reward_weights=[1.0, 0.2],
         per_device_train_batch_size=32,  # × 4 accumulation steps: 128 prompts per step, one rollout each

@@ -108,9 +108,9 @@ def difficulty(args: "AdaGRPOConfig", sample: Sample) -> CheckResult:
             "difficulty of the prompts."
         )
     elif not args.retries:
-        once, later = (pass_at_k(positives, is_positive.shape[1], k).mean() for k in (1, 4))
+        once, later = (pass_at_k(positives, is_positive.shape[1], k).mean() for k in (1, 3))
         advice = (
-            "baseline='batch' with retries=3 samples a prompt in up to 4 steps, until one rollout is correct: this solves "
+            "baseline='batch' with retries=2 samples a prompt in up to 3 steps, until one rollout is correct: this solves "
             f"{later:.0%} of these prompts, a single rollout {once:.0%}."
         )
     per_prompt = " ".join(f"{k}/{n}" for k, n in zip(positives[:16], scored[:16], strict=True))

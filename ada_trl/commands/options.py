@@ -40,7 +40,7 @@ Required, unless a file sets them:
 Adaptive sampling:
   --baseline              batch (recommended): mean reward of all other rollouts of the batch; pool: that of the prompt's rollouts
   --adaptive_sampling     uniform, seq-balance, seq-pos or est; by default uniform with --baseline batch, else seq-balance
-  --retries               with --baseline batch (3 is recommended): later steps in which an unsolved prompt is sampled again
+  --retries               with --baseline batch (2 is recommended): later steps in which an unsolved prompt is sampled again
   --num_generations       rollouts per prompt that are trained on; by default 1 with --baseline batch, else 4
   --success_reward, --positive_threshold
                           the reward function that defines a success, and the value that it must exceed

@@ -69,7 +69,7 @@ class AdaGRPOConfig(GRPOConfig):
     )
     retries: int = described(
         0,
-        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (3 is "
+        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (2 is "
         "recommended). Each step samples `num_generations` rollouts of each prompt.",
     )
     adaptive_sampling: Literal["seq-balance", "seq-pos", "est", "uniform"] = described(

@@ -50,7 +50,7 @@ RULES = [
         "adaptive_sampling",
         lambda args: args.is_sequential and args.baseline == "batch",
         "requires baseline='pool'",
-        "Use retries=3 instead, which samples unsolved prompts again in later steps, or baseline='pool'",
+        "Use retries=2 instead, which samples unsolved prompts again in later steps, or baseline='pool'",
     ),
     Rule(
         "num_generations",

@@ -320,9 +320,7 @@ def test_documents_are_filled_from_stored_results():
 
 
 def test_figures_are_drawn_from_stored_results_with_few_lines():
-    sets = report.small_experiment("equal_steps")
-    drawn = figures.draw_all(report.language_rates(), report.paper_protocol(), sets, report.confirmation())
-    for name, figure in drawn.items():
+    for name, figure in report.all_figures().items():
         assert (common.FIGURES / f"{name}.png").stat().st_size > 5000
         for axis in figure.axes:
             labels = [label for label in axis.get_legend_handles_labels()[1] if not label.startswith("_")]
@@ -339,32 +337,28 @@ def test_figure_of_the_confirmation():
 
 
 def test_results_of_the_readme():
-    gains = {(names.BATCH, RATE): (0.05, -0.05), (RETRIES, RATE): (0.001, 0.05)}
-    rows = pd.DataFrame(planned("confirmation", gains, noise=0.01))
-    found = plans.part_comparison("confirmation", rows)
-    assert found is not None
-    *table, _, caption, _, sentences = plans.readme_results(found, rows).splitlines()
-    assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, f"{names.GRPO_4} at 5e-5", names.BATCH]
+    gains = {(plans.RECOMMENDED, RATE): (0.05, -0.05), (names.GRPO_8, RATE): (0.02, -0.06)}
+    parts = planned("confirmation", {(names.BATCH, RATE): (0.05, -0.02)}) + planned("group size", {})
+    rows = pd.DataFrame(parts + planned("number of retries", gains, noise=0.01))
+    *table, _, caption, _, sentences = plans.readme_results(rows).splitlines()
+    assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, names.GRPO_8, names.batch_retries(1)]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
-    batch, retries = sentences.split(". ")
-    assert batch.startswith(f"Without retries, the batch baseline {FASTER} GRPO n=4 (+0.0")
+    # Means of five seeds, of which three are higher by 0.01.
     assert (
-        f"its pass@16 ends below that of the untrained model, at 0.454 instead of 0.500 ({WORSE} it: -0.046 " in batch
+        f"2 retries, accuracy: {BETTER} GRPO n=8 (+0.030 ± 0.000); pass@16: {WORSE} GRPO n=4 (-0.044 ± 0.007); it ends"
+        in sentences
     )
-    assert batch.endswith(f", {WORSE} GRPO n=4 (-0.046 ± 0.007)")
-    assert retries.startswith(f"With 3 retries, the batch baseline {AS_FAST} GRPO n=4")
-    assert f"its pass@16 ends above that of the untrained model, at 0.554 instead of 0.500 ({BETTER} it: " in retries
+    assert f"it ends below that of the untrained model, at 0.456 instead of 0.500 ({WORSE} it: " in sentences
+    assert "minus those of GRPO n=4: no retries: +0.050 ± 0.001 and -0.020 ± 0.001; 1 retry: " in sentences
+    assert f"With as many prompts as GRPO n=4, the batch baseline {AS_FAST} GRPO n=4" in sentences
 
 
-def test_both_plans_are_told_apart():
+def test_gains_of_both_plans():
     rows = pd.DataFrame(planned("confirmation", {}) + planned("number of retries", {}))
-    tasks = [line.split(" | ")[0] for line in plans.choices(PARTS, rows).splitlines()[2:]]
-    first, second = "| short answers, 150 steps, 5 seeds", "| second plan: short answers, 150 steps, 5 seeds"
-    assert tasks == [first] * 6 + [second] * 6
-    one, other = (plans.part_comparison(name, rows) for name in ("confirmation", "number of retries"))
-    assert one is not None
-    text = plans.retries_and_none(one, None)
-    assert plans.retries_and_none(one, other).startswith(f"{text} In the second plan, from another base: 1 retry: ")
+    first, second = (plans.stored_part(name, rows) for name in ("confirmation", "number of retries"))
+    one, other = plans.retries_and_none(first, second).split(" In the first plan, from another base: ")
+    assert "2 retries: +0.001 " in one and "7 retries" not in one
+    assert "7 retries: +0.0" in other and "2 retries" not in other
 
 
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():

@@ -33,7 +33,7 @@ LABELS = {
     "seq-balance": "Seq-balance",
     "est-ema": "Est-EMA",
     "est-value": "Est-value",
-    "batch": "batch baseline, n=1, 3 retries",
+    "batch": "batch baseline, n=1, 2 retries",
     "maxrl": "MaxRL n=8",
 }
 # The recipe has the paper's rounds; these are the defaults.

@@ -108,11 +108,11 @@ INVALID = [
     (RETRIES | EST, r"retries \(3\) are not supported with adaptive_sampling='est'"),
     (
         SEQ_POS | {"baseline": "batch"},
-        r"adaptive_sampling \('seq-pos'\) requires baseline='pool' .*Use retries=3 instead",
+        r"adaptive_sampling \('seq-pos'\) requires baseline='pool' .*Use retries=2 instead",
     ),
     (
         {"baseline": "batch", "adaptive_sampling": "seq-balance"},
-        r"\('seq-balance'\) requires baseline='pool' .*retries=3",
+        r"\('seq-balance'\) requires baseline='pool' .*retries=2",
     ),
     (
         RETRIES | {"zero_variance_groups": "resample"},
