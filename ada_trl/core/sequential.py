@@ -200,8 +200,7 @@ def sample_slots(
         speculate_below (`int`, *optional*, defaults to `0`):
             If fewer requests of active slots are in flight, further rounds of these slots are requested before their previous
             round has returned. The rollouts of such a round are used only if the slot needs them, in order, so that pools have the
-            same distribution. With the number of slots, later rounds are filled up to the size of the first one. Not if a slot
-            has several candidates: which of them is next is unknown before a round is complete.
+            same distribution. Not if a slot has several candidates: which of them is next is unknown before a round is complete.
         cancel (`Cancel`, *optional*):
             Called for requests of slots that are done; their results need not be collected.
         progress (`Progress`, *optional*):

@@ -47,8 +47,6 @@ class AsyncVLLMSampler(RolloutSampler):
             `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
 
-    rollouts_in_flight = 8  # per prompt: with fewer, further rounds are requested ahead
-
     def __init__(
         self,
         *,

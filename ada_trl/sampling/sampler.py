@@ -76,6 +76,8 @@ class RolloutSampler(ABC):
             What this rank has generated, by slot and draw.
     """
 
+    rollouts_in_flight = 8  # per prompt, as in the paper's first round: with fewer, further rounds are requested ahead
+
     def __init__(self, *, slots: Sequence[Slot], accelerator: Accelerator):
         self.slots = slots
         self._first_row = list(itertools.accumulate((len(slot.candidates) for slot in slots), initial=0))

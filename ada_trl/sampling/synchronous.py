@@ -30,9 +30,10 @@ class SynchronousSampler(RolloutSampler):
         generate_and_score (`Callable[[list[dict], bool], Completions]`):
             Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
         fills_rounds (`bool`):
-            Whether later rounds are filled up to the size of the first one with further rollouts of the prompts that are still
-            active. On a GPU, a round takes as long as its longest completion however many there are, so that this saves rounds.
-            Rollouts that turn out not to be needed are discarded.
+            Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a round
+            without speculation, with further rollouts of the prompts that are still active. On a GPU, a round takes as long as
+            its longest completion however many there are, so that this saves rounds. Rollouts that turn out not to be needed are
+            discarded.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class SynchronousSampler(RolloutSampler):
 
     def sample(self, progress: StepProgress) -> None:
         started = time.perf_counter()
+        room = max(len(self.slots), self.rollouts_in_flight * len(self.slots) // self.slots[0].round_size)
         sample_slots(
             self.slots,
             lambda *request: self._requests.append(request),
             self._sample_round,
-            speculate_below=len(self.slots) if self.fills_rounds else 0,
+            speculate_below=room if self.fills_rounds else 0,
             progress=progress,
         )
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]

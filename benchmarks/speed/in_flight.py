@@ -18,7 +18,7 @@ log-probabilities that `GRPOTrainer` makes afterwards.
 `--rounds` compares the default rounds of Seq-balance (four rollouts, at most eight rounds, until one is correct and one
 incorrect) with those of the paper (eight, four rounds, two and two): seconds, rollouts and generated tokens of both clients, for
 pass rates that are uniformly distributed and for the fourth power of such rates (hard prompts). The third client fills synchronous
-rounds up to the size of the first one, as the trainer does without a server on a GPU; the rounds of the paper, too.
+rounds up to 8 rollouts per prompt, as the trainer does without a server on a GPU; the rounds of the paper, too.
 
 `--flood` measures one batch of 8,192 completions of 500 tokens that arrive at once, each client in a separate process: peak
 memory, and how long the main thread stalls while responses are parsed: in wall-clock time, and in CPU time of the process, which
@@ -50,6 +50,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from ada_trl.core import Candidate, Slot, SlotRule, sample_slots
 from ada_trl.sampling.asynchronous import AsyncVLLMSampler
+from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.vllm.generation import AdaVLLMGeneration
 from recipes.arithmetic.task import build_tokenizer
 
@@ -143,7 +144,9 @@ class TRL:
             wanted.clear()
             return received
 
-        speculate_below = len(slots) if self.fills_rounds else 0
+        # As in `SynchronousSampler`.
+        room = max(len(slots), SynchronousSampler.rollouts_in_flight * len(slots) // size)
+        speculate_below = room if self.fills_rounds else 0
         sample_slots(slots, lambda *request: wanted.append(request), collect, speculate_below=speculate_below)
 
     def steps(self, rows: list[list[int]]) -> int:
@@ -154,7 +157,7 @@ class TRL:
 
 
 class FilledTRL(TRL):
-    """Synchronous rounds that are filled up to the size of the first one, as `SynchronousSampler` does on a GPU."""
+    """Synchronous rounds that are filled up to 8 rollouts per prompt, as `SynchronousSampler` does on a GPU."""
 
     fills_rounds = True
 

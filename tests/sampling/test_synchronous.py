@@ -1,4 +1,4 @@
-"""Synchronous rounds that are filled up to the size of the first one: the same pools in fewer rounds."""
+"""Synchronous rounds that are filled with rollouts that may be needed: the same pools in fewer rounds."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from ada_trl.trainer.rounds import RoundGenerator
 from ..helpers import build, even_reward
 
 
-PROMPTS, SIZE, MAX_ROUNDS = 12, 4, 6
+PROMPTS, MAX_ROUNDS = 12, 6
 
 
 def reward_of(prompt: int, draw: int) -> float:
@@ -23,7 +23,7 @@ def reward_of(prompt: int, draw: int) -> float:
     return float(np.random.default_rng((prompt, draw)).random() < prompt / (PROMPTS - 1))
 
 
-def sample(fills_rounds: bool):
+def sample(size: int, fills_rounds: bool):
     """Slots after sampling, rows of each call, and the completions of all rollouts in the pools."""
     drawn, calls = Counter(), []
 
@@ -39,7 +39,7 @@ def sample(fills_rounds: bool):
         return Completions(completions, torch.tensor(rewards), (0, 0), 0.0, len(rows))
 
     slots = [
-        Slot(SlotRule(1, 1, MAX_ROUNDS), Scoring((1.0,), 0.5, None), [Candidate(i)], SIZE) for i in range(PROMPTS)
+        Slot(SlotRule(1, 1, MAX_ROUNDS), Scoring((1.0,), 0.5, None), [Candidate(i)], size) for i in range(PROMPTS)
     ]
     sampler = SynchronousSampler(
         rows=[{"prompt": i} for i in range(PROMPTS)],
@@ -55,14 +55,16 @@ def sample(fills_rounds: bool):
     return slots, calls, [row.columns for row in sampler.fetch(rollouts).rows] == rollouts
 
 
-def test_filled_rounds_have_the_same_pools_in_fewer_rounds():
-    slots, calls, is_in_place = sample(fills_rounds=True)
-    expected, calls_before, _ = sample(fills_rounds=False)
+@pytest.mark.parametrize("size, rollouts", [(2, 8), (4, 8), (9, 9)])
+def test_filled_rounds_have_the_same_pools_in_fewer_rounds(size, rollouts):
+    slots, calls, is_in_place = sample(size, fills_rounds=True)
+    expected, calls_before, _ = sample(size, fills_rounds=False)
     assert [slot.rewards_of(0).tolist() for slot in slots] == [slot.rewards_of(0).tolist() for slot in expected]
     assert is_in_place
     assert len(calls) < len(calls_before) == MAX_ROUNDS
-    assert max(calls) == calls[0] == PROMPTS * SIZE
-    assert sum(calls) > sum(calls_before)  # rollouts that are not needed
+    assert max(calls) == calls[0] == PROMPTS * rollouts
+    assert calls_before[0] == PROMPTS * size
+    assert (sum(calls) > sum(calls_before)) == (rollouts > size)  # rollouts that are not needed
 
 
 @pytest.mark.parametrize("device, options", [("cuda", {}), ("cpu", {}), ("cuda", {"tools": [max]})])
