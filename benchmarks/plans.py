@@ -203,8 +203,14 @@ def retries_sentences(found: Comparison) -> str:
 
 
 def longer_answers_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's second part, and the lengths of the completions."""
+    """The endpoints of the second plan's second part, its decision, and the lengths of the completions."""
+    differences = [found.difference(RETRIES, measure) for measure in (ACCURACY, PASS_AT_16)]
+    is_lower = any(one.excludes_zero and one.mean < 0 for one in differences)
+    decision = (
+        "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
+    )
     lines = [f"- {method}, {both(found, method)}." for method in (RETRIES, names.BATCH)]
+    lines.append(f"- By the rule of the second plan, {decision}.")
     lengths = ", ".join(
         f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
         f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
@@ -260,27 +266,6 @@ def longer_run_sentences(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def cpu_block(rows: pd.DataFrame) -> str:
-    """The version of the longer answers for a slow CPU: the seeds whose runs are all finished."""
-    methods = (names.GRPO_4, RETRIES)
-    runs = {method: by_seed(rows, LONG_SET, method) for method in methods}
-    seeds = set.intersection(*(set(own) for own in runs.values()))
-    if not seeds:
-        return "*longer answers on a CPU*: no seed is finished."
-    runs = {method: {seed: own[seed] for seed in sorted(seeds)} for method, own in runs.items()}
-    found = Comparison(runs, names.GRPO_4)
-    columns: dict[str, Callable[[str], str]] = {
-        "Accuracy": lambda m: found.cell(m, ACCURACY),
-        "pass@16": lambda m: found.cell(m, PASS_AT_16),
-        "Tokens per completion": lambda m: f"{found.mean(m, final('completion_tokens')).mean:.1f}",
-        "Truncated": lambda m: f"{found.mean(m, final('truncated')).mean:.1%}",
-    }
-    title = (
-        f"**longer answers on a CPU**, {last_step(found, RETRIES)} steps, seeds {', '.join(map(str, sorted(seeds)))}."
-    )
-    return f"{title} Too short to decide anything.\n\n{found.table(columns, BEFORE)}"
-
-
 CONCLUSIONS = {
     "confirmation": endpoints,
     "group size": group_size_sentences,
@@ -295,7 +280,7 @@ CONCLUSIONS = {
 # The README, docs/settings.md, docs/tuning.md
 
 CHOICES = (names.GRPO_4, names.GRPO_8, names.BATCH, *(names.batch_retries(retries) for retries in (1, 2, 3)))
-TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "answers with steps"}
+TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "longer answers"}
 
 
 def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
@@ -321,8 +306,10 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
 
 
 def readme_results(rows: pd.DataFrame) -> str:
-    """Table, caption and sentences of the README."""
-    first, sizes, found = (stored_part(name, rows) for name in ("confirmation", "group size", "number of retries"))
+    """Table, caption and list of the README."""
+    first, sizes, found, longer = (
+        stored_part(name, rows) for name in ("confirmation", "group size", "number of retries", "longer answers")
+    )
     caption = (
         f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed "
         "before the runs](docs/benchmarks.md#second-plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled again in a "
@@ -332,13 +319,14 @@ def readme_results(rows: pd.DataFrame) -> str:
     )
     speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
     sentences = [
-        f"Recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
+        f"Short answers, recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
         f"{against_better_grpo(found, RECOMMENDED)}; it {end_of_training(found, RECOMMENDED)}.",
+        with_longer_answers(longer),
         f"An [earlier plan](docs/benchmarks.md#plan) with another base model, accuracy and pass@16 minus those of {first.reference}: "
-        f"{gains(first)}.",
-        f"With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
+        f"{gains(first)}. With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
     ]
-    return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{' '.join(sentences)}"
+    lines = "\n".join(f"- {sentence}" for sentence in sentences)
+    return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{lines}"
 
 
 def end_of_training(found: Comparison, method: str) -> str:
@@ -352,31 +340,39 @@ def end_of_training(found: Comparison, method: str) -> str:
 
 
 def _number_of_retries(method: str) -> str:
-    return method.removeprefix(f"{names.BATCH}, ")
+    return method.removeprefix(f"{names.BATCH}, ") if method != names.BATCH else "no retries"
+
+
+def with_longer_answers(found: Comparison) -> str:
+    """The endpoints of the second plan's second part in one sentence."""
+    results = "; ".join(f"{_number_of_retries(m)}, {both(found, m)}" for m in (RETRIES, names.BATCH))
+    about = f"{found.mean(RETRIES, final('completion_tokens')).mean:.0f} tokens on average, {last_step(found, RETRIES)} steps"
+    if RECOMMENDED not in found.runs:
+        about += f"; {_number_of_retries(RECOMMENDED)} were not run"
+    return f"With longer answers ({about}): {results}."
 
 
 def gains(found: Comparison) -> str:
     """Accuracy and pass@16 with every number of retries, and without, minus those of the reference."""
     texts = []
     for method in (method for method in found.runs if method.startswith(names.BATCH)):
-        label = _number_of_retries(method) if method != names.BATCH else "no retries"
         of_method = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
-        texts.append(f"{label}: {' and '.join(of_method)}")
+        texts.append(f"{_number_of_retries(method)}: {' and '.join(of_method)}")
     return "; ".join(texts)
 
 
-def retries_and_none(first: Comparison, second: Comparison) -> str:
-    """docs/tuning.md: the gains with every number of retries in both plans, and without."""
+def retries_and_none(first: Comparison, second: Comparison, longer: Comparison) -> str:
+    """docs/tuning.md: the gains with every number of retries in both plans, and without; and with longer answers."""
     return (
         f"On the language model, accuracy and pass@16 minus those of {second.reference} at equal tokens (95% intervals): "
         f"{gains(second)} ([results](benchmarks.md#results-of-the-second-plan)). In the first plan, from another base: {gains(first)} "
-        f"([results](benchmarks.md#results-of-the-plan)); without retries, pass@16 {end_of_training(first, names.BATCH)}."
+        f"([results](benchmarks.md#results-of-the-plan)); without retries, pass@16 {end_of_training(first, names.BATCH)}. {with_longer_answers(longer)}"
     )
 
 
-def recommendation(found: Comparison) -> str:
-    """docs/settings.md: the recommended mode compared with GRPO."""
+def recommendation(found: Comparison, longer: Comparison) -> str:
+    """docs/settings.md: the recommended mode compared with GRPO, with short and longer answers."""
     return (
         f"On the language model, at equal tokens and after the last step, {against_better_grpo(found, RECOMMENDED)} "
-        "([plan](benchmarks.md#results-of-the-second-plan))."
+        f"([plan](benchmarks.md#results-of-the-second-plan)). {with_longer_answers(longer)}"
     )

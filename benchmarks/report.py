@@ -16,7 +16,7 @@ from . import figures, names
 from .common import FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right, rounds
-from .learning.confirmation import PARTS, SECOND_PLAN, STORED, STORED_ON_CPU
+from .learning.confirmation import PARTS, SECOND_PLAN, STORED
 from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
@@ -25,7 +25,6 @@ from .plans import (
     MODEL,
     SPEED_WORDS,
     both,
-    cpu_block,
     last_step,
     measures,
     plan_block,
@@ -334,11 +333,13 @@ def gpu_limitation() -> str:
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     rates, paper, sets, planned = language_rates(), paper_protocol(), other_sets(), load(STORED)
-    confirmed, retries = (stored_part(name, planned) for name in ("confirmation", "number of retries"))
+    confirmed, retries, longer = (
+        stored_part(name, planned) for name in ("confirmation", "number of retries", "longer answers")
+    )
     return {
         DOCS / "benchmarks.md": {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
-            "second-plan": f"{plan_block(SECOND_PLAN, planned)}\n\n{cpu_block(load(STORED_ON_CPU))}",
+            "second-plan": plan_block(SECOND_PLAN, planned),
             "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
             "language-selection": selection_table(),
             "language-families": families_table(rates, load(RATES)),
@@ -357,8 +358,8 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
-        DOCS / "settings.md": {"recommended": recommendation(retries)},
-        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, retries)},
+        DOCS / "settings.md": {"recommended": recommendation(retries, longer)},
+        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, retries, longer)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
 

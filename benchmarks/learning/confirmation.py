@@ -40,7 +40,6 @@ from .training import Run, evaluation_rows, run_missing, slug, store, stored_run
 
 
 STORED, PROMPT_SET = "confirmation", "mixture"
-STORED_ON_CPU = "longer_answers_cpu"  # the second plan's version for a slow CPU, whose runs are shorter
 RATE, LOWER_RATE = 1e-4, 5e-5
 RETRIES = names.batch_retries(3)
 
@@ -175,15 +174,11 @@ def main() -> None:
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="By default all, in their order."
     )
     parser.add_argument(
-        "--store",
-        nargs="?",
-        const=STORED,
-        choices=(STORED, STORED_ON_CPU),
-        help="Do not train; add the finished runs to the stored results.",
+        "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
     )
     args = parser.parse_args()
     if args.store:
-        store(args.store, args.output_dir)
+        store(STORED, args.output_dir)
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

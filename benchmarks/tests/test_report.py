@@ -30,6 +30,7 @@ def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)
         row = run._asdict() | {"step": step, "accuracy": 0.2 + (accuracy - 0.2) * step / steps[-1], "entropy": 0.5}
         row |= {"pass@16": 0.5 + (pass_at_16 - 0.5) * step / steps[-1], "generated_tokens": 1000 * step}
         row |= {"device": "CPU" if run.seed < 8 else "NVIDIA H200"}
+        row |= {"completion_tokens": 30.0, "truncated": 0.1}
         row |= {"rollouts": 64 * step, "cpu_seconds": (2.0 + run.seed) * step, "frac_zero_advantage_groups": 0.75}
         rows += [row | {"family": "all"}, row | {"family": "clock"}]
     return rows
@@ -261,6 +262,20 @@ def test_decisions_on_passes_over_the_data(retries, est, decision):
     assert plans.part_comparison("number of retries", pd.DataFrame(rows)) is None
 
 
+@pytest.mark.parametrize(
+    ("retries", "decision"),
+    [
+        ((0.02, -0.02), "retries are recommended for short answers only"),
+        ((-0.02, 0.02), "retries are recommended for short answers only"),
+        ((0.02, 0.0), "the recommendation names both lengths"),
+    ],
+)
+def test_decision_on_longer_answers(retries, decision):
+    text = plans.plan_block(["longer answers"], pd.DataFrame(planned("longer answers", {(RETRIES, RATE): retries})))
+    assert f"\n- By the rule of the second plan, {decision}.\n" in text
+    assert f"{names.GRPO_4} 30.0 (10.0%; 0.50)" in text
+
+
 def test_orders_of_the_longer_run_are_compared_by_seed():
     """Accuracy rises at a constant rate in the made-up runs, but for one run with retries, which ends where it began."""
     ends = {names.BATCH: 0.34, RETRIES: 0.32, names.GRPO_4: 0.28, names.GRPO_8: 0.30}
@@ -277,14 +292,6 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
         "It changes with 1 of 2 seeds."
     )
     assert diversity.endswith("It changes with 0 of 2 seeds.")
-
-
-def test_short_runs_on_a_cpu_count_by_whole_seeds():
-    assert plans.cpu_block(report.load("no such result")).endswith("no seed is finished.")
-    runs = [Run(method, "steps", seed, RATE) for seed in (21, 22) for method in (names.GRPO_4, RETRIES)][:3]
-    rows = [row for run in runs for row in run_rows(run, 0.3, steps=(0, 10))]
-    text = plans.cpu_block(pd.DataFrame(rows).assign(completion_tokens=30.0, truncated=0.1))
-    assert "10 steps, seeds 21. " in text and f"| {RETRIES} | 0.300 (+0.000) |" in text
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
@@ -339,26 +346,33 @@ def test_figure_of_the_confirmation():
 def test_results_of_the_readme():
     gains = {(plans.RECOMMENDED, RATE): (0.05, -0.05), (names.GRPO_8, RATE): (0.02, -0.06)}
     parts = planned("confirmation", {(names.BATCH, RATE): (0.05, -0.02)}) + planned("group size", {})
-    rows = pd.DataFrame(parts + planned("number of retries", gains, noise=0.01))
-    *table, _, caption, _, sentences = plans.readme_results(rows).splitlines()
+    parts += planned("number of retries", gains, noise=0.01) + planned(
+        "longer answers", {(RETRIES, RATE): (0.02, -0.02)}
+    )
+    *table, _, caption, _, short, longer, other_base = plans.readme_results(pd.DataFrame(parts)).splitlines()
     assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, names.GRPO_8, names.batch_retries(1)]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
     # Means of five seeds, of which three are higher by 0.01.
     assert (
         f"2 retries, accuracy: {BETTER} GRPO n=8 (+0.030 ± 0.000); pass@16: {WORSE} GRPO n=4 (-0.044 ± 0.007); it ends"
-        in sentences
+        in short
     )
-    assert f"it ends below that of the untrained model, at 0.456 instead of 0.500 ({WORSE} it: " in sentences
-    assert "minus those of GRPO n=4: no retries: +0.050 ± 0.001 and -0.020 ± 0.001; 1 retry: " in sentences
-    assert f"With as many prompts as GRPO n=4, the batch baseline {AS_FAST} GRPO n=4" in sentences
+    assert f"it ends below that of the untrained model, at 0.456 instead of 0.500 ({WORSE} it: " in short
+    assert (
+        f"(30 tokens on average, 40 steps; 2 retries were not run): 3 retries, accuracy: {BETTER} GRPO n=4 (+0.021 ±"
+        in longer
+    )
+    assert f"; no retries, accuracy: {SAME} GRPO n=4" in longer
+    assert "minus those of GRPO n=4: no retries: +0.050 ± 0.001 and -0.020 ± 0.001; 1 retry: " in other_base
+    assert f"With as many prompts as GRPO n=4, the batch baseline {AS_FAST} GRPO n=4" in other_base
 
 
 def test_gains_of_both_plans():
-    rows = pd.DataFrame(planned("confirmation", {}) + planned("number of retries", {}))
-    first, second = (plans.stored_part(name, rows) for name in ("confirmation", "number of retries"))
-    one, other = plans.retries_and_none(first, second).split(" In the first plan, from another base: ")
+    rows = pd.DataFrame(planned("confirmation", {}) + planned("number of retries", {}) + planned("longer answers", {}))
+    found = (plans.stored_part(name, rows) for name in ("confirmation", "number of retries", "longer answers"))
+    one, other = plans.retries_and_none(*found).split(" In the first plan, from another base: ")
     assert "2 retries: +0.001 " in one and "7 retries" not in one
-    assert "7 retries: +0.0" in other and "2 retries" not in other
+    assert "7 retries: +0.0" in other and "2 retries: " not in other
 
 
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
