@@ -177,7 +177,6 @@ def overview(found: Comparison) -> Figure:
 
 
 def draw_all(
-    rates: Comparison,
     paper: Comparison,
     equal_steps: dict[str, Comparison],
     confirmation: Comparison,
@@ -187,7 +186,7 @@ def draw_all(
     return {
         "overview": overview(numbers_of_retries),
         "confirmation": equal_tokens(confirmation, (confirmation.reference, names.BATCH, *RETRIES)),
-        "language_rates": equal_tokens(rates, rates.runs),
+        "number_of_retries": equal_tokens(numbers_of_retries, numbers_of_retries.runs),
         "language_paper": curves_and_trade_off(
             paper, (paper.reference, names.GRPO_16, names.ALGORITHM_2, names.HYBRID), "step", "Optimizer steps"
         ),

@@ -60,6 +60,7 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
     columns = measures(found) | {
         "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
         "Tokens": lambda m: tokens(found, m),
+        reached(found): found.share_of_tokens,
         "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
         "Command": lambda m: commands.get(m, ""),
     }
@@ -100,6 +101,11 @@ def stored_part(name: str, rows: pd.DataFrame) -> Comparison:
 
 def tokens(found: Comparison, method: str) -> str:
     return f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
+
+
+def reached(found: Comparison) -> str:
+    """Header of the tokens at the final accuracy of the reference."""
+    return f"Tokens to the accuracy of {found.reference}"
 
 
 def time_by_device(runs: list[pd.DataFrame]) -> str:
@@ -298,6 +304,7 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
             cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
             cells |= {
                 "Tokens": tokens(found, method),
+                reached(found): found.share_of_tokens(method),
                 "Time of a run": time_by_device(list(found.runs[method].values())),
             }
             lines.append(about | {"Method": method} | cells)
@@ -314,7 +321,8 @@ def readme_results(rows: pd.DataFrame) -> str:
         f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed "
         "before the runs](docs/benchmarks.md#second-plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled again in a "
         "later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
-        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Time: of "
+        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Tokens "
+        f"to the accuracy of {found.reference}: as a fraction of the tokens of the same seed's {found.reference}, not an endpoint. Time: of "
         "the training steps. [All methods and commands](docs/benchmarks.md#results-of-the-second-plan).*"
     )
     speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)

@@ -4,7 +4,6 @@ Tables, sentences and figures of learning results in the documents: `python -m b
 Everything is generated from the stored results: the places `<!-- name -->` of the documents that [`blocks`] names.
 """
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 
 from . import figures, names
 from .common import FIGURES, README, RESULTS, ROOT, fill
-from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, by_seed, final, load, per_step
+from .comparisons import ACCURACY, PASS_AT_16, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right, rounds
 from .learning.confirmation import PARTS, SECOND_PLAN, STORED
 from .learning.confirmation import PROMPT_SET as MAIN_SET
@@ -22,11 +21,8 @@ from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SU
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
 from .plans import (
     BEFORE,
-    MODEL,
-    SPEED_WORDS,
     both,
     last_step,
-    measures,
     plan_block,
     rate_text,
     readme_results,
@@ -58,42 +54,6 @@ def language_rates() -> Comparison:
     rows = load(RATES)
     rows = rows[(rows["seed"] != SELECTION_SEED) & (rows["rate"] == CHOSEN_RATE)]
     return compare(rows, MAIN_SET, (names.GRPO_4, names.GRPO_8, names.BATCH), EARLIER_LOOKS)
-
-
-def cpu_seconds(found: Comparison, method: str) -> float:
-    """CPU seconds per step of the fastest seed: other runs on the machine make a step slower, never faster."""
-    return min(found.values(method, per_step("cpu_seconds")).values())
-
-
-def rates_table(found: Comparison) -> str:
-    costs: dict[str, Callable[[str], str]] = {
-        "Tokens": found.share_of_tokens,
-        "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
-        "CPU s per step": lambda m: f"{cpu_seconds(found, m):.1f}",
-    }
-    return found.table({"Seeds": found.num_seeds} | measures(found) | costs, BEFORE)
-
-
-def rates_caption(found: Comparison) -> str:
-    return (
-        f"*{MODEL} on eight families of tasks, 150 steps of 64 rollouts at learning rate {rate_text(CHOSEN_RATE)}. In "
-        f"parentheses: difference from {found.reference}, paired by seed, with 95% interval (bold: excludes 0). Two of five seeds "
-        "were added after a look at the first three; intervals over five seeds are corrected for both looks. None is corrected "
-        "for the number of comparisons. Tokens: at the final accuracy of the same seed's run of "
-        f"{found.reference}, as a fraction of that run's tokens.*"
-    )
-
-
-def rates_sentences(found: Comparison) -> str:
-    batch = functools.partial(found.words, names.BATCH)
-    shares = found.share_of_tokens(names.BATCH)
-    return (
-        f"With {found.num_seeds(names.BATCH)} seeds, the batch baseline {batch(SPEED, words=SPEED_WORDS, digits=4)} in mean "
-        f"accuracy over the evaluations, a measure that was chosen after the runs. Accuracy after the last step: "
-        f"{batch(ACCURACY)}, {batch(ACCURACY, names.GRPO_8)} ({found.num_seeds(names.GRPO_8)} seeds). pass@16: {batch(PASS_AT_16)}. "
-        f"The batch baseline reaches the final accuracy of the same seed's {names.GRPO_4} run after {shares} of its tokens, "
-        f"{names.GRPO_4} itself for the first time after {found.share_of_tokens(names.GRPO_4)}."
-    )
 
 
 def selection_table() -> str:
@@ -175,6 +135,11 @@ def paper_protocol() -> Comparison:
     return Comparison(
         {PAPER_REFERENCE: {s: run for s, run in reference.items() if s in seeds}} | runs, PAPER_REFERENCE
     )
+
+
+def cpu_seconds(found: Comparison, method: str) -> float:
+    """CPU seconds per step of the fastest seed: other runs on the machine make a step slower, never faster."""
+    return min(found.values(method, per_step("cpu_seconds")).values())
 
 
 def paper_table(found: Comparison) -> str:
@@ -332,7 +297,7 @@ def gpu_limitation() -> str:
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
-    rates, paper, sets, planned = language_rates(), paper_protocol(), other_sets(), load(STORED)
+    paper, sets, planned = paper_protocol(), other_sets(), load(STORED)
     confirmed, retries, longer = (
         stored_part(name, planned) for name in ("confirmation", "number of retries", "longer answers")
     )
@@ -340,9 +305,8 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "benchmarks.md": {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
             "second-plan": plan_block(SECOND_PLAN, planned),
-            "language-rates": f"{rates_table(rates)}\n\n{rates_caption(rates)}\n\n{rates_sentences(rates)}",
             "language-selection": selection_table(),
-            "language-families": families_table(rates, load(RATES)),
+            "language-families": families_table(language_rates(), load(RATES)),
             "language-sets": other_sets_table(sets),
             "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
             "language-claims": claims_table(paper),
@@ -367,7 +331,7 @@ def blocks() -> dict[Path, dict[str, str]]:
 def all_figures() -> dict[str, Figure]:
     planned = load(STORED)
     parts = [stored_part(name, planned) for name in ("confirmation", "number of retries")]
-    return figures.draw_all(language_rates(), paper_protocol(), small_experiment("equal_steps"), *parts)
+    return figures.draw_all(paper_protocol(), small_experiment("equal_steps"), *parts)
 
 
 def main() -> None:

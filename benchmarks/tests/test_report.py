@@ -331,7 +331,7 @@ def test_figures_are_drawn_from_stored_results_with_few_lines():
         assert (common.FIGURES / f"{name}.png").stat().st_size > 5000
         for axis in figure.axes:
             labels = [label for label in axis.get_legend_handles_labels()[1] if not label.startswith("_")]
-            assert len(labels) <= (5 if name == "confirmation" else 4), name
+            assert len(labels) <= 5, name
 
 
 def test_figure_of_the_confirmation():
