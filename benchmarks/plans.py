@@ -113,8 +113,8 @@ def time_by_device(runs: list[pd.DataFrame]) -> str:
     ends = pd.DataFrame([run.iloc[-1] for run in runs])
     texts = []
     for device, own in ends.groupby("device"):
-        seconds = own["cpu_seconds"].mean()
-        texts.append(f"CPU core {seconds / 3600:.1f} h" if device == "CPU" else f"{device} {seconds / 60:.1f} min")
+        minutes = own["cpu_seconds"].mean() / 60
+        texts.append(f"CPU core {minutes:.0f} min" if device == "CPU" else f"{device} {minutes:.1f} min")
     return ", ".join(texts)
 
 
