@@ -16,7 +16,7 @@ from .learning.language_model import (
     SMALL_ROUNDS_3_PROMPTS,
 )
 from .learning.training import Run
-from .statistics import AS_FAST, FASTER, SLOWER, comparison
+from .statistics import AS_FAST, FASTER, NO_VALUE, SLOWER, cell, comparison
 
 
 MODEL = "SmolLM2-135M-Instruct with LoRA"
@@ -330,8 +330,8 @@ def readme_results(rows: pd.DataFrame) -> str:
         f"Short answers, recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
         f"{against_better_grpo(found, RECOMMENDED)}; it {end_of_training(found, RECOMMENDED)}.",
         with_longer_answers(longer),
-        f"An [earlier plan](docs/benchmarks.md#plan) with another base model, accuracy and pass@16 minus those of {first.reference}: "
-        f"{gains(first)}. With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
+        f"With another base model ([all numbers of retries](docs/tuning.md#retries)): {_number_of_retries(names.BATCH)}, "
+        f"{both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
     ]
     lines = "\n".join(f"- {sentence}" for sentence in sentences)
     return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{lines}"
@@ -360,21 +360,25 @@ def with_longer_answers(found: Comparison) -> str:
     return f"With longer answers ({about}): {results}."
 
 
-def gains(found: Comparison) -> str:
-    """Accuracy and pass@16 with every number of retries, and without, minus those of the reference."""
-    texts = []
-    for method in (method for method in found.runs if method.startswith(names.BATCH)):
-        of_method = (found.difference(method, measure).text(sign=True) for measure in (ACCURACY, PASS_AT_16))
-        texts.append(f"{_number_of_retries(method)}: {' and '.join(of_method)}")
-    return "; ".join(texts)
-
-
-def retries_and_none(first: Comparison, second: Comparison, longer: Comparison) -> str:
-    """docs/tuning.md: the gains with every number of retries in both plans, and without; and with longer answers."""
+def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> str:
+    """docs/tuning.md: the gains of both plans with every number of retries, and without."""
+    columns = {
+        "Short answers": second,
+        "Another base": first,
+        f"Longer answers, {last_step(longer, RETRIES)} steps": longer,
+    }
+    rows = []
+    for retries in (0, 1, 2, 3, 7):
+        method = names.batch_retries(retries) if retries else names.BATCH
+        row = {"`retries`": str(retries)}
+        for title, found in columns.items():
+            gains = [cell(found.difference(method, measure)) for measure in (ACCURACY, PASS_AT_16)]
+            row[title] = " and ".join(gains) if method in found.runs else NO_VALUE
+        rows.append(row)
     return (
-        f"On the language model, accuracy and pass@16 minus those of {second.reference} at equal tokens (95% intervals): "
-        f"{gains(second)} ([results](benchmarks.md#results-of-the-second-plan)). In the first plan, from another base: {gains(first)} "
-        f"([results](benchmarks.md#results-of-the-plan)); without retries, pass@16 {end_of_training(first, names.BATCH)}. {with_longer_answers(longer)}"
+        f"{as_table(rows)}\n\n*Accuracy and pass@16 minus those of {second.reference} at equal tokens, with 95% intervals (bold: "
+        "excludes 0): [short](benchmarks.md#results-of-the-second-plan) and longer answers of the second plan, and the [first "
+        f"plan](benchmarks.md#results-of-the-plan). There, pass@16 without retries {end_of_training(first, names.BATCH)}.*"
     )
 
 

@@ -27,7 +27,7 @@ from .plans import (
     rate_text,
     readme_results,
     recommendation,
-    retries_and_none,
+    retries_table,
     stored_part,
 )
 
@@ -323,7 +323,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
         DOCS / "settings.md": {"recommended": recommendation(retries, longer)},
-        DOCS / "tuning.md": {"retries": retries_and_none(confirmed, retries, longer)},
+        DOCS / "tuning.md": {"retries": retries_table(confirmed, retries, longer)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
 

@@ -20,7 +20,7 @@ from benchmarks.comparisons import (
 from benchmarks.learning import confirmation, language_model, small_models
 from benchmarks.learning.confirmation import PARTS
 from benchmarks.learning.training import Run
-from benchmarks.statistics import AS_FAST, BETTER, FASTER, SAME, SLOWER, WORSE
+from benchmarks.statistics import AS_FAST, BETTER, FASTER, NO_VALUE, SAME, SLOWER, WORSE
 
 
 def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)) -> list[dict]:
@@ -363,16 +363,21 @@ def test_results_of_the_readme():
         in longer
     )
     assert f"; no retries, accuracy: {SAME} GRPO n=4" in longer
-    assert "minus those of GRPO n=4: no retries: +0.050 ± 0.001 and -0.020 ± 0.001; 1 retry: " in other_base
+    assert (
+        f"no retries, accuracy: {BETTER} GRPO n=4 (+0.050 ± 0.001); pass@16: {WORSE} GRPO n=4 (-0.020 ±" in other_base
+    )
     assert f"With as many prompts as GRPO n=4, the batch baseline {AS_FAST} GRPO n=4" in other_base
 
 
-def test_gains_of_both_plans():
-    rows = pd.DataFrame(planned("confirmation", {}) + planned("number of retries", {}) + planned("longer answers", {}))
-    found = (plans.stored_part(name, rows) for name in ("confirmation", "number of retries", "longer answers"))
-    one, other = plans.retries_and_none(*found).split(" In the first plan, from another base: ")
-    assert "2 retries: +0.001 " in one and "7 retries" not in one
-    assert "7 retries: +0.0" in other and "2 retries: " not in other
+def test_gains_of_both_plans_by_number_of_retries():
+    gains = {(RETRIES, RATE): (0.02, -0.02)}
+    parts = ("confirmation", "number of retries", "longer answers")
+    rows = pd.DataFrame([row for part in parts for row in planned(part, gains)])
+    text = plans.retries_table(*(plans.stored_part(name, rows) for name in parts))
+    none, one, two, three, seven = (line.split(" | ") for line in text.splitlines()[2:7])
+    assert none[1] == NO_VALUE and none[2].startswith("+0.0") and none[3].startswith("+0.0")
+    assert one[3].startswith(NO_VALUE) and two[2] == NO_VALUE and seven[1] == NO_VALUE
+    assert all(cell.startswith("**+0.02") and " and **-0.0" in cell for cell in three[1:])
 
 
 def test_results_by_task_name_the_device_and_the_command_of_a_finished_part():
