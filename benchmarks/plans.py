@@ -285,7 +285,7 @@ CONCLUSIONS = {
 
 # The README, docs/settings.md, docs/tuning.md
 
-CHOICES = (names.GRPO_4, names.GRPO_8, names.BATCH, *(names.batch_retries(retries) for retries in (1, 2, 3)))
+CHOICES = (names.GRPO_4, names.GRPO_8, names.BATCH)
 TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "longer answers"}
 
 
@@ -300,7 +300,9 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
         about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
         start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
         lines.append(about | {"Method": "before training"} | start)
-        for method in (method for method in CHOICES if method in found.runs):
+        # In parts without the recommended number of retries, the one that was recommended before.
+        with_retries = RECOMMENDED if RECOMMENDED in found.runs else RETRIES
+        for method in (method for method in (*CHOICES, with_retries) if method in found.runs):
             cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
             cells |= {
                 "Tokens": tokens(found, method),
@@ -320,7 +322,7 @@ def readme_results(rows: pd.DataFrame) -> str:
     caption = (
         f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed "
         "before the runs](docs/benchmarks.md#second-plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled again in a "
-        "later step. pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
+        "later step ([other numbers](docs/tuning.md#retries)). pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
         f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Tokens "
         f"to the accuracy of {found.reference}: as a fraction of the tokens of the same seed's {found.reference}, not an endpoint. Time: of "
         "the training steps. [All methods and commands](docs/benchmarks.md#results-of-the-second-plan).*"
@@ -330,7 +332,7 @@ def readme_results(rows: pd.DataFrame) -> str:
         f"Short answers, recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
         f"{against_better_grpo(found, RECOMMENDED)}; it {end_of_training(found, RECOMMENDED)}.",
         with_longer_answers(longer),
-        f"With another base model ([all numbers of retries](docs/tuning.md#retries)): {_number_of_retries(names.BATCH)}, "
+        f"With [another base model](docs/tuning.md#retries): {_number_of_retries(names.BATCH)}, "
         f"{both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
     ]
     lines = "\n".join(f"- {sentence}" for sentence in sentences)

@@ -350,7 +350,7 @@ def test_results_of_the_readme():
         "longer answers", {(RETRIES, RATE): (0.02, -0.02)}
     )
     *table, _, caption, _, short, longer, other_base = plans.readme_results(pd.DataFrame(parts)).splitlines()
-    assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, names.GRPO_8, names.batch_retries(1)]
+    assert [row.split(" | ")[1] for row in table[3:6]] == [names.GRPO_4, names.GRPO_8, plans.RECOMMENDED]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
     # Means of five seeds, of which three are higher by 0.01.
     assert (
