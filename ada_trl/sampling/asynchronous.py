@@ -93,7 +93,7 @@ class AsyncVLLMSampler(RolloutSampler):
                 slots,
                 lambda slot, first_draw: self._submit(group, first + slot, first_draw),
                 lambda: [(slot - first, draw, rewards) for slot, draw, rewards in self._collect(progress.tick)],
-                speculate_below=self.rollouts_in_flight * len(slots) // self.slots[0].round_size,
+                speculate_below=self.requests_in_flight(len(slots), self.slots[0].round_size),
                 cancel=lambda slot, first_draw: self._cancel(first + slot, first_draw),
                 progress=progress,
             )

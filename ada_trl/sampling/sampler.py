@@ -102,6 +102,11 @@ class RolloutSampler(ABC):
     def sample(self, progress: "StepProgress") -> None:
         """Sample until every slot is done, which then is filled in the same way on every rank. Collective."""
 
+    @classmethod
+    def requests_in_flight(cls, num_slots: int, round_size: int) -> int:
+        """Requests of `round_size` rollouts, for `num_slots` prompts, below which further rounds are requested ahead."""
+        return cls.rollouts_in_flight * num_slots // round_size
+
     def store(self, rollouts: Sequence[tuple[int, int]], completions: Completions, *, is_first_round: bool) -> None:
         """
         Keep completions of this rank by slot and draw, and add up their statistics. Completions after the last of `rollouts` are

@@ -60,7 +60,7 @@ class SynchronousSampler(RolloutSampler):
 
     def sample(self, progress: StepProgress) -> None:
         started = time.perf_counter()
-        room = max(len(self.slots), self.rollouts_in_flight * len(self.slots) // self.slots[0].round_size)
+        room = self.requests_in_flight(len(self.slots), self.slots[0].round_size)
         sample_slots(
             self.slots,
             lambda *request: self._requests.append(request),
@@ -69,6 +69,10 @@ class SynchronousSampler(RolloutSampler):
             progress=progress,
         )
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
+
+    @classmethod
+    def requests_in_flight(cls, num_slots: int, round_size: int) -> int:
+        return max(num_slots, super().requests_in_flight(num_slots, round_size))  # at least a round of all prompts
 
     def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
         """Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank."""

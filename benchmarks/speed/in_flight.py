@@ -109,8 +109,7 @@ class Ours:
                 if key in futures:
                     futures.pop(key).cancel()
 
-            # As in `AsyncVLLMSampler`.
-            speculate_below = AsyncVLLMSampler.rollouts_in_flight * len(slots) // slots[0].round_size
+            speculate_below = AsyncVLLMSampler.requests_in_flight(len(slots), slots[0].round_size)
             sample_slots(slots, submit, collect, speculate_below=speculate_below, cancel=cancel)
 
     def steps(self, rows: list[list[int]]) -> int:
@@ -144,9 +143,7 @@ class TRL:
             wanted.clear()
             return received
 
-        # As in `SynchronousSampler`.
-        room = max(len(slots), SynchronousSampler.rollouts_in_flight * len(slots) // size)
-        speculate_below = room if self.fills_rounds else 0
+        speculate_below = SynchronousSampler.requests_in_flight(len(slots), size) if self.fills_rounds else 0
         sample_slots(slots, lambda *request: wanted.append(request), collect, speculate_below=speculate_below)
 
     def steps(self, rows: list[list[int]]) -> int:
