@@ -1,5 +1,6 @@
 """Runs of several methods, compared with a reference by seed."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,8 +16,9 @@ Runs = dict[int, pd.DataFrame]  # evaluations of each run in the order of steps,
 Measure = Callable[[pd.DataFrame], float]  # a number of one run
 
 
+@functools.cache  # several tables are made of the same result
 def load(name: str) -> pd.DataFrame:
-    """Stored evaluations; without rows if there is no such result."""
+    """Stored evaluations, which are shared; without rows if there is no such result."""
     columns = ["method", "prompt_set", "seed", "rate", "step", "family"]
     rows = load_rows(name, missing_ok=True)
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)

@@ -57,13 +57,9 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
         _label(method, rate): f'`python -m {COMMAND} --parts "{name}" --methods "{method}"`'
         for method, rate in part.methods
     }
-    columns = measures(found) | {
-        "Rollouts per step": lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}",
-        "Tokens": lambda m: tokens(found, m),
-        reached(found): found.share_of_tokens,
-        "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
-        "Command": lambda m: commands.get(m, ""),
-    }
+    columns = measures(found)
+    columns["Rollouts per step"] = lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"
+    columns |= costs(found) | {"Command": lambda m: commands.get(m, "")}
     return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
 
 
@@ -99,13 +95,13 @@ def stored_part(name: str, rows: pd.DataFrame) -> Comparison:
     return found
 
 
-def tokens(found: Comparison, method: str) -> str:
-    return f"{found.mean(method, final('generated_tokens')).mean / 1e3:.0f}k"
-
-
-def reached(found: Comparison) -> str:
-    """Header of the tokens at the final accuracy of the reference."""
-    return f"Tokens to the accuracy of {found.reference}"
+def costs(found: Comparison) -> dict[str, Callable[[str], str]]:
+    """Columns of a table: tokens and time."""
+    return {
+        "Tokens": lambda m: f"{found.mean(m, final('generated_tokens')).mean / 1e3:.0f}k",
+        f"Tokens to the accuracy of {found.reference}": found.share_of_tokens,
+        "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
+    }
 
 
 def time_by_device(runs: list[pd.DataFrame]) -> str:
@@ -208,10 +204,15 @@ def retries_sentences(found: Comparison) -> str:
     return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
 
 
+def differs(found: Comparison, method: str, sign: int) -> bool:
+    """Whether accuracy or pass@16 is significantly higher (`sign` 1) or lower (-1) than that of the reference."""
+    differences = (found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16))
+    return any(one.excludes_zero and sign * one.mean > 0 for one in differences)
+
+
 def longer_answers_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's second part, its decision, and the lengths of the completions."""
-    differences = [found.difference(RETRIES, measure) for measure in (ACCURACY, PASS_AT_16)]
-    is_lower = any(one.excludes_zero and one.mean < 0 for one in differences)
+    is_lower = differs(found, RETRIES, -1)
     decision = (
         "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
     )
@@ -229,14 +230,11 @@ def longer_answers_sentences(found: Comparison) -> str:
 
 def passes_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's third part, and its decisions."""
-
-    def significant(method: str, sign: int) -> bool:
-        differences = [found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16)]
-        return any(one.excludes_zero and sign * one.mean > 0 for one in differences)
-
     methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
-    retries = "a number of passes is named with retries" if significant(RETRIES, -1) else "retries need no such number"
-    is_named = significant(EST_EMA, 1) and not significant(EST_EMA, -1)
+    retries = (
+        "a number of passes is named with retries" if differs(found, RETRIES, -1) else "retries need no such number"
+    )
+    is_named = differs(found, EST_EMA, 1) and not differs(found, EST_EMA, -1)
     decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
     lines = [
         *(f"{method}, {both(found, method)}" for method in methods),
@@ -304,11 +302,7 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
         with_retries = RECOMMENDED if RECOMMENDED in found.runs else RETRIES
         for method in (method for method in (*CHOICES, with_retries) if method in found.runs):
             cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
-            cells |= {
-                "Tokens": tokens(found, method),
-                reached(found): found.share_of_tokens(method),
-                "Time of a run": time_by_device(list(found.runs[method].values())),
-            }
+            cells |= {header: show(method) for header, show in costs(found).items()}
             lines.append(about | {"Method": method} | cells)
     headers = dict.fromkeys(header for line in lines for header in line)
     return as_table([{header: line.get(header, "") for header in headers} for line in lines])
@@ -371,7 +365,7 @@ def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> 
     }
     rows = []
     for retries in (0, 1, 2, 3, 7):
-        method = names.batch_retries(retries) if retries else names.BATCH
+        method = names.batch_retries(retries)
         row = {"`retries`": str(retries)}
         for title, found in columns.items():
             gains = [cell(found.difference(method, measure)) for measure in (ACCURACY, PASS_AT_16)]

@@ -5,7 +5,7 @@ Everything is generated from the stored results: the places `<!-- name -->` of t
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -49,13 +49,6 @@ def compare(
 # The language model at equal tokens
 
 
-def language_rates() -> Comparison:
-    """Methods at their chosen learning rate."""
-    rows = load(RATES)
-    rows = rows[(rows["seed"] != SELECTION_SEED) & (rows["rate"] == CHOSEN_RATE)]
-    return compare(rows, MAIN_SET, (names.GRPO_4, names.GRPO_8, names.BATCH), EARLIER_LOOKS)
-
-
 def selection_table() -> str:
     """Ends of the runs from which learning rates were chosen."""
     rows = load(RATES)
@@ -71,10 +64,10 @@ def selection_table() -> str:
     return as_table(cells)
 
 
-def families_table(found: Comparison, evaluations: pd.DataFrame) -> str:
+def families_table(methods: Sequence[str], evaluations: pd.DataFrame) -> str:
     """By family: zero-variance groups of four rollouts before training, and accuracy before and after."""
     rows = evaluations[(evaluations["family"] != "all") & (evaluations["seed"] != SELECTION_SEED)]
-    rows = rows[(rows["rate"] == CHOSEN_RATE) & rows["method"].isin(found.runs)]
+    rows = rows[(rows["rate"] == CHOSEN_RATE) & rows["method"].isin(methods)]
     lines = []
     for family, own in rows.groupby("family"):
         start, end = own[own["step"] == 0], own[own["step"] == own["step"].max()]
@@ -82,7 +75,7 @@ def families_table(found: Comparison, evaluations: pd.DataFrame) -> str:
         row = {"Family": family, "Zero-variance groups (n=4)": f"{share:.0%}"}
         row["before training"] = f"{start['accuracy'].mean():.3f}"
         means = end.groupby("method")["accuracy"].mean()
-        lines.append((-share, row | {method: f"{means[method]:.3f}" for method in found.runs}))
+        lines.append((-share, row | {method: f"{means[method]:.3f}" for method in methods}))
     return as_table([row for _, row in sorted(lines, key=lambda line: line[0])])
 
 
@@ -306,7 +299,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
             "second-plan": plan_block(SECOND_PLAN, planned),
             "language-selection": selection_table(),
-            "language-families": families_table(language_rates(), load(RATES)),
+            "language-families": families_table((names.GRPO_4, names.GRPO_8, names.BATCH), load(RATES)),
             "language-sets": other_sets_table(sets),
             "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
             "language-claims": claims_table(paper),

@@ -103,11 +103,11 @@ def weighted_advantages(reward_N: np.ndarray, pass_rate_N: np.ndarray, k: int) -
 
 
 METHODS = {  # arguments of the trainer, and options
-    f"{method}, pass@{k} weight from {'the ' if estimator == 'probability' else ''}{estimator}": (
+    f"{names.batch_retries(retries)}, pass@{k} weight from {'the ' if estimator == 'probability' else ''}{estimator}": (
         {"k": k, "estimator": estimator},
         {"baseline": "batch", "retries": retries},
     )
-    for retries, method in enumerate((names.BATCH, names.batch_retries(1)))
+    for retries in (0, 1)
     for k in (2, 3)
     for estimator in get_args(Estimator)
 }
