@@ -22,10 +22,10 @@ PENALTY_PER_TOKEN = 0.1 / 1024
 def baseline_per_source(rollouts: Rollouts) -> np.ndarray:
     """The reward minus the mean of all other rollouts from the same source, so that the gradient is unbiased; shape (N,)."""
     source_N = np.unique(rollouts.columns["source"], return_inverse=True)[1]
-    reward_N, scored_N = np.nan_to_num(rollouts.reward_N), rollouts.is_scored_N
-    sum_N, count_N = (np.bincount(source_N, values)[source_N] for values in (reward_N, scored_N))
+    reward_N, has_reward_N = np.nan_to_num(rollouts.reward_N), rollouts.has_reward_N
+    sum_N, count_N = (np.bincount(source_N, values)[source_N] for values in (reward_N, has_reward_N))
     advantage_N = reward_N - (sum_N - reward_N) / np.maximum(count_N - 1, 1)
-    return np.where(scored_N & (count_N > 1), advantage_N, 0.0)
+    return np.where(has_reward_N & (count_N > 1), advantage_N, 0.0)
 
 
 def with_length_penalty(rollouts: Rollouts) -> np.ndarray:

@@ -46,15 +46,15 @@ def pool_advantages(
             σ to divide by: none, the standard deviation of the prompt's rewards (`"group"`), or of all rewards (`"batch"`).
 
     Returns:
-        `np.ndarray` of shape `(N,)`: exactly 0 for unscored rollouts and for a prompt whose scored rewards are all equal.
+        `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and for a prompt whose rewards are all equal.
     """
     factor_P = prompt_weights(rollouts, weighting)
     if scale == "group":
         factor_P = factor_P / (rollouts.std_P + STD_EPSILON)
     elif scale == "batch":
-        factor_P = factor_P / (_std(rollouts.reward_N[rollouts.is_scored_N]) + STD_EPSILON)
+        factor_P = factor_P / (_std(rollouts.reward_N[rollouts.has_reward_N]) + STD_EPSILON)
     advantage_N = factor_P[rollouts.prompt_N] * (rollouts.reward_N - rollouts.mean_P[rollouts.prompt_N])
-    has_advantage_N = rollouts.is_scored_N & ~rollouts.has_zero_variance_P[rollouts.prompt_N]
+    has_advantage_N = rollouts.has_reward_N & ~rollouts.has_zero_variance_P[rollouts.prompt_N]
     return _clip(np.where(has_advantage_N, advantage_N, 0.0))
 
 
@@ -78,7 +78,7 @@ def batch_advantages(rollouts: Rollouts, *, scale: Scale = "none") -> np.ndarray
         `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
     """
     advantage_N = np.zeros(len(rollouts))
-    has_reward_N = ~np.isnan(rollouts.reward_N)
+    has_reward_N = rollouts.has_reward_N
     rewards = rollouts.reward_N[has_reward_N]
     num_others = len(rewards) - 1
     if num_others < 1 or rewards.min() == rewards.max():
@@ -107,7 +107,7 @@ def prompt_weights(rollouts: Rollouts, weighting: PromptWeighting) -> np.ndarray
     | `"inverse"` | 0 | 1/p | f(p) = log p |
 
     p̂ is clamped below at one over the number of scored rollouts, which only affects pools without a positive. Without a
-    scored rollout the weight is 1, and all advantages are 0.
+    scored rollout the weight is 1.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -130,7 +130,7 @@ def normalize_each_reward(rollouts: Rollouts, weights_F: np.ndarray) -> Rollouts
     total_N = np.zeros(len(rollouts))
     for rewards_N, weight in zip(rollouts.rewards_NF.T, weights_F, strict=True):
         # Of one function, where it scored the rollout.
-        of_function = replace(rollouts, reward_N=rewards_N, success_reward_N=rewards_N)
+        of_function = replace(rollouts, reward_N=rewards_N)
         residual_N = rewards_N - of_function.mean_P[rollouts.prompt_N]
         total_N += np.nan_to_num(weight * residual_N / (of_function.std_P[rollouts.prompt_N] + STD_EPSILON))
     return replace(rollouts, reward_N=np.where(np.isnan(rollouts.reward_N), np.nan, total_N))

@@ -29,9 +29,8 @@ def zero_variance_probability(
         outcome_N (`np.ndarray`, *optional*):
             What is compared; by default the reward.
     """
-    has_reward_N = ~np.isnan(rollouts.reward_N)
-    outcome = (rollouts.reward_N if outcome_N is None else outcome_N)[has_reward_N]
-    prompt = rollouts.prompt_N[has_reward_N]
+    outcome = (rollouts.reward_N if outcome_N is None else outcome_N)[rollouts.has_reward_N]
+    prompt = rollouts.prompt_N[rollouts.has_reward_N]
     codes = np.unique(outcome, return_inverse=True)[1].reshape(-1) if len(outcome) else np.zeros(0, dtype=int)
     kinds, counts = np.unique(np.stack([prompt, codes], axis=1), axis=0, return_counts=True)  # (K, 2) and (K,)
     pool_P = np.bincount(prompt, minlength=rollouts.num_prompts)
@@ -141,7 +140,7 @@ def detailed_metrics(
     is_on_distribution_P: np.ndarray,
 ) -> dict[str, float]:
     """
-    Compute further metrics, such as those of each round, for the figures of the paper. With N_x scored rollouts of mean r̄_x per
+    Compute further metrics, such as those of each round, for the figures of the paper. With N_x rewards of mean r̄_x per
     prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 
     Args:
@@ -164,7 +163,7 @@ def detailed_metrics(
         "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
         "reward/trained": _nanmean(rollouts.reward_N[selected]),
         "reward/macro_mean": _nanmean(rollouts.mean_P),
-        "reward/micro_mean": _nanmean(rollouts.reward_N[rollouts.is_scored_N]),
+        "reward/micro_mean": _nanmean(rollouts.reward_N),
         "pass_rate/p10": _nanpercentile(pass_rate, 10),
         "pass_rate/p90": _nanpercentile(pass_rate, 90),
         "prompt_weight/mean": weight_P.mean(),

@@ -31,7 +31,7 @@ class Rollouts:
 
     The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends on the
     order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then it is positive
-    or negative.
+    or negative. Baselines and advantages need the reward only.
 
     Args:
         prompt_N (`np.ndarray` of `int`):
@@ -80,8 +80,12 @@ class Rollouts:
         return len(self.prompt_N)
 
     @computed_array
+    def has_reward_N(self) -> np.ndarray:
+        return ~np.isnan(self.reward_N)
+
+    @computed_array
     def is_scored_N(self) -> np.ndarray:
-        return ~np.isnan(self.reward_N) & ~np.isnan(self.success_reward_N)
+        return self.has_reward_N & ~np.isnan(self.success_reward_N)
 
     @computed_array
     def is_positive_N(self) -> np.ndarray:
@@ -111,22 +115,22 @@ class Rollouts:
 
     @computed_array
     def mean_P(self) -> np.ndarray:
-        """r̄, the mean reward of the scored rollouts of each prompt; NaN if nothing was scored."""
-        sum_P = self.sum(np.where(self.is_scored_N, self.reward_N, 0.0))
-        return sum_P / np.where(self.scored_P > 0, self.scored_P, np.nan)
+        """r̄, the mean reward of each prompt; NaN if no rollout has a reward."""
+        number_P = self.sum(self.has_reward_N)
+        return self.sum(np.where(self.has_reward_N, self.reward_N, 0.0)) / np.where(number_P > 0, number_P, np.nan)
 
     @computed_array
     def std_P(self) -> np.ndarray:
-        """Standard deviation of the scored rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two."""
-        deviation_N = np.where(self.is_scored_N, self.reward_N - self.mean_P[self.prompt_N], 0.0)
-        return np.sqrt(self.sum(deviation_N**2) / np.maximum(self.scored_P - 1, 1))
+        """Standard deviation of the rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two."""
+        deviation_N = np.where(self.has_reward_N, self.reward_N - self.mean_P[self.prompt_N], 0.0)
+        return np.sqrt(self.sum(deviation_N**2) / np.maximum(self.sum(self.has_reward_N) - 1, 1))
 
     @computed_array
     def has_zero_variance_P(self) -> np.ndarray:
-        """Whether all scored rewards of a prompt are equal, so that every rollout equals the mean."""
+        """Whether all rewards of a prompt are equal, so that every rollout equals the mean."""
         low_P, high_P = np.full(self.num_prompts, np.inf), np.full(self.num_prompts, -np.inf)
-        np.minimum.at(low_P, self.prompt_N[self.is_scored_N], self.reward_N[self.is_scored_N])
-        np.maximum.at(high_P, self.prompt_N[self.is_scored_N], self.reward_N[self.is_scored_N])
+        np.minimum.at(low_P, self.prompt_N[self.has_reward_N], self.reward_N[self.has_reward_N])
+        np.maximum.at(high_P, self.prompt_N[self.has_reward_N], self.reward_N[self.has_reward_N])
         return high_P <= low_P
 
     def sum(self, values_N: np.ndarray) -> np.ndarray:

@@ -155,6 +155,7 @@ def test_batch_advantages_are_those_of_a_loop_over_all_others(scale, pools):
 def test_rollouts_without_a_success_reward_but_with_a_reward_have_an_advantage():
     rollouts = rollouts_of([1.0, 0.0], [NAN, 2.0], success=[[NAN, 0.0], [1.0, NAN]])
     assert batch_advantages(rollouts).tolist() == [0.0, -1.5, 0.0, 1.5]
+    assert pool_advantages(rollouts, weighting="none").tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_scaled_advantages_are_continuous_where_the_other_rewards_are_equal():

@@ -26,11 +26,11 @@ def test_statistics_are_those_of_a_loop(pools):
     for prompt, pool in enumerate(pools):
         scored = [(r, s) for r, s in pool if not math.isnan(r) and not math.isnan(s)]
         positives = sum(s > 0.7 for _, s in scored)
-        values = [r for r, _ in scored]
+        values = [r for r, _ in pool if not math.isnan(r)]
         assert rollouts.scored_P[prompt] == len(scored)
         assert (rollouts.positives_P[prompt], rollouts.negatives_P[prompt]) == (positives, len(scored) - positives)
         assert rollouts.has_zero_variance_P[prompt] == (len(set(values)) <= 1)
-        expected = (positives / len(scored), np.mean(values)) if scored else (NAN, NAN)
+        expected = (positives / len(scored) if scored else NAN, np.mean(values) if values else NAN)
         found = (rollouts.pass_rate_P[prompt], rollouts.mean_P[prompt])
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True)
         std = np.std(values, ddof=1) if len(values) > 1 else 0.0
@@ -40,7 +40,7 @@ def test_statistics_are_those_of_a_loop(pools):
 def test_positives_are_counted_by_the_success_reward_strictly_above_the_threshold():
     assert rollouts_of([0.7, 0.71, 0.69]).positives_P.tolist() == [1]
     rollouts = rollouts_of([5.0, 6.0, 1.0], success=[[1.0, 0.0, NAN]])
-    assert (rollouts.positives_P[0], rollouts.negatives_P[0], rollouts.mean_P[0]) == (1, 1, 5.5)
+    assert (rollouts.positives_P[0], rollouts.negatives_P[0], rollouts.mean_P[0]) == (1, 1, 4.0)
 
 
 def test_a_part_of_the_rollouts_has_the_same_prompts():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from ..helpers import MODES, PROMPTS, build, even_reward
+from ..helpers import MODES, PROMPTS, build, even_reward, logs_of, weights_of
 from .scripts import GUARDS, NO_END, RUNNING, Script, cases, check_script, disturb, everywhere
 
 
@@ -150,6 +150,24 @@ REWARDS = {
 @pytest.mark.parametrize(("name", "mode"), cases(REWARDS))
 def test_reward_functions(name, mode, tmp_path):
     check_script(REWARDS[name], mode, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["uniform", "seq-balance"])
+def test_rollouts_without_a_success_reward_train_on_their_other_rewards(mode, tmp_path):
+    """As in GRPO, whose sum leaves out functions that return `None`; so their groups are not masked either."""
+
+    def no_answer(completions, **kwargs):
+        return [None] * len(completions)
+
+    runs = []
+    for success_reward in ("no_answer", "sum"):
+        options = MODES[mode] | {"success_reward": success_reward, "prompt_weighting": "none", "max_steps": 4}
+        runs.append(build(tmp_path, [even_reward, no_answer], zero_variance_groups="mask", **options))
+        runs[-1].train()
+    without, with_sum = ([logs["ada/frac_zero_advantage_groups"] for logs in logs_of(run)] for run in runs)
+    assert min(without) < 1
+    if mode == "uniform":
+        assert torch.equal(*map(weights_of, runs)) and without == with_sum
 
 
 @pytest.mark.parametrize("mode", ["uniform", "seq-balance"])
