@@ -107,7 +107,7 @@ class RolloutSampler(ABC):
         """Requests of `round_size` rollouts, for `num_slots` prompts, below which further rounds are requested ahead."""
         return cls.rollouts_in_flight * num_slots // round_size
 
-    def store(self, rollouts: Sequence[tuple[int, int]], completions: Completions, *, is_first_round: bool) -> None:
+    def store(self, rollouts: Sequence[tuple[int, int]], completions: Completions) -> None:
         """
         Keep completions of this rank by slot and draw, and add up their statistics. Completions after the last of `rollouts` are
         padding, which counts as generated tokens only.
@@ -117,10 +117,16 @@ class RolloutSampler(ABC):
         self.stats["tokens/generated"] += sum(row.length for row in completions.rows)
         self.stats["tokens/seen"] += completions.tokens_seen
         self.stats["time/reward"] += completions.reward_seconds
-        if is_first_round and rows:
-            self.first_round += [(row.length, row.truncated) for row in rows]
-            for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
-                self.stats[f"tools/{name}"] += count
+        of_first_round = [
+            (row.length, row.truncated)
+            for (slot, draw), row in zip(rollouts, rows, strict=True)
+            if draw < self.slots[slot].round_size
+        ]
+        self.first_round += of_first_round
+        # Tools exclude sampling several rounds at once, so that all other rows are padding.
+        share = len(of_first_round) / len(completions.rows)
+        for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
+            self.stats[f"tools/{name}"] += count * share
 
     def fetch(self, selected: Sequence[tuple[int, int]]) -> SelectedRollouts:
         """

@@ -88,7 +88,7 @@ class SynchronousSampler(RolloutSampler):
 
         def generate_local() -> list[list[float]]:
             completions = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
-            self.store(rollouts[local], completions, is_first_round=is_first_round)
+            self.store(rollouts[local], completions)
             return completions.rewards.tolist()
 
         rewards = np.array(list(itertools.chain(*gather_results(generate_local))))[: len(rollouts)]  # (rollouts, F)

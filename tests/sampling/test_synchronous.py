@@ -23,8 +23,21 @@ def reward_of(prompt: int, draw: int) -> float:
     return float(np.random.default_rng((prompt, draw)).random() < prompt / (PROMPTS - 1))
 
 
+def build_sampler(size: int, fills_rounds: bool, generate_and_score=None) -> SynchronousSampler:
+    return SynchronousSampler(
+        rows=[{"prompt": i} for i in range(PROMPTS)],
+        row_ranks=[0] * PROMPTS,
+        generate_and_score=generate_and_score,
+        fills_rounds=fills_rounds,
+        slots=[
+            Slot(SlotRule(1, 1, MAX_ROUNDS), Scoring((1.0,), 0.5, None), [Candidate(i)], size) for i in range(PROMPTS)
+        ],
+        accelerator=Accelerator(cpu=True),
+    )
+
+
 def sample(size: int, fills_rounds: bool):
-    """Slots after sampling, rows of each call, and the completions of all rollouts in the pools."""
+    """Slots after sampling, rows of each call, and whether what is fetched belongs to the rollouts in the pools."""
     drawn, calls = Counter(), []
 
     def generate_and_score(rows: list[dict], is_first_round: bool) -> Completions:
@@ -38,21 +51,14 @@ def sample(size: int, fills_rounds: bool):
             rewards.append([reward_of(row["prompt"], draw)])
         return Completions(completions, torch.tensor(rewards), (0, 0), 0.0, len(rows))
 
-    slots = [
-        Slot(SlotRule(1, 1, MAX_ROUNDS), Scoring((1.0,), 0.5, None), [Candidate(i)], size) for i in range(PROMPTS)
-    ]
-    sampler = SynchronousSampler(
-        rows=[{"prompt": i} for i in range(PROMPTS)],
-        row_ranks=[0] * PROMPTS,
-        generate_and_score=generate_and_score,
-        fills_rounds=fills_rounds,
-        slots=slots,
-        accelerator=Accelerator(cpu=True),
-    )
+    sampler = build_sampler(size, fills_rounds, generate_and_score)
+    slots = sampler.slots
     with StepProgress(sampler.num_shown, 1, True) as progress:
         sampler.sample(progress)
     rollouts = [(i, draw) for i, slot in enumerate(slots) for draw in range(slot.num_rollouts)]
-    return slots, calls, [row.columns for row in sampler.fetch(rollouts).rows] == rollouts
+    fetched = sampler.fetch(rollouts)
+    assert len(fetched.first_round) == PROMPTS * size, "Without rounds that are sampled together with the first one."
+    return slots, calls, [row.columns for row in fetched.rows] == rollouts
 
 
 @pytest.mark.parametrize("size, rollouts", [(2, 8), (4, 8), (9, 9)])
@@ -65,6 +71,16 @@ def test_filled_rounds_have_the_same_pools_in_fewer_rounds(size, rollouts):
     assert max(calls) == calls[0] == PROMPTS * rollouts
     assert calls_before[0] == PROMPTS * size
     assert (sum(calls) > sum(calls_before)) == (rollouts > size)  # rollouts that are not needed
+
+
+def test_tool_calls_of_padding_do_not_count():
+    sampler = build_sampler(4, fills_rounds=False)
+    row = Completion((), {}, {}, 1, False)
+    of_three_and_padding = Completions([row] * 4, torch.zeros(4, 1), (8, 4), 0.0, 4)
+    sampler.store([(0, 0), (0, 1), (0, 2)], of_three_and_padding)
+    assert (sampler.stats["tools/calls"], sampler.stats["tools/failures"]) == (6, 3)
+    sampler.store([(0, 4)], Completions([row], torch.zeros(1, 1), (5, 5), 0.0, 1))
+    assert sampler.stats["tools/calls"] == 6, "Of the first round only."
 
 
 @pytest.mark.parametrize("device, options", [("cuda", {}), ("cpu", {}), ("cuda", {"tools": [max]})])
