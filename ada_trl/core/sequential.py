@@ -150,8 +150,10 @@ class Slot:
     def _has_zero_variance(self, index: int) -> bool:
         rewards = self.scoring.clean(self.rewards_of(index))
         reward_N, success_N = self.scoring.totals(rewards)
-        outcome_N = self.scoring.distinguish(rewards) if self.rule.compares_each_reward else success_N
-        return len(set(outcome_N[~np.isnan(reward_N) & ~np.isnan(success_N)].tolist())) <= 1
+        is_scored_N = ~np.isnan(reward_N) & ~np.isnan(success_N)
+        # Equal successes with another reward that differs do not teach the task; equal sums have no gradient.
+        outcomes = [self.scoring.distinguish(rewards)] if self.rule.compares_each_reward else [success_N, reward_N]
+        return any(len(set(outcome_N[is_scored_N].tolist())) <= 1 for outcome_N in outcomes)
 
 
 def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[tuple[int, int]]:

@@ -91,6 +91,8 @@ def test_prompts_with_zero_variance_are_replaced_while_candidates_are_left():
     assert by_prompt(rollouts, rollouts.reward_N) == [[1, 1], [0, 1]]
     success = play(resampling(2, scoring=Scoring((1.0, 1.0), 0.7, success_column=0)), [[1.0, 0.1], [1.0, 0.2]])
     assert not success.done, "Two correct answers with different length penalties."
+    no_gradient = play(resampling(2, scoring=Scoring((0.0, 1.0), 0.7, success_column=0)), [[1.0, 0.5], [0.0, 0.5]])
+    assert not no_gradient.done, "A success without a weight, and equal rewards."
     last = play(resampling(2), [1.0, 1.0], [1.0, 1.0])
     assert last.done and sampled_prompts([last])[-1].is_trained, "Without another candidate it stays in the batch."
 
