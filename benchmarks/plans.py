@@ -53,10 +53,11 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
     text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
-    commands = {
-        _label(method, rate): f'`python -m {COMMAND} --parts "{name}" --methods "{method}"`'
-        for method, rate in part.methods
-    }
+    labels = {_label(method, rate): method for method, rate in part.methods}
+    commands = {}
+    for label, method in labels.items():
+        methods = " ".join(f'"{one}"' for one in dict.fromkeys((labels.get(found.reference, method), method)))
+        commands[label] = f'`python -m {COMMAND} --parts "{name}" --methods {methods}`'
     columns = measures(found)
     columns["Rollouts per step"] = lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"
     columns |= costs(found) | {"Command": lambda m: commands.get(m, "")}
@@ -195,13 +196,11 @@ def against_better_grpo(found: Comparison, method: str) -> str:
 
 def retries_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's first part, and its decision."""
-    results = {}
-    for retries in (1, 2, 3):
-        method = names.batch_retries(retries)
-        results[retries] = f"{method}, {against_better_grpo(found, method)}."
+    methods = [names.batch_retries(retries) for retries in (1, 2, 3)]
+    lines = [f"{method}, {against_better_grpo(found, method)}." for method in methods]
     number = recommended_retries(found)
-    decision = "no retries are recommended." if number is None else f"recommended is {results[number]}"
-    return "\n".join(f"- {line}" for line in [*results.values(), f"By the rule of the second plan, {decision}"])
+    decision = "no retries are" if number is None else f"{names.batch_retries(number)} is"
+    return "\n".join(f"- {line}" for line in [*lines, f"By the rule of the second plan, {decision} recommended."])
 
 
 def differs(found: Comparison, method: str, sign: int) -> bool:
@@ -295,17 +294,16 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
         if found is None:
             continue
         part = PARTS[name]
-        about = {"Task": f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds"}
-        start = {f"{header}": f"{found.before_training(column):.3f}" for header, column in BEFORE.items()}
-        lines.append(about | {"Method": "before training"} | start)
+        start = ", ".join(f"{found.before_training(column):.3f}" for column in BEFORE.values())
+        about = f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds (before training: {start})"
         # In parts without the recommended number of retries, the one that was recommended before.
         with_retries = RECOMMENDED if RECOMMENDED in found.runs else RETRIES
         for method in (method for method in (*CHOICES, with_retries) if method in found.runs):
             cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
             cells |= {header: show(method) for header, show in costs(found).items()}
-            lines.append(about | {"Method": method} | cells)
-    headers = dict.fromkeys(header for line in lines for header in line)
-    return as_table([{header: line.get(header, "") for header in headers} for line in lines])
+            lines.append({"Task": about, "Method": method} | cells)
+            about = ""  # once per task
+    return as_table(lines)
 
 
 def readme_results(rows: pd.DataFrame) -> str:
@@ -314,20 +312,24 @@ def readme_results(rows: pd.DataFrame) -> str:
         stored_part(name, rows) for name in ("confirmation", "group size", "number of retries", "longer answers")
     )
     caption = (
-        f"*Equal tokens: {MODEL}, 64 rollouts per step at learning rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed "
-        "before the runs](docs/benchmarks.md#second-plan). n: rollouts per prompt. Retry: an unsolved prompt is sampled again in a "
-        "later step ([other numbers](docs/tuning.md#retries)). pass@16: at least one of 16 rollouts is correct. In parentheses: difference from the task's "
-        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. Tokens "
-        f"to the accuracy of {found.reference}: as a fraction of the tokens of the same seed's {found.reference}, not an endpoint. Time: of "
-        "the training steps. [All methods and commands](docs/benchmarks.md#results-of-the-second-plan).*"
+        f"*Equal tokens: {MODEL} after supervised training on solved problems, 64 rollouts per step at learning "
+        f"rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed before the runs](docs/benchmarks.md#second-plan). n: rollouts "
+        "per prompt. Retry: an unsolved prompt is sampled again in a later step ([other numbers](docs/tuning.md#retries)). In "
+        "parentheses: accuracy and pass@16 (at least one of 16 rollouts is correct) before training, or the difference from the task's "
+        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. "
+        f"Tokens to the accuracy of {found.reference}: as a fraction of the tokens of the same seed's {found.reference} "
+        "([definition](docs/benchmarks.md#results-of-the-plan)), not an endpoint. Time: of the training steps. [All methods and "
+        "commands](docs/benchmarks.md#results-of-the-second-plan).*"
     )
     speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
     sentences = [
-        f"Short answers, recommended [by the rule of the plan](docs/benchmarks.md#second-plan): {_number_of_retries(RECOMMENDED)}, "
-        f"{against_better_grpo(found, RECOMMENDED)}; it {end_of_training(found, RECOMMENDED)}.",
+        f"Short answers, compared with the better GRPO in each metric: {_number_of_retries(RECOMMENDED)} (recommended [by the rule of "
+        f"the plan](docs/benchmarks.md#second-plan)), {against_better_grpo(found, RECOMMENDED)}; it "
+        f"{end_of_training(found, RECOMMENDED)}.",
         with_longer_answers(longer),
-        f"With [another base model](docs/tuning.md#retries): {_number_of_retries(names.BATCH)}, "
-        f"{both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline {speed}.",
+        "In the [first plan](docs/benchmarks.md#results-of-the-plan) (the same model with other supervised training and problems), "
+        f"{_number_of_retries(names.BATCH)}, {both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline "
+        f"{speed} in mean accuracy over the evaluations.",
     ]
     lines = "\n".join(f"- {sentence}" for sentence in sentences)
     return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{lines}"
@@ -338,7 +340,7 @@ def end_of_training(found: Comparison, method: str) -> str:
     end, start = found.mean(method, PASS_AT_16).mean, found.before_training("pass@16")
     side, change = "below" if end < start else "above", found.change(method, "pass@16")
     return (
-        f"ends {side} that of the untrained model, at {end:.3f} instead of {start:.3f} ({comparison(change)} it: "
+        f"ends {side} that before training, at {end:.3f} instead of {start:.3f} ({comparison(change)} it: "
         f"{change.text(sign=True)})"
     )
 
@@ -348,19 +350,27 @@ def _number_of_retries(method: str) -> str:
 
 
 def with_longer_answers(found: Comparison) -> str:
-    """The endpoints of the second plan's second part in one sentence."""
-    results = "; ".join(f"{_number_of_retries(m)}, {both(found, m)}" for m in (RETRIES, names.BATCH))
+    """The endpoints of the second plan's second part in one sentence, without the numbers of README's table."""
+    results = "; ".join(
+        f"{_number_of_retries(method)}, {in_short(found, method)}" for method in (RETRIES, names.BATCH)
+    )
     about = f"{found.mean(RETRIES, final('completion_tokens')).mean:.0f} tokens on average, {last_step(found, RETRIES)} steps"
     if RECOMMENDED not in found.runs:
         about += f"; {_number_of_retries(RECOMMENDED)} were not run"
-    return f"With longer answers ({about}): {results}."
+    return f"Longer answers ({about}): {results}."
+
+
+def in_short(found: Comparison, method: str) -> str:
+    """Accuracy and pass@16 after the last step compared with the reference, without numbers."""
+    accuracy, diversity = (comparison(found.difference(method, measure)) for measure in (ACCURACY, PASS_AT_16))
+    return f"accuracy: {accuracy} {found.reference}; pass@16: {diversity} it"
 
 
 def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> str:
     """docs/tuning.md: the gains of both plans with every number of retries, and without."""
     columns = {
         "Short answers": second,
-        "Another base": first,
+        "Short answers, first plan": first,
         f"Longer answers, {last_step(longer, RETRIES)} steps": longer,
     }
     rows = []
@@ -378,9 +388,10 @@ def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> 
     )
 
 
-def recommendation(found: Comparison, longer: Comparison) -> str:
-    """docs/settings.md: the recommended mode compared with GRPO, with short and longer answers."""
+def recommendation(found: Comparison) -> str:
+    """docs/settings.md: the recommended mode compared with GRPO."""
     return (
         f"On the language model, at equal tokens and after the last step, {against_better_grpo(found, RECOMMENDED)} "
-        f"([plan](benchmarks.md#results-of-the-second-plan)). {with_longer_answers(longer)}"
+        "([plan](benchmarks.md#results-of-the-second-plan)). Longer answers, other numbers of retries: "
+        "[results](../README.md#results), [tuning](tuning.md#retries)."
     )

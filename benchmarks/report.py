@@ -153,7 +153,7 @@ def paper_table(found: Comparison) -> str:
 
 
 PAPER_CAPTION = (
-    f"*Three seeds; differences are from {names.GRPO_4} at {rate_text(CHOSEN_RATE)}, its better rate, and not corrected for the "
+    f"*Differences are from {names.GRPO_4} at {rate_text(CHOSEN_RATE)}, its better rate, and not corrected for the "
     f"number of comparisons. The other methods were run at {rate_text(RATE)} only.*"
 )
 
@@ -315,7 +315,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "reproducing_the_paper.md": {
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
-        DOCS / "settings.md": {"recommended": recommendation(retries, longer)},
+        DOCS / "settings.md": {"recommended": recommendation(retries)},
         DOCS / "tuning.md": {"retries": retries_table(confirmed, retries, longer)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }

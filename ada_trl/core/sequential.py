@@ -151,7 +151,7 @@ class Slot:
         rewards = self.scoring.clean(self.rewards_of(index))
         reward_N, success_N = self.scoring.totals(rewards)
         is_scored_N = ~np.isnan(reward_N) & ~np.isnan(success_N)
-        # Equal successes with another reward that differs do not teach the task; equal sums have no gradient.
+        # Equal successes say nothing about the task, even if another reward differs; equal sums have a zero gradient.
         outcomes = [self.scoring.distinguish(rewards)] if self.rule.compares_each_reward else [success_N, reward_N]
         return any(len(set(outcome_N[is_scored_N].tolist())) <= 1 for outcome_N in outcomes)
 
