@@ -54,8 +54,9 @@ class TransformersSampler:
         import torch
 
         prompts = torch.tensor([prompt] * number, device=self.model.device)  # (B, T)
-        # All options are given, so that the model's generation_config has no influence.
-        random = {"do_sample": True, "temperature": self.args.temperature, "top_p": self.args.top_p, "top_k": 0}
+        # Options that a model's generation_config often has are given, so that they have no influence.
+        random = {"do_sample": True, "temperature": self.args.temperature, "top_p": self.args.top_p}
+        random |= {"top_k": 0, "min_p": 0.0}
         with torch.inference_mode():
             output = self.model.generate(
                 prompts,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from tqdm import tqdm
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.hf_argparser import HfArg
 from trl.scripts.utils import TrlParser
 
@@ -30,8 +30,9 @@ from .rewards import math_accuracy_reward
 from .samplers import make_sampler
 
 
-# Settings that determine the samples of a problem, in addition to the model and the prompts.
+# Settings that determine the samples of a problem, in addition to the model and the prompts; the last ones in `model_kwargs`.
 SETTINGS = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
+MODEL_SETTINGS = ("dtype", "quantization", "revision")
 
 
 @dataclass(kw_only=True)
@@ -136,6 +137,7 @@ class Model:
         self.name, self.args = name, args
         self.reward_func = args.load_reward_func()
         self.tokenizer = AutoTokenizer.from_pretrained(name)
+        self.fingerprint = fingerprint(name)
         self._sampler = cache(partial(make, name, self.tokenizer, args))
 
     def close(self) -> None:
@@ -156,7 +158,8 @@ class Model:
         prompts = [self.render(problem) for problem in problems]
         settings = {name: getattr(self.args, name) for name in SETTINGS}
         # The digest of the token ids identifies the problems, their order, the chat template and the tokenizer.
-        settings |= {"model": self.name, "weights": fingerprint(self.name), "data": data, "prompts": _digest(prompts)}
+        settings |= {name: self.args.model_kwargs.get(name) for name in MODEL_SETTINGS}
+        settings |= {"model": self.name, "weights": self.fingerprint, "data": data, "prompts": _digest(prompts)}
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             size = self._check_settings(folder / "settings.json", settings)
@@ -220,7 +223,7 @@ class Model:
         # Scores are reused until anything that they depend on changes; unlike samples, they are quick to compute again.
         settings = {"columns": _digest([problem.columns for problem in problems]), "source": _source(self.reward_func)}
         settings |= {"reward_func": self.args.reward_func, "samples": [file.stat().st_mtime_ns for file in files]}
-        if path.exists():
+        if path.exists() and settings["source"] is not None:
             table = pq.read_table(path)
             if json.loads(table.schema.metadata[b"settings"]) == settings:
                 return table
@@ -259,14 +262,14 @@ class Model:
         return [values[i : i + number] for i in range(0, len(values), number)]
 
 
-def fingerprint(model: str) -> str:
-    """Hash the beginning and the end of a local model's weight files, which change with the weights."""
+def fingerprint(model: str) -> str | None:
+    """Hash the weight files of a local model, or return the commit of one on the Hub; `None` if it is unknown."""
+    if not Path(model).is_dir():
+        return getattr(AutoConfig.from_pretrained(model), "_commit_hash", None)
     digest = hashlib.sha256()
     for path in sorted(Path(model).glob("*.safetensors")):
         with open(path, "rb") as file:
-            digest.update(file.read(2**20))
-            file.seek(max(0, path.stat().st_size - 2**20))
-            digest.update(file.read())
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
 
 
@@ -275,10 +278,18 @@ def _digest(value: Any) -> str:
 
 
 def _source(reward_func: Callable) -> str | None:
-    """Identify the version of the reward function: the version of math-verify, or a hash of the function's source."""
-    if reward_func is math_accuracy_reward:
-        return f"math-verify {importlib.metadata.version('math-verify')}"
-    try:
-        return _digest(inspect.getsource(reward_func))
-    except (OSError, TypeError):  # not a plain function
+    """
+    Identify the version of the reward function by the Python files in its module's folder, where its helpers may be, and the
+    version of math-verify. `None` if the folder is unknown.
+    """
+    while isinstance(reward_func, partial):
+        reward_func = reward_func.func
+    module = inspect.getmodule(reward_func)
+    if module is None or getattr(module, "__file__", None) is None:
         return None
+    files = sorted(Path(module.__file__).parent.glob("*.py"))
+    try:
+        verifier = importlib.metadata.version("math-verify")
+    except importlib.metadata.PackageNotFoundError:
+        verifier = None
+    return _digest([verifier, *((file.name, file.read_text()) for file in files)])

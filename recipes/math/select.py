@@ -98,7 +98,9 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
         measured = model.measure(problems, samples, args.dataset_name)
     finally:
         model.close()
-    selected = in_range(measured.pass_rates, args.min_pass_rate, args.max_pass_rate)
+    # Problems without any reward have no pass rate: NaN is neither below nor above.
+    pass_rates = np.where(measured.unscored, np.nan, measured.pass_rates)
+    selected = in_range(pass_rates, args.min_pass_rate, args.max_pass_rate)
     rows = []
     has_lists = not custom and any(isinstance(problems[i].columns["answer"], list) for i in selected)
     for i in selected:
@@ -108,14 +110,15 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
         else:  # a column of a table has one type
             row = {"problem": problem.text, "answer": problem.answers if has_lists else problem.columns["answer"]}
         added = {"id": problem.id, "prompt": problem.to_prompt(args.prompt_format)}
-        rows.append(row | added | {"pass_rate": float(measured.pass_rates[i]), "rollouts": args.num_samples})
+        rows.append(row | added | {"pass_rate": float(pass_rates[i]), "rollouts": args.num_samples})
     dataset = Dataset.from_list(rows)
     counts = {
         "loaded": len(loaded),
         **{f"removed: {reason}": number for reason, number in removed.items()},
         "sampled": len(problems),
-        f"pass rate below {args.min_pass_rate:g}": int((measured.pass_rates < args.min_pass_rate).sum()),
-        f"pass rate above {args.max_pass_rate:g}": int((measured.pass_rates > args.max_pass_rate).sum()),
+        "without any reward": int(measured.unscored.sum()),
+        f"pass rate below {args.min_pass_rate:g}": int((pass_rates < args.min_pass_rate).sum()),
+        f"pass rate above {args.max_pass_rate:g}": int((pass_rates > args.max_pass_rate).sum()),
         "selected": len(selected),
     }
     by_correct = np.bincount(measured.correct, minlength=args.num_samples + 1).tolist()

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import linecache
 import sys
 
 import pytest
@@ -18,10 +17,12 @@ from .scripted import ScriptedSampler, never
 
 
 REWARDS = '''
+from my_helpers import LOSS
+
 def graded(prompts, completions, total, **kwargs):
     """1 for the total, 0.6 next to it, 0 for what cannot be read."""
     assert all(prompt.startswith(f"{total // 2}+") for prompt, total in zip(prompts, total))
-    return [max(0.0, 1 - 0.4 * abs(int(text or 0) - right)) for text, right in zip(completions, total)]
+    return [max(0.0, 1 - LOSS * abs(int(text or 0) - right)) for text, right in zip(completions, total)]
 
 async def conversational(completions, total, **kwargs):
     assert all(completion[0]["role"] == "assistant" for completion in completions)
@@ -43,9 +44,11 @@ RIGHT = {0: 0, 1: 1, 2: 2, 3: 4}  # of 4 completions, by the first summand; the 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "my_helpers.py").write_text("LOSS = 0.4")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    for name in ("my_rewards", "my_helpers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     # Bytecode is keyed by the source's size and its time in seconds: a module rewritten at once would not be compiled again.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     tokenizer = tiny_tokenizer()
@@ -80,13 +83,20 @@ def test_selected_problems_keep_their_columns(files):
     )
 
 
+def test_problems_without_a_reward_have_no_pass_rate(files):
+    options = {"reward_func": "my_rewards.often_silent", "min_pass_rate": 0.0, "max_pass_rate": 1.0}
+    assert select(selection(**options), make)["total"] == [2, 4, 6]
+    counts = json.loads((files / "out/selection.json").read_text())["problems"]
+    assert counts["without any reward"] == 1 and counts["selected"] == 3
+
+
 def test_another_threshold_needs_no_new_samples(files):
     select(selection(), make)
     kept = select(selection(positive_threshold=0.5, max_pass_rate=1.0), never)
     assert kept["pass_rate"] == [1.0] * 4, "All are at most off by one."
 
 
-@pytest.mark.parametrize("edit", ["reward function", "column"])
+@pytest.mark.parametrize("edit", ["reward function", "helper", "column"])
 def test_changed_inputs_are_scored_again_without_sampling(edit, files):
     select(selection(), make)
     if edit == "column":
@@ -95,8 +105,11 @@ def test_changed_inputs_are_scored_again_without_sampling(edit, files):
         kept = select(selection(max_pass_rate=1.0), never)
         assert kept["pass_rate"] == [0.75, 0.5, 1.0]  # three wrong answers to 1+1 are 3
         return
-    (files / "my_rewards.py").write_text(REWARDS.replace("1 - 0.4 *", "1 - 0.2 *"))
-    linecache.clearcache()
+    if edit == "helper":
+        (files / "my_helpers.py").write_text("LOSS = 0.2")
+        importlib.reload(sys.modules["my_helpers"])
+    else:
+        (files / "my_rewards.py").write_text(REWARDS.replace("1 - LOSS *", "1 - LOSS / 2 *"))
     importlib.reload(sys.modules["my_rewards"])
     assert select(selection(max_pass_rate=1.0), never)["pass_rate"] == [1.0] * 4
 

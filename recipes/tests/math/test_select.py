@@ -104,6 +104,7 @@ def test_problems_in_the_range_are_selected_and_the_others_counted(files, tmp_pa
         "removed: neither references nor solution verified": 1,
         "removed: duplicate": 1,
         "sampled": 22,
+        "without any reward": 0,
         "pass rate below 0.125": 4,
         "pass rate above 0.375": 8,
         "selected": 10,
@@ -259,6 +260,7 @@ def test_other_selections_from_the_same_samples(files, tmp_path, uninterrupted):
     [
         ({"num_samples": 4}, "num_samples 8, but this run has 4"),
         ({"temperature": 0.6}, r"temperature 1\.0, but this run has 0\.6"),
+        ({"model_kwargs": '{"dtype": "bfloat16"}'}, "dtype None, but this run has 'bfloat16'"),
         ({"seed": 1}, "seed 42, but this run has 1"),
         ({"max_problem_tokens": 5}, "prompts '.*', but this run has '.*'"),
         ({"model_name_or_path": "other"}, "(model|weights) '.*', but this run has '.*'"),
