@@ -105,7 +105,7 @@ def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
     clauses = [
         "" if is_vanilla else f"{sampling}; {advantages}",
         _describe_zero_variance_groups(args),
-        "rollouts come from the weights before the last update" if args.max_staleness else "",
+        "rollouts come from the weights before the last generation batch was trained on" if args.max_staleness else "",
         f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
         if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
         else "",
@@ -204,9 +204,10 @@ class TrainingDiagnostics:
     def __init__(self, args: AdaGRPOConfig, steps: int = 20):
         self.steps = steps
         self._args = args
-        # Generations in which the threshold is still to be compared with the rewards, if anything depends on it.
-        self._early_generations = 2 if args.needs_successes or args.tracks_pass_rates else 0
-        self._range = (math.inf, -math.inf)
+        # Success rewards of the first two generation batches, and which are above the threshold; `None` once they are compared.
+        self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
+        if args.needs_successes or args.tracks_pass_rates:  # anything depends on them
+            self._early = []
         self._last_gradient: int | None = None  # the last step with one
         self._warned = False  # that there is none
 
@@ -222,20 +223,22 @@ class TrainingDiagnostics:
             step (`int`):
                 Training step, from 1.
         """
-        if self._early_generations:
-            self._check_threshold(rollouts)
+        if self._early is not None and rollouts.is_scored_N.any():
+            self._early.append((rollouts.success_reward_N, rollouts.is_positive_N))
+            if len(self._early) == 2:
+                self._check_threshold(*map(np.concatenate, zip(*self._early, strict=True)))
+                self._early = None
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
-        # With the batch baseline, rounding may leave tiny advantages of equal rewards.
-        rewards = reward_N[~np.isnan(reward_N)]
-        is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
         if self._last_gradient is None:
             self._last_gradient = step - 1
-        if fraction < 1 and not is_constant:
+        if fraction < 1:
             self._last_gradient = step
         if (steps := step - self._last_gradient) >= self.steps and not self._warned:
             self._warned = True
+            rewards = reward_N[~np.isnan(reward_N)]
+            is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
             longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
             logger.warning(
@@ -245,15 +248,10 @@ class TrainingDiagnostics:
                 "distinguish completions of the same prompt."
             )
 
-    def _check_threshold(self, rollouts: Rollouts) -> None:
-        args, scored = self._args, rollouts.success_reward_N[rollouts.is_scored_N]
-        if not len(scored):
-            return
-        self._early_generations -= 1
-        low, high = self._range = min(self._range[0], scored.min()), max(self._range[1], scored.max())
-        if self._early_generations:
-            return
-        mean, pass_rate, threshold = scored.mean(), rollouts.is_positive_N.sum() / len(scored), args.positive_threshold
+    def _check_threshold(self, success_reward_N: np.ndarray, is_positive_N: np.ndarray) -> None:
+        args, scored = self._args, success_reward_N[~np.isnan(success_reward_N)]
+        low, high, mean = scored.min(), scored.max(), scored.mean()
+        pass_rate, threshold = is_positive_N.sum() / len(scored), args.positive_threshold
         is_one_sided = low < high and not low <= threshold < high
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
@@ -262,7 +260,7 @@ class TrainingDiagnostics:
         advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
-        effect = "sampling and prompt weights are the same for all prompts"
+        effect = f"sampling {'is' if args.retries else 'and prompt weights are'} the same for all prompts"
         if not args.needs_successes:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(

@@ -13,7 +13,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
-from ..helpers import build, even_reward
+from ..helpers import build, even_reward, logs_of
 
 
 def config(**options) -> AdaGRPOConfig:
@@ -216,6 +216,23 @@ def test_a_problem_that_lasts_is_reported_once(reward, options, fragments, train
 )
 def test_no_warning_where_rewards_differ_now_and_then(reward, steps, options, train):
     assert not train(reward, steps, **options)[1]
+
+
+def test_no_warning_where_advantages_do_not_come_from_equal_rewards(train):
+    trainer, warnings = train(
+        constant(1.0), WINDOW + 3, **BATCH, advantage_func=lambda rollouts: 1.0 + rollouts.draw_N + rollouts.prompt_N
+    )
+    assert not warnings and logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"] == 0
+
+
+def test_the_threshold_is_compared_with_both_generations(train):
+    """Half of the first batch are successes, but none of the second."""
+
+    def reward(completions, trainer_state, **kwargs):
+        first = trainer_state.global_step == 0
+        return [(1.0 if first else 0.69) if i % 2 else 0.0 for i in range(len(completions))]
+
+    assert not train(reward, **UNIFORM | {"prompt_weighting": "inverse_sqrt"})[1]
 
 
 def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
