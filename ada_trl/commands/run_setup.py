@@ -84,12 +84,16 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
     Load the training set and, if `evaluate`, the evaluation set: from a file, a directory, the hub, or a mixture.
 
     Raises:
-        `ValueError`: if the dataset or its split is missing.
+        `ValueError`: if the dataset or its split is missing, or both a dataset and a mixture are given.
     """
     from trl import get_dataset
 
     from ..recipes.math.prompts import with_prompts
 
+    if script_args.datasets and script_args.dataset_name:
+        raise ValueError(
+            f"dataset_name ({script_args.dataset_name!r}) has no effect if datasets, a mixture, is set too. Leave one of them out."
+        )
     splits = get_dataset(script_args) if script_args.datasets else None
 
     def load(split: str) -> "Dataset":

@@ -107,6 +107,9 @@ def test_a_mixture_of_data_sets(files, tmp_path):
     script, _, _ = parse_args(["--config", str(tmp_path / "mixture.yaml"), "--use_cpu", "--bf16=false"])
     train_set, test_set = load_data(script, evaluate=True)
     assert (len(train_set), len(test_set)) == (12, 4)
+    script.dataset_name = "other.jsonl"
+    with pytest.raises(ValueError, match=r"dataset_name \('other.jsonl'\) has no effect if datasets"):
+        load_data(script, evaluate=True)
 
 
 def test_a_run_is_resumed_from_its_last_checkpoint(files, tmp_path):
