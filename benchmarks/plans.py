@@ -9,10 +9,13 @@ from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_ta
 from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, Part
 from .learning.language_model import (
     CUT_SET,
+    CUT_SIZE,
     EST_EMA,
     LONG_SET,
     LONGER_SUFFIX,
     PAPER_SUFFIX,
+    PROMPTS_PER_STEP,
+    ROLLOUTS_PER_STEP,
     SMALL_ROUNDS_3_PROMPTS,
 )
 from .learning.training import Run
@@ -231,7 +234,9 @@ def passes_sentences(found: Comparison) -> str:
     """The endpoints of the second plan's third part, and its decisions."""
     methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
     retries = (
-        "a number of passes is named with retries" if differs(found, RETRIES, -1) else "retries need no such number"
+        "a number of passes is named with retries"
+        if differs(found, RETRIES, -1)
+        else "no number of passes is named with retries"
     )
     is_named = differs(found, EST_EMA, 1) and not differs(found, EST_EMA, -1)
     decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
@@ -308,9 +313,8 @@ def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
 
 def readme_results(rows: pd.DataFrame) -> str:
     """Table, caption and list of the README."""
-    first, sizes, found, longer = (
-        stored_part(name, rows) for name in ("confirmation", "group size", "number of retries", "longer answers")
-    )
+    parts = ("confirmation", "group size", "number of retries", "longer answers", "passes over the data")
+    first, sizes, found, longer, passes = (stored_part(name, rows) for name in parts)
     caption = (
         f"*Equal tokens: {MODEL} after supervised training on solved problems, 64 rollouts per step at learning "
         f"rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed before the runs](docs/benchmarks.md#second-plan). n: rollouts "
@@ -327,6 +331,7 @@ def readme_results(rows: pd.DataFrame) -> str:
         f"the plan](docs/benchmarks.md#second-plan)), {against_better_grpo(found, RECOMMENDED)}; it "
         f"{end_of_training(found, RECOMMENDED)}.",
         with_longer_answers(longer),
+        with_passes(passes),
         "In the [first plan](docs/benchmarks.md#results-of-the-plan) (the same model with other supervised training and problems), "
         f"{_number_of_retries(names.BATCH)}, {both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline "
         f"{speed} in mean accuracy over the evaluations.",
@@ -350,14 +355,27 @@ def _number_of_retries(method: str) -> str:
 
 
 def with_longer_answers(found: Comparison) -> str:
-    """The endpoints of the second plan's second part in one sentence, without the numbers of README's table."""
+    """The endpoints of the second plan's second part in one sentence."""
+    about = f"{found.mean(RETRIES, final('completion_tokens')).mean:.0f} tokens on average, {last_step(found, RETRIES)} steps"
+    return _sentence("Longer answers", about, found)
+
+
+def with_passes(found: Comparison) -> str:
+    """The endpoints of the second plan's third part in one sentence."""
+    steps = last_step(found, RETRIES)
+    visits = [prompts * steps / CUT_SIZE for prompts in (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)]
+    about = f"{steps} steps, in which {names.GRPO_4} samples each {visits[0]:.1f} times and one rollout {visits[1]:.1f} times"
+    return _sentence(f"{CUT_SIZE:,} problems with short answers", about, found)
+
+
+def _sentence(title: str, about: str, found: Comparison) -> str:
+    """Retries and one rollout against the reference, without the numbers of README's table."""
     results = "; ".join(
         f"{_number_of_retries(method)}, {in_short(found, method)}" for method in (RETRIES, names.BATCH)
     )
-    about = f"{found.mean(RETRIES, final('completion_tokens')).mean:.0f} tokens on average, {last_step(found, RETRIES)} steps"
     if RECOMMENDED not in found.runs:
         about += f"; {_number_of_retries(RECOMMENDED)} were not run"
-    return f"Longer answers ({about}): {results}."
+    return f"{title} ({about}): {results}."
 
 
 def in_short(found: Comparison, method: str) -> str:
@@ -366,11 +384,12 @@ def in_short(found: Comparison, method: str) -> str:
     return f"accuracy: {accuracy} {found.reference}; pass@16: {diversity} it"
 
 
-def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> str:
+def retries_table(first: Comparison, second: Comparison, longer: Comparison, passes: Comparison) -> str:
     """docs/tuning.md: the gains of both plans with every number of retries, and without."""
     columns = {
         "Short answers": second,
         "Short answers, first plan": first,
+        f"{CUT_SIZE:,} problems": passes,
         f"Longer answers, {last_step(longer, RETRIES)} steps": longer,
     }
     rows = []
@@ -383,8 +402,8 @@ def retries_table(first: Comparison, second: Comparison, longer: Comparison) -> 
         rows.append(row)
     return (
         f"{as_table(rows)}\n\n*Accuracy and pass@16 minus those of {second.reference} at equal tokens, with 95% intervals (bold: "
-        "excludes 0): [short](benchmarks.md#results-of-the-second-plan) and longer answers of the second plan, and the [first "
-        f"plan](benchmarks.md#results-of-the-plan). There, pass@16 without retries {end_of_training(first, names.BATCH)}.*"
+        "excludes 0); [second plan](benchmarks.md#results-of-the-second-plan), if not the [first "
+        f"plan](benchmarks.md#results-of-the-plan). In this, pass@16 without retries {end_of_training(first, names.BATCH)}.*"
     )
 
 

@@ -291,9 +291,8 @@ def gpu_limitation() -> str:
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
     paper, sets, planned = paper_protocol(), other_sets(), load(STORED)
-    confirmed, retries, longer = (
-        stored_part(name, planned) for name in ("confirmation", "number of retries", "longer answers")
-    )
+    parts = ("confirmation", "number of retries", "longer answers", "passes over the data")
+    confirmed, retries, longer, passes = (stored_part(name, planned) for name in parts)
     return {
         DOCS / "benchmarks.md": {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
@@ -316,7 +315,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
         },
         DOCS / "settings.md": {"recommended": recommendation(retries)},
-        DOCS / "tuning.md": {"retries": retries_table(confirmed, retries, longer)},
+        DOCS / "tuning.md": {"retries": retries_table(confirmed, retries, longer, passes)},
         DOCS / "vllm.md": {"staleness": ahead_table()},
     }
 

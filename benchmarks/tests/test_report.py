@@ -247,9 +247,9 @@ def test_recommended_number_of_retries(gains, number):
 @pytest.mark.parametrize(
     ("retries", "est", "decision"),
     [
-        ((0.0, 0.02), (0.02, 0.0), "retries need no such number, and Est (EMA) is named"),
+        ((0.0, 0.02), (0.02, 0.0), "no number of passes is named with retries, and Est (EMA) is named"),
         ((0.02, -0.02), (0.0, 0.0), "a number of passes is named with retries, and Est (EMA) is not named"),
-        ((0.0, 0.0), (0.02, -0.02), "retries need no such number, and Est (EMA) is not named"),
+        ((0.0, 0.0), (0.02, -0.02), "no number of passes is named with retries, and Est (EMA) is not named"),
     ],
 )
 def test_decisions_on_passes_over_the_data(retries, est, decision):
@@ -346,10 +346,10 @@ def test_figure_of_the_confirmation():
 def test_results_of_the_readme():
     gains = {(plans.RECOMMENDED, RATE): (0.05, -0.05), (names.GRPO_8, RATE): (0.02, -0.06)}
     parts = planned("confirmation", {(names.BATCH, RATE): (0.05, -0.02)}) + planned("group size", {})
-    parts += planned("number of retries", gains, noise=0.01) + planned(
-        "longer answers", {(RETRIES, RATE): (0.02, -0.02)}
-    )
-    *table, _, caption, _, short, longer, other_base = plans.readme_results(pd.DataFrame(parts)).splitlines()
+    parts += planned("number of retries", gains, noise=0.01)
+    parts += planned("longer answers", {(RETRIES, RATE): (0.02, -0.02)})
+    parts += planned("passes over the data", {(names.BATCH, RATE): (-0.02, 0.02)})
+    *table, _, caption, _, short, longer, passes, other_base = plans.readme_results(pd.DataFrame(parts)).splitlines()
     assert [row.split(" | ")[1] for row in table[2:5]] == [names.GRPO_4, names.GRPO_8, plans.RECOMMENDED]
     assert "difference from the task's GRPO n=4, paired by seed" in caption
     # Means of five seeds, of which three are higher by 0.01.
@@ -363,6 +363,11 @@ def test_results_of_the_readme():
         in longer
     )
     assert f"; no retries, accuracy: {SAME} GRPO n=4; pass@16: {SAME} it." in longer
+    assert passes.startswith(
+        "- 1,024 problems with short answers (150 steps, in which GRPO n=4 samples each 2.3 times and "
+    )
+    assert f"one rollout 9.4 times; 2 retries were not run): 3 retries, accuracy: {SAME} GRPO n=4; " in passes
+    assert f"; no retries, accuracy: {WORSE} GRPO n=4; pass@16: {BETTER} it." in passes
     assert (
         f"no retries, accuracy: {BETTER} GRPO n=4 (+0.050 ± 0.001); pass@16: {WORSE} GRPO n=4 (-0.020 ±" in other_base
     )
@@ -371,12 +376,12 @@ def test_results_of_the_readme():
 
 def test_gains_of_both_plans_by_number_of_retries():
     gains = {(RETRIES, RATE): (0.02, -0.02)}
-    parts = ("confirmation", "number of retries", "longer answers")
+    parts = ("confirmation", "number of retries", "longer answers", "passes over the data")
     rows = pd.DataFrame([row for part in parts for row in planned(part, gains)])
     text = plans.retries_table(*(plans.stored_part(name, rows) for name in parts))
     none, one, two, three, seven = (line.split(" | ") for line in text.splitlines()[2:7])
-    assert none[1] == NO_VALUE and none[2].startswith("+0.0") and none[3].startswith("+0.0")
-    assert one[3].startswith(NO_VALUE) and two[2] == NO_VALUE and seven[1] == NO_VALUE
+    assert none[1] == NO_VALUE and all(cell.startswith("+0.0") for cell in none[2:])
+    assert one[4].startswith(NO_VALUE) and two[2] == NO_VALUE and seven[1] == seven[3] == NO_VALUE
     assert all(cell.startswith("**+0.02") and " and **-0.0" in cell for cell in three[1:])
 
 
