@@ -155,7 +155,9 @@ def detailed_metrics(
     is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
     pass_rate = first.pass_rate_P[is_on_distribution_P]
-    weight_P = prompt_weights(rollouts, weighting)
+    weights = prompt_weights(rollouts, weighting)[
+        ~rollouts.has_zero_variance_P
+    ]  # without a difference they have no effect
     metrics = {
         "samples_per_prompt/min": rollouts.size_P.min(),
         "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),
@@ -166,8 +168,8 @@ def detailed_metrics(
         "reward/micro_mean": _nanmean(rollouts.reward_N),
         "pass_rate/p10": _nanpercentile(pass_rate, 10),
         "pass_rate/p90": _nanpercentile(pass_rate, 90),
-        "prompt_weight/mean": weight_P.mean(),
-        "prompt_weight/max": weight_P.max(),
+        "prompt_weight/mean": _nanmean(weights),
+        "prompt_weight/max": _nanpercentile(weights, 100),
     }
     round_N = np.minimum(rollouts.draw_N // samples_per_round, rule.max_rounds - 1)
     is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N

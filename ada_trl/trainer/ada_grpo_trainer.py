@@ -78,6 +78,7 @@ from .arguments import (
     check_size,
     check_success_reward,
     check_value_head,
+    has_whole_groups,
     report_too_few_prompts,
 )
 from .checkpointing import load_state, save_state
@@ -741,7 +742,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             num_prompts = next(num_rows) // self.num_generations_eval
         # With several processes, the last batch is filled up with the first prompts.
         groups = self._evaluated_groups[:num_prompts]
-        if self.num_generations_eval > 1 and self._repeats_evaluated_rows:
+        rows, n = self.args.per_device_eval_batch_size, self.num_generations_eval
+        is_whole = has_whole_groups(dataset, self.accelerator.num_processes, rows, n)
+        if n > 1 and self._repeats_evaluated_rows and is_whole:
             metrics = pass_at_k_metrics(groups)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
@@ -773,7 +776,15 @@ class AdaGRPOTrainer(GRPOTrainer):
         """As in [`~trl.GRPOTrainer`]; where prompts come from the queue, a data loader that only counts the steps."""
         args = self.args
         if not args.uses_prompt_queue:
-            return super().get_train_dataloader()
+            loader = super().get_train_dataloader()
+            rows, n = args.per_device_train_batch_size * args.steps_per_generation, args.num_generations
+            is_whole = has_whole_groups(loader.dataset, self.accelerator.num_processes, rows, n)
+            if not is_whole and not self.is_vanilla_grpo:
+                raise ValueError(
+                    f"num_generations ({n}) must divide the rows of a process, per_device_train_batch_size * steps_per_generation "
+                    f"({rows}), because each process reads its own shards of the stream. Change one of them."
+                )
+            return loader
         # Attributes that TRL reads here may have been set since the construction, and the dataset may have been replaced since the
         # last call, for example for the next stage of a curriculum.
         if self._queue_inputs != (queue_inputs := self._read_queue_inputs()):

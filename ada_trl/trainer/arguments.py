@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import nn
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
@@ -227,6 +227,21 @@ def check_own_advantages(args: AdaGRPOConfig, name: str | None, advantage_func: 
             raise ValueError(
                 f"{option} ({getattr(args, option)!r}) has no effect with an advantage_func, which takes its place. Leave it unset."
             )
+
+
+def has_whole_groups(dataset: Any, num_processes: int, rows: int, num_generations: int) -> bool:
+    """
+    Whether the rows of all processes consist of whole groups, one after another.
+
+    Args:
+        dataset (`Any`):
+            Dataset of a prepared data loader. If it is a stream with at least as many shards as there are processes, each of these
+            reads its own shards, and no group can span two of them.
+        num_processes (`int`), rows (`int`), num_generations (`int`):
+            Processes, rows of one of them, and rows of a group.
+    """
+    reads_own_shards = num_processes > 1 and isinstance(dataset, IterableDataset)
+    return not reads_own_shards or rows % num_generations == 0
 
 
 def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarray:

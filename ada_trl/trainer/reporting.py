@@ -231,7 +231,7 @@ class TrainingDiagnostics:
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
-        if self._last_gradient is None:
+        if self._last_gradient is None or step < self._last_gradient:  # the first step of another training
             self._last_gradient = step - 1
         if fraction < 1:
             self._last_gradient = step

@@ -64,6 +64,12 @@ RULES = [
         "requires baseline='batch' (also with an advantage_func): the group mean is undefined for a single rollout",
         "Set it, or num_generations >= 2",
     ),
+    Rule(
+        "accelerator_config",
+        lambda args: args.accelerator_config.split_batches and not args.trains_as_grpo,
+        "must not have split_batches, because a generation batch has per_device_train_batch_size rows per process",
+        "Remove it, and divide per_device_train_batch_size by the number of processes",
+    ),
     # Rounds
     Rule(
         "samples_per_round",

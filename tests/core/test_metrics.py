@@ -52,6 +52,9 @@ def test_metrics_of_a_step_line_by_line():
     assert metrics["reward/micro_mean"] == pytest.approx((2 + 2 + 12 + 0) / 40)
     assert metrics["reward/trained"] == pytest.approx((2 + 2 + 4 + 0) / 16)
     assert metrics["pass_rate/mean"] == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+    weights = [2**0.5, 6**0.5]  # of MIXED and HARD: those of equal rewards have no effect
+    assert metrics["prompt_weight/mean"] == pytest.approx(sum(weights) / 2)
+    assert metrics["prompt_weight/max"] == pytest.approx(max(weights))
 
 
 def test_a_prompt_with_one_positive_of_many_is_missing_positives():

@@ -93,6 +93,7 @@ INVALID = [
     (EST | {"allocation_rule": -1.0}, r"allocation_rule \(-1.0\) must be one of .* or a number of at least 0"),
     # other baselines
     (BATCH | {"zero_variance_groups": "mask"}, r"zero_variance_groups \('mask'\) is only used with baseline='pool'"),
+    (BATCH | {"accelerator_config": {"split_batches": True}}, r"accelerator_config \(.*must not have split_batches"),
     (BATCH | {"samples_per_round": 4}, r"samples_per_round \(4\) is only used with .*but .*baseline='batch'"),
     (
         BATCH | {"multi_objective_aggregation": "normalize_then_sum"},

@@ -4,9 +4,11 @@ import math
 
 import pandas as pd
 import pytest
+from accelerate.data_loader import IterableDatasetShard
 from datasets import Dataset
 
 from ada_trl.core import pass_at_k_metrics
+from ada_trl.trainer.arguments import has_whole_groups
 
 from ..helpers import PROMPTS, build, even_reward, logs_of, prompt_dataset
 
@@ -51,6 +53,20 @@ def test_a_short_last_batch_weighs_as_much_as_its_prompts(tmp_path):
         tmp_path, solves_the_first, eval_dataset=rows, num_generations_eval=2, per_device_eval_batch_size=4
     )
     assert trainer.evaluate()["eval_pass@2"] == pytest.approx(1 / 3)
+
+
+def test_processes_that_read_their_own_shards_need_whole_groups(tmp_path, monkeypatch):
+    stream = prompt_dataset().to_iterable_dataset(num_shards=2)
+    assert has_whole_groups(stream, 2, 8, 4) and not has_whole_groups(stream, 2, 6, 4)
+    assert has_whole_groups(stream, 1, 6, 4) and has_whole_groups(IterableDatasetShard(stream), 2, 6, 4)
+    trainer = build(tmp_path, eval_dataset=prompt_dataset(), num_generations_eval=2, per_device_eval_batch_size=4)
+    assert "eval_pass@2" in trainer.evaluate()
+    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.has_whole_groups", lambda *given: False)
+    assert "eval_pass@2" not in trainer.evaluate()
+    with pytest.raises(
+        ValueError, match=r"num_generations \(4\) must divide .* \(8\), because each process reads its own"
+    ):
+        trainer.train()
 
 
 def solves_the_first(prompts, completions, **kwargs):

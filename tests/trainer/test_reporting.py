@@ -225,6 +225,15 @@ def test_no_warning_where_advantages_do_not_come_from_equal_rewards(train):
     assert not warnings and logs_of(trainer)[-1]["ada/frac_zero_advantage_groups"] == 0
 
 
+def test_the_steps_without_a_gradient_are_counted_in_every_training(tmp_path, caplog):
+    trainer = build(tmp_path, even_reward, max_steps=2 * WINDOW, learning_rate=0.0, **BATCH)
+    trainer._diagnostics.steps = WINDOW
+    trainer.train()
+    trainer.reward_funcs[0] = constant(1.0)
+    trainer.train()
+    assert f"For {WINDOW} steps, no prompt has had a gradient" in caplog.text
+
+
 def test_the_threshold_is_compared_with_both_generations(train):
     """Half of the first batch are successes, but none of the second."""
 
