@@ -170,7 +170,8 @@ def figures(logs):
 
 def close(name, value):
     """Equal up to rounding in float32, which every fit of the value head multiplies."""
-    return pytest.approx(value, rel=1e-4 if name.startswith("ada/estimator/brier") else 1e-5)
+    tolerance = 1e-4 if name.startswith("ada/estimator/brier") else 1e-5
+    return None if value is None else pytest.approx(value, rel=tolerance)  # undefined in this step
 
 
 @pytest.mark.parametrize(("name", "processes"), [*((name, "together") for name in SAME), ("spanning", "on_three")])

@@ -93,6 +93,7 @@ def test_prompts_are_prepared_once_per_step(tmp_path, monkeypatch):
 # Order of arrival
 
 
+@pytest.mark.usefixtures("no_speculation")
 def test_selection_does_not_depend_on_the_order_of_arrival(tmp_path):
     def run(name, delays):
         arrived = []
