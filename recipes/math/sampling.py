@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
+from huggingface_hub import snapshot_download
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 from trl.scripts.utils import TrlParser
 
@@ -262,10 +263,10 @@ class Model:
         return [values[i : i + number] for i in range(0, len(values), number)]
 
 
-def fingerprint(model: str) -> str | None:
-    """Hash the weight files of a local model, or return the commit of one on the Hub; `None` if it is unknown."""
-    if not Path(model).is_dir():
-        return getattr(AutoConfig.from_pretrained(model), "_commit_hash", None)
+def fingerprint(model: str) -> str:
+    """Hash the weight files of a local model, or return the commit of one on the Hub."""
+    if not Path(model).is_dir():  # a small file that the tokenizer has loaded; an adapter has no `config.json`
+        return Path(snapshot_download(model, allow_patterns="tokenizer_config.json")).name
     digest = hashlib.sha256()
     for path in sorted(Path(model).glob("*.safetensors")):
         with open(path, "rb") as file:
@@ -292,4 +293,4 @@ def _source(reward_func: Callable) -> str | None:
         verifier = importlib.metadata.version("math-verify")
     except importlib.metadata.PackageNotFoundError:
         verifier = None
-    return _digest([verifier, *((file.name, file.read_text()) for file in files)])
+    return _digest([verifier, *((file.name, file.read_bytes()) for file in files)])

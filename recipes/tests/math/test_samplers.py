@@ -101,6 +101,17 @@ def test_fingerprints_depend_on_the_weights(model_dir, tmp_path):
     assert fingerprint(str(tmp_path)) != before
 
 
+def test_fingerprint_of_a_model_on_the_hub_is_its_commit(tmp_path, monkeypatch):
+    """Read from the cache, as after the tokenizer was loaded; also of an adapter, which has no `config.json`."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder, commit = tmp_path / "models--me--adapter", "0123456789abcdef0123456789abcdef01234567"
+    for path, text in {"refs/main": commit, f"snapshots/{commit}/tokenizer_config.json": "{}"}.items():
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text(text)
+    assert fingerprint("me/adapter") == commit
+
+
 def test_prompts(model_dir, tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
