@@ -155,9 +155,8 @@ def detailed_metrics(
     is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
     pass_rate = first.pass_rate_P[is_on_distribution_P]
-    weights = prompt_weights(rollouts, weighting)[
-        ~rollouts.has_zero_variance_P
-    ]  # without a difference they have no effect
+    # Where all rewards are equal, the weight has no effect.
+    weights = prompt_weights(rollouts, weighting)[~rollouts.has_zero_variance_P]
     metrics = {
         "samples_per_prompt/min": rollouts.size_P.min(),
         "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),

@@ -148,12 +148,12 @@ class Slot:
             self.add_round(*self._early.pop(self.num_rollouts))
 
     def _has_zero_variance(self, index: int) -> bool:
-        rewards = self.scoring.clean(self.rewards_of(index))
-        reward_N, success_N = self.scoring.totals(rewards)
-        is_scored_N = ~np.isnan(reward_N) & ~np.isnan(success_N)
+        pool = Rollouts.score([self.rewards_of(index)], self.scoring)
         # Equal successes say nothing about the task, even if another reward differs; equal sums have a zero gradient.
-        outcomes = [self.scoring.distinguish(rewards)] if self.rule.compares_each_reward else [success_N, reward_N]
-        return any(len(set(outcome_N[is_scored_N].tolist())) <= 1 for outcome_N in outcomes)
+        outcomes = [pool.success_reward_N, pool.reward_N]
+        if self.rule.compares_each_reward:
+            outcomes = [self.scoring.distinguish(pool.rewards_NF)]
+        return any(len(set(outcome_N[pool.is_scored_N].tolist())) <= 1 for outcome_N in outcomes)
 
 
 def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[tuple[int, int]]:

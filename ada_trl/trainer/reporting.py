@@ -204,7 +204,7 @@ class TrainingDiagnostics:
     def __init__(self, args: AdaGRPOConfig, steps: int = 20):
         self.steps = steps
         self._args = args
-        # Success rewards of the first two generation batches, and which are above the threshold; `None` once they are compared.
+        # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once compared.
         self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
         if args.needs_successes or args.tracks_pass_rates:  # anything depends on them
             self._early = []
@@ -224,7 +224,9 @@ class TrainingDiagnostics:
                 Training step, from 1.
         """
         if self._early is not None and rollouts.is_scored_N.any():
-            self._early.append((rollouts.success_reward_N, rollouts.is_positive_N))
+            self._early.append(
+                (rollouts.success_reward_N[rollouts.is_scored_N], rollouts.is_positive_N[rollouts.is_scored_N])
+            )
             if len(self._early) == 2:
                 self._check_threshold(*map(np.concatenate, zip(*self._early, strict=True)))
                 self._early = None
@@ -248,10 +250,9 @@ class TrainingDiagnostics:
                 "distinguish completions of the same prompt."
             )
 
-    def _check_threshold(self, success_reward_N: np.ndarray, is_positive_N: np.ndarray) -> None:
-        args, scored = self._args, success_reward_N[~np.isnan(success_reward_N)]
-        low, high, mean = scored.min(), scored.max(), scored.mean()
-        pass_rate, threshold = is_positive_N.sum() / len(scored), args.positive_threshold
+    def _check_threshold(self, scored: np.ndarray, is_positive: np.ndarray) -> None:
+        args, low, high, mean = self._args, scored.min(), scored.max(), scored.mean()
+        pass_rate, threshold = is_positive.mean(), args.positive_threshold
         is_one_sided = low < high and not low <= threshold < high
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
