@@ -79,6 +79,7 @@ def main(args: list[str] | None = None) -> None:
         finally:  # also if it fails, in the part of the step after the last finding
             if trainer.accelerator.is_main_process:
                 print(report(check.findings), flush=True)
+    trainer.accelerator.end_training()  # as in `train`
     if any(finding.is_fatal for finding in check.findings):
         raise SystemExit(1)
 

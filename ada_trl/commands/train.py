@@ -33,6 +33,7 @@ def main(args: list[str] | None = None) -> None:
     trainer.save_model(training_args.output_dir)
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    trainer.accelerator.end_training()  # threads of a process group that is left may abort a finished process
 
 
 if __name__ == "__main__":
