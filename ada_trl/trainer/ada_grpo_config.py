@@ -130,8 +130,8 @@ class AdaGRPOConfig(GRPOConfig):
     prompt_weighting: str = described(
         None,
         "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'`, or "
-        "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'` "
-        "or `baseline='batch'`.",
+        "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'`, "
+        "`multi_objective_aggregation='normalize_then_sum'` or `baseline='batch'`.",
     )
     zero_variance_groups: Literal["keep", "mask", "skip", "resample"] = described(
         "keep",
@@ -267,7 +267,7 @@ class AdaGRPOConfig(GRPOConfig):
         if self.prompt_weighting is None:
             # The division by the standard deviation of the group is a prompt weight as well.
             is_weighted = self.adaptive_sampling != "uniform" and self.baseline == "pool"
-            self.prompt_weighting = "inverse_sqrt" if is_weighted and self.scale_rewards != "group" else "none"
+            self.prompt_weighting = "inverse_sqrt" if is_weighted and not self.divides_by_group_std else "none"
         self.prompt_weighting = _read_weighting(self.prompt_weighting)
         if self.adaptive_sampling == "est":
             self.allocation_rule = check_rule(self.allocation_rule)  # type: ignore[assignment] # a name or a number
@@ -342,6 +342,10 @@ class AdaGRPOConfig(GRPOConfig):
     def compares_each_reward(self) -> bool:
         """Whether groups of equal sums have advantages if the rewards of single functions differ (GDPO)."""
         return self.multi_objective_aggregation == "normalize_then_sum" and self.success_function is None
+
+    @property
+    def divides_by_group_std(self) -> bool:
+        return self.scale_rewards == "group" or self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
     def is_multi_round(self) -> bool:

@@ -142,8 +142,10 @@ def _describe_advantages(args: AdaGRPOConfig) -> str:
         weights = {"inverse_sqrt": "1/√p̂", "inverse": "1/p̂"}
         weight = weights.get(args.prompt_weighting, f"p̂^({args.prompt_weighting} - 1)")
         text += f" and the weight {weight}, with p̂ its pass rate"
-    elif args.scale_rewards == "group" and args.adaptive_sampling != "uniform":
-        text += " and no prompt weight, because scale_rewards='group' is a weight as well"
+    elif args.divides_by_group_std and args.adaptive_sampling != "uniform":
+        text += (
+            " and no prompt weight, because the division by the standard deviation of the group is a weight as well"
+        )
     return text
 
 

@@ -268,6 +268,7 @@ def test_default_args_are_adaptive(monkeypatch):
 def test_a_division_by_the_deviation_of_the_group_is_the_only_weight(mode):
     """A script that keeps `scale_rewards="group"` would otherwise multiply both weights of hard prompts."""
     assert config(**mode, scale_rewards="group").prompt_weighting == "none"
+    assert config(**mode, multi_objective_aggregation="normalize_then_sum").prompt_weighting == "none"
     assert config(**mode, scale_rewards="group", prompt_weighting="inverse").prompt_weighting == "inverse"
     assert config(**mode).prompt_weighting == "inverse_sqrt"
 
