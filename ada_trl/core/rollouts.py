@@ -199,11 +199,15 @@ class Scoring:
             A rollout is positive if its success reward is strictly greater.
         success_column (`int`, *optional*):
             Reward function whose reward is the success reward; by default the weighted sum is.
+        needs_weight (`bool`, *optional*, defaults to `False`):
+            Whether a rollout that only functions of weight 0 have scored has no reward. As in [`~trl.GRPOTrainer`], its reward is 0 by
+            default, which has no effect on a group that is all like this, but would be compared with the rewards of a batch.
     """
 
     weights: tuple[float, ...]
     threshold: float
     success_column: int | None = None
+    needs_weight: bool = False
 
     def clean(self, rewards_NF: np.ndarray) -> np.ndarray:
         """The rewards in float64 with NaN (unscored) in place of infinities, which would turn every mean into NaN."""
@@ -215,12 +219,13 @@ class Scoring:
         Weighted sum and success reward of each rollout, both `(N,)`, from `clean` rewards.
 
         The sum is computed in float32, as [`~trl.GRPOTrainer`] does, so that equal sums are the same ones here and there. It is
-        NaN if no function with a weight scored the rollout, or if it exceeds float32.
+        NaN if no function scored the rollout, or if it exceeds float32.
         """
         weights_F = np.array(self.weights, dtype=np.float32)
         with np.errstate(over="ignore"):
             reward_N = np.nansum(rewards_NF.astype(np.float32) * weights_F, axis=1).astype(np.float64)
-        reward_N[(np.isnan(rewards_NF) | (weights_F == 0)).all(axis=1) | np.isinf(reward_N)] = np.nan
+        scoring_F = weights_F != 0 if self.needs_weight else slice(None)
+        reward_N[np.isnan(rewards_NF[:, scoring_F]).all(axis=1) | np.isinf(reward_N)] = np.nan
         return reward_N, reward_N if self.success_column is None else rewards_NF[:, self.success_column]
 
     def distinguish(self, rewards_NF: np.ndarray) -> np.ndarray:

@@ -433,7 +433,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         """What the rewards amount to, from TRL's present weights."""
         name = self.args.success_function
         column = None if name is None else self.reward_func_names.index(name)
-        return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column)
+        is_batch = self.args.baseline == "batch"
+        return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column, needs_weight=is_batch)
 
     def _allocate(self, pass_rates: list[float]) -> list[int]:
         """Numbers of rollouts by estimated pass rates; the main process decides. Collective."""

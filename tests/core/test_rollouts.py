@@ -59,13 +59,20 @@ def test_the_record_of_a_batch_has_the_rollouts_in_order_of_sampling():
     assert rollouts.is_positive_N.tolist() == [True, False, False]
 
 
+def test_a_reward_of_weight_0_may_not_be_enough():
+    rewards = np.array([[1.0, NAN], [1.0, 0.5]])
+    for needs_weight, first in ((False, 0.0), (True, NAN)):
+        reward_N, _ = Scoring((0.0, 1.0), 0.5, needs_weight=needs_weight).totals(rewards)
+        assert reward_N.tolist() == pytest.approx([first, 0.5], nan_ok=True)
+
+
 @pytest.mark.parametrize(
     ("weights", "rewards", "total"),
     [
         ((1.0, 2.0), [1.0, 0.5], 2.0),
         ((1.0, 2.0), [NAN, 0.5], 1.0),  # a function that did not score a rollout adds nothing
         ((1.0, 2.0), [NAN, NAN], NAN),
-        ((0.0, 1.0), [1.0, NAN], NAN),  # nor does a reward of weight 0 score it
+        ((0.0, 1.0), [1.0, NAN], 0.0),  # also if all others have the weight 0
         ((1.0, 1.0), [INF, 0.5], 0.5),
         ((1.0, 1.0), [-INF, NAN], NAN),
         ((10.0, 1.0), [3e38, 0.0], NAN),  # more than float32 has

@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from ..helpers import MODES, PROMPTS, build, even_reward, logs_of, weights_of
+from ..helpers import MODES, PROMPTS, build, even_reward, length_reward, logs_of, weights_of
 from .scripts import GUARDS, NO_END, RUNNING, Script, cases, check_script, disturb, everywhere
 
 
@@ -115,10 +115,17 @@ REWARDS = {
         options={"success_reward": "generator"},
         check=one_mean_of_all_functions,
     ),
-    "unscored where the weight is not 0": Script(
-        [even_reward, returning(lambda rewards: [None] * len(rewards))],
+    "unscored where the weight is not 0": Script(  # 0, as in GRPO
+        [length_reward, returning(lambda rewards: [reward or None for reward in rewards])],
         options={"reward_weights": [0.0, 1.0]},
-        check=no_advantages,
+        equals=[length_reward, even_reward],
+        modes=[mode for mode in MODES if MODES[mode].get("baseline") != "batch"],
+    ),
+    "unscored where the weight is not 0, in a batch": Script(  # where 0 is compared with the rewards of other prompts
+        [length_reward, returning(lambda rewards: [reward or None for reward in rewards])],
+        options={"reward_weights": [0.0, 1.0]},
+        equals=[returning(lambda rewards: [None] * len(rewards)), returning(lambda r: [x or None for x in r])],
+        modes=[mode for mode in MODES if MODES[mode].get("baseline") == "batch"],
     ),
     "modifies its arguments": Script(
         modify_everything,
