@@ -1,8 +1,9 @@
 """One generation batch: what is planned before it is sampled, what is trained on, and the rows that are left out."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -139,7 +140,7 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelera
 
     Args:
         inputs (`dict`):
-            A micro-batch of [`~trl.GRPOTrainer`], rows first in every tensor.
+            A micro-batch of [`~trl.GRPOTrainer`], rows first in every tensor and list.
         loss_type (`str`):
             As in [`~trl.GRPOConfig`].
         accelerator (`Accelerator`):
@@ -154,10 +155,15 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelera
     if number == total:
         return inputs
     is_trained[torch.argsort((~is_trained).int(), stable=True)[:number]] = True  # the first of the other rows fill up
-    trained = {
-        name: value[is_trained] if isinstance(value, torch.Tensor) and value.dim() and len(value) == total else value
-        for name, value in inputs.items()
-    }
+
+    def of_trained(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() and len(value) == total:
+            return value[is_trained]
+        if isinstance(value, list) and len(value) == total:  # of a user's override
+            return list(itertools.compress(value, is_trained.tolist()))
+        return value
+
+    trained = {name: of_trained(value) for name, value in inputs.items()}
     if loss_type in MEAN_OVER_ROWS:
         trained["advantages"] = trained["advantages"] * len(trained["advantages"]) / total
     elif loss_type == "bnpo":

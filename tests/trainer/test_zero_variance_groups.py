@@ -142,6 +142,25 @@ def test_advantages_may_differ_by_token(tmp_path):
     torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
 
 
+def test_a_list_of_an_override_keeps_the_trained_rows(tmp_path):
+    """TRL shuffles and splits lists of the batch as it does tensors."""
+    numbers = []
+
+    class WithTexts(AdaGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            return output | {"texts": self.processing_class.batch_decode(output["completion_ids"])}
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            assert inputs["texts"] == self.processing_class.batch_decode(inputs["completion_ids"])
+            numbers.append(len(inputs["texts"]))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    options = {"adaptive_sampling": "uniform", "num_generations": 2, "zero_variance_groups": "skip"}
+    build(tmp_path, trainer_class=WithTexts, **options).train()
+    assert min(numbers) < 8
+
+
 @pytest.mark.parametrize("option", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
 def test_options_that_act_on_rows_with_advantage_0_are_rejected(option, tmp_path):
     with pytest.raises(ValueError, match=f"zero_variance_groups='skip' requires {next(iter(option))}"):
