@@ -131,7 +131,7 @@ class Preflight(TrainerCallback):
         started = time.perf_counter()
         try:
             with (
-                trl_private.isolated_metrics(trainer, "eval") as metrics,
+                trl_private.isolated_metrics(trainer, "eval") as (metrics, _),
                 override_attributes(
                     trainer,
                     _calculate_rewards=timed_rewards,

@@ -131,11 +131,10 @@ class RoundGenerator:
         """Generate and score one completion for each prompt, on this rank alone."""
         trainer = self.trainer
         state, tokens_seen = TrainingState(trainer.model), trainer.state.num_input_tokens_seen
-        # TRL's metrics of a part of the step would be mistaken for those of the step. Metrics that reward functions log are kept
-        # for the first round only, which is comparable with GRPO.
-        isolated = trl_private.isolated_metrics(trainer, pending=not is_first_round)
+        # TRL's metrics of a part of the step would be mistaken for those of the step.
+        isolated = trl_private.isolated_metrics(trainer)
         try:
-            with replaced_methods(trainer), isolated as metrics, no_collectives():
+            with replaced_methods(trainer), isolated as (metrics, pending), no_collectives():
                 # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
                 columns = trainer._generate(SharedLeaves(prompts))
                 _, completion_ids, _, completions, _, extra_fields, *_ = columns
@@ -150,8 +149,8 @@ class RoundGenerator:
                 seconds = time.perf_counter() - started
             calls = round(sum(metrics["tools/call_frequency"]) * len(prompts))
             failures = round(sum(metrics["tools/failure_frequency"]) * calls)
-            if is_first_round:
-                trl_private.keep_other_metrics(trainer, metrics)
+            if is_first_round:  # which is comparable with GRPO
+                trl_private.keep_other_metrics(trainer, metrics, pending, len(prompts))
             seen = trainer.state.num_input_tokens_seen - tokens_seen
         finally:
             trainer.state.num_input_tokens_seen = tokens_seen

@@ -96,27 +96,24 @@ def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) ->
 
 
 @contextmanager
-def isolated_metrics(trainer: GRPOTrainer, mode: str = "train", *, pending: bool = False) -> Iterator[dict[str, list]]:
-    """
-    While the block runs, TRL's metrics of `mode` are kept apart from those logged before; yields them.
-
-    Args:
-        pending (`bool`, *optional*, defaults to `False`):
-            Whether metrics that reward functions log are kept apart too, and dropped.
-    """
+def isolated_metrics(trainer: GRPOTrainer, mode: str = "train") -> Iterator[tuple[dict[str, list], dict[str, list]]]:
+    """While the block runs, TRL's metrics of `mode` and those that reward functions log are kept apart; yields both."""
     isolated: dict[str, list] = defaultdict(list)
-    attributes: dict[str, Any] = {"_metrics": trainer._metrics | {mode: isolated}}
-    if pending:
-        attributes["_pending_metrics"] = defaultdict(list)
-    with override_attributes(trainer, **attributes):
-        yield isolated
+    pending: dict[str, list] = defaultdict(list)
+    with override_attributes(trainer, _metrics=trainer._metrics | {mode: isolated}, _pending_metrics=pending):
+        yield isolated, pending
 
 
-def keep_other_metrics(trainer: GRPOTrainer, isolated: dict[str, list]) -> None:
-    """Add isolated metrics that are not TRL's, such as those of a user's subclass, to the step's."""
+def keep_other_metrics(trainer: GRPOTrainer, isolated: dict[str, list], pending: dict[str, list], rows: int) -> None:
+    """
+    Add isolated metrics of `rows` completions that are not TRL's to the step's: those of a user's subclass, and those of reward
+    functions, of which TRL logs the mean over calls. Calls have different numbers of completions, each of which counts once.
+    """
     for name, values in isolated.items():
         if name != "num_tokens" and not name.startswith(("completions/", "tools/")):
             trainer._metrics["train"][name] += values
+    for name, values in pending.items():
+        trainer._pending_metrics[name] += [sum(values) / len(values)] * rows
 
 
 def pending_extra_columns(trainer: GRPOTrainer) -> dict[str, list]:

@@ -265,14 +265,26 @@ def test_reward_functions_get_their_columns_and_log_the_first_round(tmp_path):
 
     def logging_reward(prompts, completions, answer, log_metric, log_extra, **kwargs):
         assert answer == [f"answer to {prompt}" for prompt in prompts]
-        log_metric("rows", len(prompts))
+        rewards = reward(completions)
+        log_metric("accuracy", sum(rewards) / len(rewards))
+        for value in rewards:
+            log_metric("accuracy, one by one", value)
         log_extra("reversed", [completion[::-1] for completion in completions])
-        return reward(completions)
+        return rewards
 
+    async def one_is_slow_and_wrong(call):
+        if call.prompt == PROMPTS[0]:
+            await asyncio.sleep(0.5)
+            return answer(call, [WRONG] * call.n)
+        return await half_right(call)
+
+    server = FakeServer(one_is_slow_and_wrong)
     trainer, server = train(
-        tmp_path, FakeServer(), logging_reward, dataset, log_completions=True, num_completions_to_print=1
+        tmp_path, server, logging_reward, dataset, log_completions=True, num_completions_to_print=1
     )
-    assert 4 <= logs_of(trainer)[0]["rows"] <= 16
+    logs = logs_of(trainer)[0]
+    assert logs["reward"] == pytest.approx(3 / 8), "Of calls of different sizes."
+    assert logs["accuracy"] == logs["accuracy, one by one"] == pytest.approx(logs["reward"])
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert len(table) == 16
     assert (table["logging_reward"] == [float(text.startswith(RIGHT)) for text in table["completion"]]).all()
