@@ -44,6 +44,10 @@ class PlaceholderRow(dict):
         return super().get(column, default) if self else self[column]
 
 
+class SampledRow(PlaceholderRow):
+    """The same, with the values of a rollout of the step."""
+
+
 def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
     return [PlaceholderRow() for _ in rows]
 
@@ -59,8 +63,6 @@ class PromptBatch(NamedTuple):
 
 class PromptSource(ABC):
     """Interface of the sources of prompts. The same object exists on every rank."""
-
-    checks_groups = True  # whether different prompts in a group are an error, unlike in GRPOTrainer
 
     @abstractmethod
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
@@ -91,10 +93,12 @@ class DataLoaderPrompts(PromptSource):
             This rank and the others.
         num_generations (`int`):
             Number of rows of a prompt.
+        checks_groups (`bool`):
+            Whether different prompts in a group are an error, unlike in [`~trl.GRPOTrainer`].
     """
 
-    def __init__(self, accelerator: Accelerator, num_generations: int):
-        self.accelerator, self.num_generations = accelerator, num_generations
+    def __init__(self, accelerator: Accelerator, num_generations: int, *, checks_groups: bool):
+        self.accelerator, self.num_generations, self.checks_groups = accelerator, num_generations, checks_groups
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         rows, n = len(inputs), self.num_generations

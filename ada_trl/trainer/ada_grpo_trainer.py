@@ -24,6 +24,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,14 +58,14 @@ from ..core import (
 from ..sampling.prompts import (
     WITHOUT_QUEUE,
     DataLoaderPrompts,
-    PlaceholderRow,
     PromptBatch,
     PromptQueue,
     PromptSource,
+    SampledRow,
     collate_placeholders,
 )
 from ..sampling.sampler import SelectedRollouts, StepProgress
-from ..utils.copying import copy_containers
+from ..utils.copying import copy_containers, fingerprint
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
 from ..version import __version__
@@ -157,7 +158,6 @@ class AdaGRPOTrainer(GRPOTrainer):
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
     _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a dataset that can be indexed
-    _repeats_evaluated_rows = True  # whether an evaluation samples each prompt `num_generations_eval` times
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
     _name = "Reinforce-Ada"
@@ -255,12 +255,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             )
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
-        # Where prompts come from the queue, `get_train_dataloader` replaces it.
-        self.prompt_source: PromptSource = DataLoaderPrompts(self.accelerator, args.num_generations)
         self._round_generator = RoundGenerator(self)
         self._diagnostics = TrainingDiagnostics(args)
         self._logged_metrics = logged_metrics(args)
-        self._evaluated_groups: list[tuple[int, int]] = []
+        self._evaluated_groups: list[tuple[int, int] | None] = []
         self._reset_position()
 
     @classmethod
@@ -403,7 +401,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         return columns
 
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with without_replaced_methods(self), reporting_rewards(self, self._add_evaluated_groups):
+        report = partial(self._add_evaluated_groups, gather_object(list(map(fingerprint, inputs))))
+        with without_replaced_methods(self), reporting_rewards(self, report):
             output = super()._generate_and_score_completions(inputs)
         trl_private.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
         self.vllm.check_logprobs(output)
@@ -411,10 +410,10 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
-        if inputs and self.args.uses_prompt_queue and not all(isinstance(row, PlaceholderRow) for row in inputs):
+        if self.args.uses_prompt_queue and not all(isinstance(row, SampledRow) or row == {} for row in inputs):
             raise ValueError(
-                "Rows that an override passes to `_generate_and_score_completions` would have no effect where prompts come from the "
-                f"prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
+                "Rows or values that an override passes to `_generate_and_score_completions` would have no effect where prompts come from "
+                f"the prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
             )
         with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
@@ -461,7 +460,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _sample_once(self, plan: StepPlan, inputs: list[dict[str, Any]]) -> tuple[StepBatch, dict[str, Any]]:
         if plan.rows is not inputs and isinstance(inputs, list):
             # An override that reads its rows after this call expects those of the batch.
-            inputs[:] = map(PlaceholderRow if self.args.uses_prompt_queue else dict, plan.rows)
+            inputs[:] = map(SampledRow if self.args.uses_prompt_queue else dict, plan.rows)
         is_ahead = self.args.max_staleness > 0
         prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.prompts.candidates)]
         attempt_P = np.array([prompt.candidate.attempts for prompt in prompts])
@@ -575,7 +574,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         return [(batch.prompts[p].slot, batch.prompts[p].first_draw + draw) for p, draw in of_rollouts]
 
     def _reset_position(self) -> None:
-        """Count generation batches from the beginning, when a training starts."""
+        """Start from the first prompt, as the data loader does, and count generation batches from the beginning."""
+        # Where prompts come from the queue, `get_train_dataloader` builds it.
+        self.prompt_source: PromptSource = DataLoaderPrompts(
+            self.accelerator, self.args.num_generations, checks_groups=not self.is_vanilla_grpo
+        )
+        self._queue_inputs = None
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
         self._micro_step_at_start = 0  # of that step
@@ -616,11 +620,15 @@ class AdaGRPOTrainer(GRPOTrainer):
             "samples_per_round": round_size,
             "is_on_distribution_P": batch.is_on_distribution_P,
         }
+        advantage_N = batch.advantage_N.copy()
+        if args.mask_truncated_completions:  # a masked row has no gradient
+            is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
+            advantage_N[batch.selected[is_masked.cpu().numpy()]] = 0
         metrics = batch.metrics
         metrics |= sampling_metrics(
             rollouts,
             batch.selected,
-            batch.advantage_N,
+            advantage_N,
             num_generations=args.num_generations,
             outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if args.compares_each_reward else None,
             **sampling,
@@ -651,10 +659,6 @@ class AdaGRPOTrainer(GRPOTrainer):
             trl_private.drop_metric(self, "frac_reward_zero_std")
             del metrics["frac_reward_zero_std/first_round"], metrics["frac_recovered_groups"]
         metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        if args.mask_truncated_completions:
-            # A prompt of which every row with an advantage is masked has no gradient.
-            is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
-            batch.count_masked_rows(is_masked.tolist())
         self._diagnostics.observe(metrics, rollouts, self.state.global_step + 1)
         if not args.log_completions:
             metrics = {name: metrics[name] for name in metrics if name in self._logged_metrics}
@@ -701,19 +705,18 @@ class AdaGRPOTrainer(GRPOTrainer):
         # Again: attributes may have been set since the construction.
         check_overrides(self, AdaGRPOTrainer, self.args)
         check_own_advantages(self.args, self.own_advantages, self.advantage_func)
-        self.prompt_source.checks_groups = not self.is_vanilla_grpo
-        if self.environment_factories is None:
-            check_size(self.args, self.train_dataset)
+        check_size(self.args, self.train_dataset)
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)
         trl_private.forget_evaluation_model(self)
-        self._queue_inputs = None  # a new queue, which starts from the first prompt, as the data loader does
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
         report_start(self.args, num_prompts, self.own_advantages)
         steps_before = self.state.global_step
         try:
-            with self.vllm.running():
+            # Of a subclass, perhaps, and called by its data loader.
+            recorded = self._record_sampler(self._get_train_sampler)
+            with self.vllm.running(), trl_private.override_attributes(self, _get_train_sampler=recorded):
                 result = super().train(*args, **kwargs)
         finally:
             # The prompts of a step that was interrupted, or planned ahead and not trained on, are the next ones again.
@@ -743,25 +746,23 @@ class AdaGRPOTrainer(GRPOTrainer):
             num_prompts = next(num_rows) // self.num_generations_eval
         # With several processes, the last batch is filled up with the first prompts.
         groups = self._evaluated_groups[:num_prompts]
-        rows, n = self.args.per_device_eval_batch_size, self.num_generations_eval
-        is_whole = has_whole_groups(dataset, self.accelerator.num_processes, rows, n)
-        if n > 1 and self._repeats_evaluated_rows and is_whole:
-            metrics = pass_at_k_metrics(groups)
+        of_one_prompt = [group for group in groups if group is not None]
+        if self.num_generations_eval > 1 and len(of_one_prompt) == len(groups):
+            metrics = pass_at_k_metrics(of_one_prompt)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
-    def _add_evaluated_groups(self, rewards: torch.Tensor) -> None:
-        """Count correct and scored completions of an evaluation batch's prompts; `rewards` has those of all ranks, in order."""
-        rows = without_infinities(rewards).double().cpu().numpy()
-        groups = np.split(rows, range(self.num_generations_eval, len(rows), self.num_generations_eval))
-        rollouts = Rollouts.score(groups, self._scoring())
-        self._evaluated_groups += zip(rollouts.positives_P.tolist(), rollouts.scored_P.tolist(), strict=True)
-
-    def predict(self, test_dataset, *args, **kwargs):
-        # TRL repeats the rows of a dataset `num_generations_eval` times, but not those of a stream, which then have no pass@k.
-        repeats = not isinstance(test_dataset, IterableDataset)
-        with trl_private.override_attributes(self, _repeats_evaluated_rows=repeats):
-            return super().predict(test_dataset, *args, **kwargs)
+    def _add_evaluated_groups(self, fingerprints: list[str], rewards: torch.Tensor) -> None:
+        """
+        Count correct and scored completions of an evaluation batch's groups, from rows and rewards of all ranks, in order. A group of
+        different rows, for which there is no pass@k, is `None`.
+        """
+        rows, n = without_infinities(rewards).double().cpu().numpy(), self.num_generations_eval
+        starts = range(0, len(rows), n)
+        rollouts = Rollouts.score(np.split(rows, starts[1:]), self._scoring())
+        counts = zip(rollouts.positives_P.tolist(), rollouts.scored_P.tolist(), strict=True)
+        is_mixed = [len(set(fingerprints[start : start + n])) > 1 for start in starts]
+        self._evaluated_groups += [None if mixed else count for mixed, count in zip(is_mixed, counts, strict=True)]
 
     def _load_best_model(self):
         super()._load_best_model()
@@ -802,9 +803,14 @@ class AdaGRPOTrainer(GRPOTrainer):
         with trl_private.override_attributes(self, **replaced):
             return super().get_train_dataloader()
 
-    def _get_train_sampler(self, dataset=None):
-        self._train_sampler = super()._get_train_sampler(dataset)
-        return self._train_sampler
+    def _record_sampler(self, get_sampler: Callable) -> Callable:
+        """`_get_train_sampler`, which may be that of a subclass, keeping the sampler that it returns."""
+
+        def recorded(*args, **kwargs):
+            self._train_sampler = get_sampler(*args, **kwargs)
+            return self._train_sampler
+
+        return recorded
 
     # Checkpoints
 
@@ -844,11 +850,14 @@ class AdaGRPOTrainer(GRPOTrainer):
         state = load_state(checkpoint)
         prompts, before = trl_private.prompts_per_generation(self), state.get("prompts_per_generation")
         is_other = before != prompts if before else self.args.num_generations == 1  # GRPOTrainer's group is larger
-        if is_other and not self.args.ignore_data_skip:
+        difference = f"A generation batch of this run has {prompts} prompts, and one of the checkpoint {before or 'another number'}"
+        if "queue" in state:
+            is_other, difference = True, "The checkpoint has a prompt queue, and this run has none"
+        # A queue has its own position.
+        if is_other and not self.args.uses_prompt_queue and not self.args.ignore_data_skip:
             logger.warning(
-                f"A generation batch of this run has {prompts} prompts, and one of the checkpoint {before or 'another number'}, so that "
-                "the position in the dataset differs from the one where that run stopped: some prompts are left out or repeated. "
-                "Set ignore_data_skip=True to start from the first prompt."
+                f"{difference}, so that the position in the dataset differs from the one where that run stopped: some prompts are left "
+                "out or repeated. Set ignore_data_skip=True to start from the first prompt."
             )
         if not self.args.ignore_data_skip:  # else the queue starts from the first prompt, as the data loader does
             self.prompt_source.load_state_dict(state)

@@ -47,8 +47,15 @@ def check_arguments(
             "prompt_weighting='none', or trl.GRPOTrainer."
         )
     check_value_head(args, environment_factory is not None, isinstance(processing_class, ProcessorMixin))
-    if environment_factory is None:  # which may bring the prompts and a reward
-        check_size(args, train_dataset)
+    check_size(args, train_dataset)
+    if args.uses_prompt_queue and isinstance(train_dataset, IterableDataset):
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            if getattr(args, name) == "epoch":
+                raise ValueError(
+                    f"{name} ('epoch') is not supported with a stream and retries, zero_variance_groups='resample' or "
+                    f"max_staleness=1, where the trainer does not see the end of an epoch. Set {name}='steps'."
+                )
+    if environment_factory is None:  # which may bring a reward
         names = _reward_names(reward_funcs)
         if names is not None:
             check_success_reward(args, names)

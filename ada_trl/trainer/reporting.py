@@ -46,7 +46,9 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
         names += ["samples_per_prompt/max"]
     is_adaptive = args.is_sequential or args.resamples_prompts or args.baseline == "batch"
     if is_adaptive and n > 1 and not is_estimated:  # GRPO has groups of one size
-        names += ["frac_reward_zero_std/first_round", "frac_recovered_groups"]
+        names += ["frac_reward_zero_std/first_round"]
+        # In all other modes a group that has a gradient has it in the first round.
+        names += ["frac_recovered_groups"] if args.is_sequential or args.baseline == "batch" else []
     if is_estimated:
         names += ["estimator/brier", "estimator/brier_constant"]
     if args.is_multi_round or args.zero_variance_groups == "mask":

@@ -99,11 +99,6 @@ class StepBatch:
         has_gradient_P[self.prompt_of_row[self.advantage_of_row != 0]] = True
         return ~has_gradient_P[self.prompt_of_row]
 
-    def count_masked_rows(self, is_masked: Sequence[bool]) -> None:
-        """Update `frac_zero_advantage_groups` if some rows, of those of all ranks, are left out of the loss."""
-        trained = self.prompt_of_row[(self.advantage_of_row != 0) & ~np.array(is_masked)]
-        self.metrics["frac_zero_advantage_groups"] = 1 - len(np.unique(trained)) / len(np.unique(self.prompt_of_row))
-
 
 def mask_rows(output: dict, masked: Sequence[bool], loss_type: str, accelerator: Accelerator) -> None:
     """

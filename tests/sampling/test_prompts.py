@@ -37,7 +37,10 @@ def make_queue(number=1000, slots=4, shuffle=True, **options):
 @pytest.mark.parametrize("image", [np.zeros((2, 2)), torch.zeros(2, 2)])
 def test_prompts_of_a_group_may_contain_arrays(image):
     rows = [{"prompt": [{"content": text, "image": copy.copy(image)}]} for text in "aabb"]
-    assert DataLoaderPrompts(Accelerator(cpu=True), 2).next_prompts(rows).local_rows == [rows[0], rows[2]]
+    assert DataLoaderPrompts(Accelerator(cpu=True), 2, checks_groups=True).next_prompts(rows).local_rows == [
+        rows[0],
+        rows[2],
+    ]
 
 
 # The stream

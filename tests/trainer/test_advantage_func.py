@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from ada_trl.core import batch_advantages, pool_advantages
 
@@ -63,6 +64,25 @@ def test_rows_are_trained_with_the_advantages_of_the_function(mode, tmp_path):
         assert all(attempt == before[i] + 1 for i, attempt in attempts.items() if attempt)
         before = attempts
     assert (mode == "retries") == any(rollouts.attempt_N.any() for rollouts in seen)
+
+
+def test_a_second_training_without_retries_has_the_columns_of_its_own_prompts(tmp_path):
+    """And no longer those of the prompt queue, which the first training needed."""
+    scored, columns = [], []
+
+    def solves_few(number, **kwargs):
+        scored.append(list(number))
+        return [float(i % 4 == 0) for i in number]
+
+    def recorded(rollouts):
+        columns.append(rollouts.columns["number"].tolist())
+        return rollouts.reward_N - rollouts.reward_N.mean()
+
+    dataset = Dataset.from_dict({"prompt": [f"{i}+1=" for i in range(32)], "number": list(range(32))})
+    trainer = train(tmp_path, recorded, reward_funcs=solves_few, dataset=dataset, **MODES["retries"])
+    trainer.args.retries = 0
+    trainer.train()
+    assert len(columns) == 4 and columns[2:] == scored[2:]
 
 
 @pytest.mark.parametrize(

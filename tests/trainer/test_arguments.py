@@ -9,6 +9,7 @@ from ada_trl import AdaGRPOTrainer
 
 from ..conversations import Counting
 from ..helpers import (
+    QUEUE_MODES,
     QUICK,
     build,
     chat_tokenizer,
@@ -53,6 +54,15 @@ def test_unsupported_arguments_are_rejected_before_a_model_is_loaded(options, gi
     args = config(tmp_path, **QUICK | options)
     with pytest.raises(ValueError, match=message):
         AdaGRPOTrainer("org/never-loaded", even_reward, args, prompt_dataset(), **given)
+
+
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+@pytest.mark.parametrize("name", ["save_strategy", "eval_strategy", "logging_strategy"])
+def test_the_end_of_an_epoch_is_not_seen_in_a_stream_that_the_queue_reads(name, mode, tmp_path):
+    """Checkpoints, evaluations or logs of each epoch would be missing."""
+    stream = prompt_dataset().to_iterable_dataset()
+    with pytest.raises(ValueError, match=rf"{name} \('epoch'\) is not supported with a stream .*Set {name}='steps'"):
+        build(tmp_path, dataset=stream, eval_dataset=prompt_dataset(), **QUEUE_MODES[mode] | {name: "epoch"})
 
 
 def test_an_unsupported_processor_is_rejected_after_it_was_loaded(tmp_path, monkeypatch):

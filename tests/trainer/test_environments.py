@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from ada_trl.sampling.sampler import Completion, _portable
 
-from ..conversations import Counting, ToolUser
+from ..conversations import NUMBERS, Counting, ToolUser
 from ..conversations import build as build_multi_turn
 from ..helpers import MODES, PROMPTS, Recorder, build, chat_tokenizer, tiny_chat_model
 from .scripts import RUNNING, disturb, restore
@@ -51,6 +51,14 @@ def test_environments_after_a_step_are_those_of_its_rows(tmp_path):
     assert [logs[i]["ada/rounds/mean"] for i in (0, 1)] == [2, 1]
     # As many as rollouts of the first step, which has two rounds; the second step makes no new ones.
     assert Late.made == len(trainer._environment_pool[None]) == 4 * 2 * 32
+
+
+@pytest.mark.parametrize("mode", ["batch", "seq-balance"])
+def test_fewer_rows_than_a_step_has_prompts_are_an_error(mode, tmp_path):
+    """Without it, training would end at once, without any step."""
+    options = MODES[mode] | {"success_reward": "Counting"}
+    with pytest.raises(ValueError, match=r"No training step can be run: each step needs \d+ distinct prompts"):
+        build_multi_turn(ToolUser, tmp_path, [], NUMBERS.select([0]), factory=Counting, **options)
 
 
 def test_a_failed_step_loses_no_environment(tmp_path):

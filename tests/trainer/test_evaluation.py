@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 from accelerate.data_loader import IterableDatasetShard
 from datasets import Dataset
+from torch.utils.data import SequentialSampler
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.core import pass_at_k_metrics
 from ada_trl.trainer.arguments import has_whole_groups
 
@@ -59,10 +61,8 @@ def test_processes_that_read_their_own_shards_need_whole_groups(tmp_path, monkey
     stream = prompt_dataset().to_iterable_dataset(num_shards=2)
     assert has_whole_groups(stream, 2, 8, 4) and not has_whole_groups(stream, 2, 6, 4)
     assert has_whole_groups(stream, 1, 6, 4) and has_whole_groups(IterableDatasetShard(stream), 2, 6, 4)
-    trainer = build(tmp_path, eval_dataset=prompt_dataset(), num_generations_eval=2, per_device_eval_batch_size=4)
-    assert "eval_pass@2" in trainer.evaluate()
+    trainer = build(tmp_path)
     monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.has_whole_groups", lambda *given: False)
-    assert "eval_pass@2" not in trainer.evaluate()
     with pytest.raises(
         ValueError, match=r"num_generations \(4\) must divide .* \(8\), because each process reads its own"
     ):
@@ -80,6 +80,20 @@ def test_a_prediction_on_a_stream_has_no_pass_at_k(tmp_path):
     # First an evaluation, in which TRL sets how batches of streams are made.
     assert trainer.evaluate(rows)["eval_pass@2"] == pytest.approx(1 / 4)
     assert "test_pass@2" not in trainer.predict(rows).metrics
+    rows = Dataset.from_dict({"prompt": PROMPTS[:1] * 4, "number": range(4)}).to_iterable_dataset()
+    assert "test_pass@2" not in trainer.predict(rows).metrics, "Other columns may make a different problem."
+
+
+def test_groups_of_different_prompts_have_no_pass_at_k(tmp_path):
+    """For example where several processes read their own shards of a stream, or with another sampler of the user."""
+
+    class InOrder(AdaGRPOTrainer):
+        def _get_eval_sampler(self, dataset):
+            return SequentialSampler(dataset)
+
+    options = {"eval_dataset": prompt_dataset(), "num_generations_eval": 2, "per_device_eval_batch_size": 4}
+    assert "eval_pass@2" in build(tmp_path, **options).evaluate()
+    assert "eval_pass@2" not in build(tmp_path, trainer_class=InOrder, **options).evaluate()
 
 
 def test_each_evaluation_has_its_own_metrics(tmp_path):

@@ -6,12 +6,24 @@ import logging
 import pytest
 import torch
 from datasets import Dataset
+from trl.trainer.utils import RepeatSampler
 
 from ada_trl.pass_rates.store import PASS_RATES_FILE, load_pass_rates
 from ada_trl.pass_rates.value_head import VALUE_HEAD_FILE
 from ada_trl.trainer.checkpointing import STATE_FILE
 
-from ..helpers import MODES, QUEUE_MODES, assert_same_run, build, even_reward, logs_of, prompts_of, tiny_model
+from ..helpers import (
+    MODES,
+    QUEUE_MODES,
+    Recorder,
+    assert_same_run,
+    build,
+    even_reward,
+    logs_of,
+    prompts_of,
+    tiny_model,
+    weights_of,
+)
 from ..pass_rates.estimated import by_prompt, identified
 
 
@@ -118,6 +130,49 @@ def test_another_number_of_prompts_than_in_the_checkpoint_is_reported(file, prom
         build(tmp_path / "second", **options).train(resume_from_checkpoint=str(checkpoint))
     assert caplog.text.count("position in the dataset differs") == (found is not None)
     assert found is None or found.format(prompts) in caplog.text
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_checkpoint_with_a_prompt_queue_resumes_without_one_at_another_position(retries, tmp_path, caplog):
+    """A queue knows its position, also with another number of prompts."""
+    options = MODES["retries"] | {"save_strategy": "steps", "save_steps": 1}
+    build(tmp_path / "first", **options).train()
+    with caplog.at_level(logging.WARNING):
+        options |= {"retries": retries, "per_device_train_batch_size": 4 if retries else 8}
+        build(tmp_path / "second", **options).train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert ("has a prompt queue, and this run has none, so that the position" in caplog.text) == (retries == 0)
+    assert ("position in the dataset differs" in caplog.text) == (retries == 0)
+
+
+class OwnSampler(Recorder):
+    def _get_train_sampler(self, dataset=None):
+        prompts = self.args.generation_batch_size // self.num_generations
+        return RepeatSampler(
+            self.train_dataset, self.num_generations, prompts, self.num_iterations, shuffle=True, seed=self.args.seed
+        )
+
+
+class OwnLoader(OwnSampler):
+    """As TRL builds it, but not by TRL's method."""
+
+    def get_train_dataloader(self):
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._train_batch_size * self.args.steps_per_generation,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+
+@pytest.mark.parametrize("trainer_class", [OwnSampler, OwnLoader])
+def test_the_order_of_a_sampler_of_the_user_continues_after_the_first_epoch(trainer_class, tmp_path):
+    options = MODES["batch"] | {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
+    whole = build(tmp_path / "whole", trainer_class=trainer_class, **options)
+    whole.train()
+    resumed = build(tmp_path / "resumed", trainer_class=trainer_class, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert whole.state.epoch == 2 and torch.equal(weights_of(whole), weights_of(resumed))
 
 
 # The prompt queue

@@ -98,7 +98,8 @@ def no_advantages(run):
 
 def no_tokens(run):
     assert not any(batch["completion_mask"].any() for batch in run.batches)
-    assert run.trainer.state.log_history[0]["ada/frac_zero_advantage_groups"] == 1
+    logs = run.trainer.state.log_history[0]
+    assert logs["ada/frac_zero_advantage_groups"] == 1 and not logs.get("ada/frac_recovered_groups")
 
 
 WITHOUT_GRPO = [mode for mode in MODES if mode != "uniform"]  # whose sums of these overflow

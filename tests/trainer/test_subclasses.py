@@ -82,6 +82,18 @@ class ReplacedRows:
         return super()._generate_and_score_completions([{"prompt": "1+1="} for _ in inputs])
 
 
+class AddedColumn:
+    def _generate_and_score_completions(self, inputs):
+        for row in inputs:
+            row |= {"stage": 1}
+        return super()._generate_and_score_completions(inputs)
+
+
+def expects_stage(completions, stage, **kwargs):
+    assert stage == [1] * len(completions)
+    return even_reward(completions)
+
+
 class ReadRows:
     """Reads the rows of the batch after it was assembled."""
 
@@ -203,6 +215,11 @@ METHODS = {
         rejected={
             "dynamic sampling": "This row has no column .prompt.: .* the rows of the data loader are placeholders"
         },
+    ),
+    "a column added": Script(
+        expects_stage,
+        methods=AddedColumn,
+        rejected=from_queue(r"Rows or values that an override passes to `_gen.*no effect"),
     ),
     "rows replaced": Script(
         methods=ReplacedRows,
