@@ -71,6 +71,14 @@ def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     return digest if row_id is None else f"{row_id}-{digest[:16]}"
 
 
+def row_key(row: Mapping[str, Any]) -> str:
+    """Return the [`prompt_key`] of all columns, which is empty if there is none: such rows cannot be told apart."""
+    try:
+        return prompt_key(dict(row), row)
+    except ValueError:
+        return ""
+
+
 def _digest(value: Any) -> list | str:
     if hasattr(value, "isoformat"):  # a date or a time
         return value.isoformat()

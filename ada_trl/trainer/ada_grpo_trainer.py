@@ -65,7 +65,7 @@ from ..sampling.prompts import (
     collate_placeholders,
 )
 from ..sampling.sampler import SelectedRollouts, StepProgress
-from ..utils.copying import copy_containers, fingerprint
+from ..utils.copying import copy_containers
 from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
 from ..utils.logging import deduplicate_warnings, get_logger
 from ..version import __version__
@@ -401,7 +401,9 @@ class AdaGRPOTrainer(GRPOTrainer):
         return columns
 
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        report = partial(self._add_evaluated_groups, gather_object(list(map(fingerprint, inputs))))
+        from ..pass_rates.prompt_id import row_key
+
+        report = partial(self._add_evaluated_groups, gather_object(list(map(row_key, inputs))))
         with without_replaced_methods(self), reporting_rewards(self, report):
             output = super()._generate_and_score_completions(inputs)
         trl_private.append_missing_extra_columns(self, POOL_COLUMNS, len(inputs) * self.accelerator.num_processes)
@@ -752,7 +754,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
-    def _add_evaluated_groups(self, fingerprints: list[str], rewards: torch.Tensor) -> None:
+    def _add_evaluated_groups(self, keys: list[str], rewards: torch.Tensor) -> None:
         """
         Count correct and scored completions of an evaluation batch's groups, from rows and rewards of all ranks, in order. A group of
         different rows, for which there is no pass@k, is `None`.
@@ -761,7 +763,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         starts = range(0, len(rows), n)
         rollouts = Rollouts.score(np.split(rows, starts[1:]), self._scoring())
         counts = zip(rollouts.positives_P.tolist(), rollouts.scored_P.tolist(), strict=True)
-        is_mixed = [len(set(fingerprints[start : start + n])) > 1 for start in starts]
+        is_mixed = [len(set(keys[start : start + n])) > 1 for start in starts]
         self._evaluated_groups += [None if mixed else count for mixed, count in zip(is_mixed, counts, strict=True)]
 
     def _load_best_model(self):

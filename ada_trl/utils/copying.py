@@ -1,4 +1,4 @@
-"""Copies and fingerprints of dataset rows."""
+"""Copying of dataset rows."""
 
 import copy
 from collections import deque
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets.fingerprint import Hasher
 
 
 _IMMUTABLE = {int, float, bool, str, bytes, type(None)}
@@ -34,14 +33,6 @@ def copy_containers(value: Any) -> Any:
     if isinstance(value, np.ndarray | torch.Tensor) and value.ndim < 3:
         return value.copy() if isinstance(value, np.ndarray) else value.clone()
     return value
-
-
-def fingerprint(row: dict) -> str:
-    """Hash of a row, equal for equal rows; empty where a value has none."""
-    try:
-        return Hasher.hash(row)
-    except Exception:  # of any object that a transform of the user has put there
-        return ""
 
 
 class SharedLeaves(list):
