@@ -156,7 +156,6 @@ class AdaGRPOTrainer(GRPOTrainer):
     advantage_func: Callable[[Rollouts], np.ndarray] | None = None
     _is_in_step = False  # whether methods are replaced for a step (interception.py)
     _prefetched: StepPlan | None = None  # the next step, if its rollouts were requested before this one is trained on
-    _queue_inputs: tuple | None = None  # attributes that the prompt queue was made from
     _train_sampler = None  # of a dataset that can be indexed
 
     _tag_names = ["trl", "grpo", "ada-trl", "reinforce-ada"]
@@ -319,12 +318,6 @@ class AdaGRPOTrainer(GRPOTrainer):
             # the one that was prefetched.
             kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
         )
-
-    def _read_queue_inputs(self) -> tuple:
-        """Return the attributes that decide which rows the prompt queue yields, in which order and how many in a step."""
-        order = self.shuffle_dataset, self.args.seed, trl_private.prompts_per_generation(self)
-        rows = self.train_dataset, getattr(self.train_dataset, "format", None), self.data_collator
-        return *rows, trl_private.signature_columns(self), *order
 
     # A step
 
@@ -581,7 +574,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.prompt_source: PromptSource = DataLoaderPrompts(
             self.accelerator, self.args.num_generations, checks_groups=not self.is_vanilla_grpo
         )
-        self._queue_inputs = None
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
         self._micro_step_at_start = 0  # of that step
@@ -789,10 +781,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                     f"({rows}), because each process reads its own shards of the stream. Change one of them."
                 )
             return loader
-        # Attributes that TRL reads here may have been set since the construction, and the dataset may have been replaced since the
-        # last call, for example for the next stage of a curriculum.
-        if self._queue_inputs != (queue_inputs := self._read_queue_inputs()):
-            self._queue_inputs, self.prompt_source = queue_inputs, self._build_prompt_queue()
+        # Not at construction, because attributes that TRL reads here may have been set since, and the dataset may have been replaced.
+        if not isinstance(self.prompt_source, PromptQueue):
+            self.prompt_source = self._build_prompt_queue()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         if rows is None:
             micro_steps = args.max_steps * args.gradient_accumulation_steps

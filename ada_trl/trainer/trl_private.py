@@ -156,12 +156,6 @@ def dataset_and_collator(trainer: GRPOTrainer) -> tuple[Dataset | IterableDatase
     return dataset, trainer._get_collator_with_removed_columns(collate, description="Training")
 
 
-def signature_columns(trainer: GRPOTrainer) -> list[str]:
-    """Return the columns of the dataset that are kept with `remove_unused_columns=True`."""
-    trainer._set_signature_columns_if_needed()
-    return list(trainer._signature_columns)
-
-
 # TRL's position in the run
 
 

@@ -42,14 +42,13 @@ def test_signatures_of_all_overrides_are_checked_when_a_trainer_is_built():
         for name in vars(AdaGRPOTrainer)
         if hasattr(GRPOTrainer, name) and inspect.isfunction(getattr(GRPOTrainer, name))
     }
-    assert own - SIGNATURES.keys() <= {"train", "predict", "__init__"}, "These two pass all arguments on."
+    assert own - SIGNATURES.keys() <= {"train", "__init__"}, "These two pass all arguments on."
 
 
 # Names of TRL and Transformers that the package uses although most are private, by owner.
 METHODS = {  # with their parameters, besides those in trl_version.py
     GRPOTrainer: {
         "_get_output_dir": ["trial"],
-        "_set_signature_columns_if_needed": [],
         "create_accelerator_and_postprocess": [],
     },
     VLLMGeneration: {
@@ -66,7 +65,7 @@ METHODS = {  # with their parameters, besides those in trl_version.py
     },
 }
 TRAINER_STATE = ["_buffered_inputs", "_is_vlm", "_logs", "_metrics", "_multi_environment", "_pending_extra_logs"]
-TRAINER_STATE += ["_pending_metrics", "_signature_columns", "_step", "_tokenizer", "_train_batch_size"]
+TRAINER_STATE += ["_pending_metrics", "_step", "_tokenizer", "_train_batch_size"]
 CARD = ["_name", "_paper", "_tag_names"]
 # Each has a test below.
 ENVIRONMENT_STATE = ["_batch_environments", "_environment_pool"]
