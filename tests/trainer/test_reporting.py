@@ -52,7 +52,10 @@ SENTENCES = [
         BATCH | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 8},
         ("8 rollouts per prompt in eval",),
     ),
-    ({"scale_rewards": "group", "prompt_weighting": "none"}, ("no prompt weight, because the division by the",)),
+    (
+        {"scale_rewards": "group", "prompt_weighting": "none"},
+        ("no prompt weight, because the division by the standard deviation of the group is",),
+    ),
     ({"prompt_weighting": 0.25}, ("the weight p̂^(0.25 - 1)",)),
     ({"zero_variance_groups": "mask"}, ("excluded from the loss",)),
 ]

@@ -116,6 +116,11 @@ REWARDS = {
         options={"success_reward": "generator"},
         check=one_mean_of_all_functions,
     ),
+    "all unscored where the weight is not 0": Script(
+        [even_reward, returning(lambda rewards: [None] * len(rewards))],
+        options={"reward_weights": [0.0, 1.0]},
+        check=no_advantages,
+    ),
     "unscored where the weight is not 0": Script(  # 0, as in GRPO
         [length_reward, returning(lambda rewards: [reward or None for reward in rewards])],
         options={"reward_weights": [0.0, 1.0]},
