@@ -120,6 +120,8 @@ class FakeServer:
         self.in_flight = 0
         if self.model is None:
             self.model = tiny_model() if self.tokenizer is TOKENIZER else tiny_chat_model(self.tokenizer)
+        # The trainer's may be this object, and has its padding set while it tokenizes a batch, in another thread.
+        self.tokenizer = copy.deepcopy(self.tokenizer)
         self.info = {
             "vllm_config": {
                 "model_config": {
