@@ -85,10 +85,9 @@ class AsyncVLLMSampler(RolloutSampler):
     def _sample_local(self, progress: StepProgress) -> list[list[np.ndarray]]:
         """The rewards of the rounds of this rank's slots."""
         started = time.perf_counter()
-        transport = self.vllm.vllm_client.transport
         first = self.local_slots.start
         slots = self.slots[first : self.local_slots.stop]
-        with transport.group() as group:
+        with self.vllm.vllm_client.transport.group() as group:
             sample_slots(
                 slots,
                 lambda slot, first_draw: self._submit(group, first + slot, first_draw),
@@ -100,10 +99,6 @@ class AsyncVLLMSampler(RolloutSampler):
         self._end_idle()
         self.stats["time/generate"] += time.perf_counter() - started - self.stats["time/reward"]
         self.stats["vllm/wasted_rounds"] = self._sent - sum(len(slot.rounds) for slot in slots)
-        # 0 on all ranks but the main one.
-        self.stats["vllm/weight_check_logprob_diff"] = self.vllm.weight_check.difference
-        # Since the last step, the weight sync and the evaluations included.
-        self.stats["vllm/retries"], self.stats["vllm/timeouts"] = transport.take_counts()
         return [slot.rounds for slot in slots]
 
     def _submit(self, group: RequestGroup, slot: int, first_draw: int) -> None:

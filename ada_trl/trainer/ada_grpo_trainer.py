@@ -520,8 +520,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         ):
             rule, scoring = self.args.slot_rule, self._scoring()
             slots = [Slot(rule, scoring, *slot) for slot in zip(plan.prompts.candidates, plan.sizes, strict=True)]
-            is_async = self.vllm.samples_async
-            sampler = self._round_generator.build_sampler(plan.prompts, slots, samples_async=is_async)
+            sampler = self._round_generator.build_sampler(plan.prompts, slots, samples_async=self.vllm.samples_async)
             is_hidden = self.args.disable_tqdm or not self.accelerator.is_local_main_process
             with (
                 self.vllm.generation(),
@@ -534,8 +533,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             batch.rollouts = replace(batch.rollouts, length_N=np.array(length_N))
             self._log_sampling(batch, selected)
             batch.metrics |= self.prompt_source.finish_step(batch.prompts, batch.rollouts)
-            if not is_async:  # an asynchronous sampler has collected them
-                batch.metrics |= self.vllm.collect_metrics()
+            batch.metrics |= self.vllm.collect_metrics()
         rewards = torch.tensor(batch.rollouts.rewards_NF[batch.selected], dtype=torch.float32)
         with injecting(self, selected.rows, rewards.to(self.accelerator.device)):
             output = super()._generate_and_score_completions([row.row for row in selected.rows])
