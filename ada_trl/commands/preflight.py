@@ -19,8 +19,10 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import is_async_callable
 
+from ..sampling.sampler import Completion
 from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
+from ..trainer.interception import injecting
 from ..trainer.trl_private import override_attributes
 from ..utils.threads import bounded_threads
 from ..vllm.errors import VLLMServerError
@@ -182,21 +184,12 @@ class Preflight(TrainerCallback):
         completion_ids = self._full_length(prompt_ids)
         text = trl_private.tokenizer(trainer).decode(completion_ids)
         completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-        logprobs = [[-1.0] * len(completion_ids)] * size if args.use_vllm else None
-        rollouts: tuple = (
-            [prompt_ids] * size,
-            [completion_ids] * size,
-            None,
-            [completion] * size,
-            logprobs,
-            {},
-            None,
-            [],
-        )
+        logprobs = [-1.0] * len(completion_ids) if args.use_vllm else None
+        columns = (prompt_ids, completion_ids, None, completion, logprobs, None, None, None)
+        rollout = Completion(columns, row, {}, len(completion_ids), truncated=True)
         total = size * trainer.accelerator.num_processes
         scores = torch.zeros(total, len(trainer.reward_funcs), device=trainer.accelerator.device)
-        methods = {"_generate": lambda prompts: rollouts, "_calculate_rewards": lambda *batch: scores}
-        with override_attributes(trainer, **methods):
+        with injecting(trainer, [rollout] * size, scores):
             batch = GRPOTrainer._generate_and_score_completions(trainer, [row] * size)
         for name in {"advantages", "importance_sampling_ratio"} & set(batch):
             batch[name] = torch.ones_like(batch[name])  # otherwise the gradient of equal rows would be zero
