@@ -90,7 +90,7 @@ PAPER = {
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
 LONGER_RUN = {method + LONGER_SUFFIX: options for method, options in EQUAL_TOKENS.items()}
-EXPLORATION = {method: options for method, (_, options) in pass_at_k.METHODS.items()}
+EXPLORATION = {method: options for method, (options, _) in pass_at_k.METHODS.items()}
 METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN | EXPLORATION
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
     **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16, EST_EMA: 16},
@@ -189,7 +189,7 @@ def train_and_save(
     start = evaluate_base(run.prompt_set, task_dir)
     trainer = AdaGRPOTrainer
     if run.method in EXPLORATION:
-        trainer = functools.partial(pass_at_k.PassAtKTrainer, **pass_at_k.METHODS[run.method][0])
+        trainer = functools.partial(pass_at_k.PassAtKTrainer, **pass_at_k.METHODS[run.method][1])
     record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start, trainer)
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))

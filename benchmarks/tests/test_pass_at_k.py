@@ -1,4 +1,4 @@
-"""The exploration of a weight that keeps pass@k: the estimates of the pass rate and the advantages."""
+"""The exploration of a weight that keeps pass@k."""
 
 import functools
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 
-from ada_trl.pass_rates.hidden_states import last_hidden_states
 from benchmarks.learning import language_model, pass_at_k, training
 from tests.helpers import tiny_model, tiny_tokenizer
 
@@ -34,45 +33,37 @@ def test_the_expected_gradient_is_that_of_pass_at_k():
     assert gradient_B.mean() == pytest.approx((1 - p) * p * (1 - p), abs=4 * gradient_B.std() / 200)
 
 
-@pytest.mark.parametrize("estimator", ["probability", "counts", "value", "value and counts"])
-def test_pass_rates_in_a_run(estimator, tmp_path, monkeypatch):
-    """Probabilities are those of the sampled completions; counts and value head are read before the step's rewards are added."""
+def test_weights_in_a_run_are_probabilities_of_the_sampled_completions(tmp_path):
     rows = [{"prompt": f"{i % 3}+1=", "answer": str(i % 3 + 1)} for i in range(24)]
     (tmp_path / "sums").mkdir()
     for split in ("train", "test"):
         Dataset.from_list(rows).to_json(tmp_path / "sums" / f"{split}.jsonl")
     tiny_model().save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
-    visits, predictions, compute = [], [], pass_at_k.PassAtKTrainer._pass_rates
+    outputs = []
 
-    def probabilities(trainer, prompts, output):
-        for prompt, ids, mask in zip(prompts, output["completion_ids"], output["completion_mask"], strict=True):
-            known, ids = torch.tensor(trainer.processing_class(prompt)["input_ids"]), ids[mask.bool()]
+    def probabilities(trainer, output):
+        for row in range(len(output["completion_ids"])):
+            known, ids = (
+                output[f"{part}_ids"][row][output[f"{part}_mask"][row].bool()] for part in ("prompt", "completion")
+            )
             with torch.no_grad():
                 logits = trainer.model(torch.cat([known, ids])[None]).logits[0, len(known) - 1 : -1].float()
             yield logits.log_softmax(-1).gather(1, ids[:, None]).sum().exp().item()
 
-    def check(trainer, prompts, reward_N, output):
-        counts = [tuple(trainer.counts[prompt]) for prompt in prompts]
-        states = last_hidden_states(trainer.model, output["prompt_ids"], output["prompt_mask"], batch_size=8)
-        priors = trainer.head.predict(states) if "value" in estimator else [reward_N.mean()] * len(prompts)
-        found = compute(trainer, prompts, reward_N, output)
-        visits.append(max(count for _, count in counts))
-        predictions.append(priors)
-        if estimator == "probability":
-            expected = list(probabilities(trainer, prompts, output))
-        else:
-            expected = [(won + 2 * prior) / (count + 2) for (won, count), prior in zip(counts, priors, strict=True)]
-        assert found == pytest.approx(expected, rel=0.05)  # the model is in bfloat16
-        return found
+    class Checked(pass_at_k.PassAtKTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            weighted = self.reward_N * (1 - np.array(list(probabilities(self, output))))
+            expected = weighted - (weighted.sum() - weighted) / 7
+            assert output["advantages"].tolist() == pytest.approx(expected, abs=0.02)  # the model is in bfloat16
+            outputs.append(output)
+            return output
 
-    monkeypatch.setattr(pass_at_k.PassAtKTrainer, "_pass_rates", check)
     task = language_model.task("sums")._replace(
         reward=lambda completions, **_: [float(len(completion) % 2) for completion in completions],
         evaluate=lambda *given: {"accuracy": 0.5},
     )
-    trainer = functools.partial(pass_at_k.PassAtKTrainer, k=2, estimator=estimator)
     run = training.Run("any", "sums", 31, 1e-3)
-    training.train_once(run, {"baseline": "batch"}, 8, tmp_path, 2, 2, task, None, trainer)
-    assert len(visits) == 2 and (visits[1] > 1) == ("counts" in estimator)
-    assert (len({*predictions[1]}) > 1) == ("value" in estimator)  # it has learned
+    training.train_once(run, {"baseline": "batch"}, 8, tmp_path, 2, 2, task, None, functools.partial(Checked, k=2))
+    assert len(outputs) == 2
