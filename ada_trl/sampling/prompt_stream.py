@@ -181,7 +181,8 @@ class PromptStream:
 
     def _skip(self, number: int, needed: set[int]) -> None:
         for _ in range(number):
-            if self._next() is None:
+            position = self._next()
+            if position is None:
                 raise ValueError(FEWER_ROWS)
-        if not self.indexed:
-            self._cache = {position: row for position, row in self._cache.items() if position in needed}
+            if not self.indexed and position not in needed:
+                del self._cache[position]

@@ -99,6 +99,22 @@ def test_a_stream_resumes_exactly_in_any_epoch(streaming, steps):
     assert resumed.state_dict() == prompts.state_dict()
 
 
+def test_resuming_a_stream_holds_only_rows_that_are_needed(monkeypatch):
+    prompts, resumed = stream(1000, streaming=True), stream(1000, streaming=True)
+    prompts.take(900)
+    prompts.forget({3, 5})
+    held, read = [], PromptStream._next
+
+    def observed(stream):
+        position = read(stream)
+        held.append(len(stream._cache))
+        return position
+
+    monkeypatch.setattr(PromptStream, "_next", observed)
+    resumed.load_state_dict(prompts.state_dict())
+    assert len(held) == 900 and max(held) == 3 and resumed.row(5) == prompts.row(5)
+
+
 def test_resuming_with_another_data_set_is_rejected():
     prompts = stream(20)
     prompts.take(15)
