@@ -1,5 +1,6 @@
 """Successive elimination (Algorithm 2 of the paper): when the sampling of a prompt stops, and the loop over rounds."""
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,11 @@ class Slot:
     def max_rounds(self) -> int:
         """Maximum number of rounds in this step."""
         return self.rule.max_rounds * len(self.candidates)
+
+    @property
+    def rounds_ahead(self) -> int:
+        """Number of rounds that were requested and are not complete, or not processed because an earlier one is not."""
+        return self.requested - len(self.rounds)
 
     @property
     def num_rollouts(self) -> int:
@@ -209,26 +215,32 @@ def sample_slots(
             Called after each `collect`.
     """
     waiting = deque(enumerate(slots))
-    in_flight = 0
+    # What a search of all slots would find in each turn, which is slow for thousands of slots. `ahead` has the slots by their
+    # number of rounds ahead, with outdated numbers as well.
+    in_flight, active, num_rollouts = 0, len(slots), 0
+    ahead: list[tuple[int, int]] = []
     if any(len(slot.candidates) > 1 for slot in slots):
         speculate_below = 0
 
     def next_slot() -> tuple[int, Slot] | None:
         if waiting:
             return waiting.popleft()
-        if in_flight >= speculate_below:
-            return None
-        # All rounds that are known to be needed are in flight, and there is room: request one that may be needed, of the slot
-        # with the fewest such rounds.
-        ahead = [(i, slot) for i, slot in enumerate(slots) if not slot.done and slot.requested < slot.max_rounds]
-        return min(ahead, key=lambda item: item[1].requested - len(item[1].rounds), default=None)
+        # All rounds that are known to be needed are in flight. If there is room, request one that may be needed, of the slot with
+        # the fewest such rounds.
+        while ahead and in_flight < speculate_below:
+            rounds_ahead, number = heapq.heappop(ahead)
+            slot = slots[number]
+            if not slot.done and rounds_ahead == slot.rounds_ahead and slot.requested < slot.max_rounds:
+                return number, slot
+        return None
 
-    while any(not slot.done for slot in slots):
+    while active:
         while (following := next_slot()) is not None:
             number, slot = following
             submit(number, slot.requested * slot.round_size)
             slot.requested += 1
             in_flight += 1
+            heapq.heappush(ahead, (slot.rounds_ahead, number))
         received = collect()
         # In one call: NumPy takes longer for a round of a few rollouts than for its rewards.
         counts = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
@@ -237,8 +249,12 @@ def sample_slots(
             if slot.done:  # it was done before this round arrived
                 continue
             in_flight -= 1
+            num_rollouts -= slot.num_rollouts
             slot.receive(first_draw, rewards, of_round)
+            num_rollouts += slot.num_rollouts
+            heapq.heappush(ahead, (slot.rounds_ahead, number))
             if slot.done:
+                active -= 1
                 unneeded = slot.draws_in_flight
                 in_flight -= len(unneeded)
                 for draw in unneeded if cancel is not None else ():
@@ -246,7 +262,7 @@ def sample_slots(
             elif slot.requested == len(slot.rounds):  # no speculative round is in flight
                 waiting.append((number, slot))
         if progress is not None:
-            progress(sum(not slot.done for slot in slots), sum(slot.num_rollouts for slot in slots))
+            progress(active, num_rollouts)
 
 
 class SampledPrompt(NamedTuple):
