@@ -49,7 +49,9 @@ class SynchronousSampler(RolloutSampler):
         super().__init__(slots=slots, accelerator=accelerator)
         self.generate_and_score, self.fills_rounds = generate_and_score, fills_rounds
         self._own_rows, self._row_ranks = rows, row_ranks
-        self._data: dict[int, dict] = {}  # known dataset rows, see `dataset_row_index`
+        own = (index for index, rank in enumerate(row_ranks) if rank == self.process_index)
+        self._data: dict[int, dict] = dict(zip(own, rows, strict=True))  # known dataset rows, see `dataset_row_index`
+        self._ranks_with_row = [{rank} for rank in row_ranks]
         self._requests: list[tuple[int, int]] = []  # slots of the next round, and the index of their next rollout
 
     @property
@@ -80,8 +82,7 @@ class SynchronousSampler(RolloutSampler):
         per_rank = -(-len(rollouts) // self.num_processes)
         padded = [*rollouts, *[rollouts[-1]] * (per_rank * self.num_processes - len(rollouts))]
         indices = [self.dataset_row_index(*rollout) for rollout in padded]
-        needed = [indices[first : first + per_rank] for first in range(0, len(padded), per_rank)]
-        self._data |= exchange_rows(self._own_rows, self._row_ranks, needed, self.accelerator)
+        self._exchange_rows(indices, per_rank)
         local = slice(self.process_index * per_rank, (self.process_index + 1) * per_rank)
         is_first_round = requests[0][1] == 0
 
@@ -93,3 +94,13 @@ class SynchronousSampler(RolloutSampler):
         rewards = np.array(list(itertools.chain(*gather_results(generate_local))))[: len(rollouts)]  # (rollouts, F)
         of_requests = np.split(rewards, np.cumsum(sizes)[:-1])
         return [(*request, of_request) for request, of_request in zip(requests, of_requests, strict=True)]
+
+    def _exchange_rows(self, indices: Sequence[int], per_rank: int) -> None:
+        """Send dataset rows to the ranks that are about to generate for them and do not have them yet. Collective."""
+        missing: list[list[int]] = []
+        for rank in range(self.num_processes):
+            needed = dict.fromkeys(indices[rank * per_rank : (rank + 1) * per_rank])
+            missing.append([index for index in needed if rank not in self._ranks_with_row[index]])
+            for index in missing[rank]:
+                self._ranks_with_row[index].add(rank)
+        self._data |= exchange_rows(self._own_rows, self._row_ranks, missing, self.accelerator)
