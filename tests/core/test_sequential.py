@@ -212,6 +212,19 @@ def test_as_many_rounds_of_active_slots_are_in_flight_as_in_the_first_round(canc
         assert not requests.in_flight, "The last slot is done when nothing else is in flight."
 
 
+def test_the_slot_with_the_fewest_rounds_ahead_is_next():
+    rng, slots = random.Random(0), make_slots(40, SlotRule(2, 2, 8))
+    requests = Requests(reward, lambda prompt, k: rng.random())
+
+    def submit(slot, first_draw):
+        ahead = [one.rounds_ahead for one in slots if not one.done and one.requested < one.max_rounds]
+        assert slots[slot].rounds_ahead == min(ahead)
+        requests.submit(slot, first_draw)
+
+    sample_slots(slots, submit, requests.collect, speculate_below=100)
+    assert all(slot.done for slot in slots)
+
+
 def test_no_round_is_speculative_if_a_slot_has_several_candidates():
     """The next round may be one of another prompt."""
     slots = [Slot(SlotRule(1, 1, 1), BINARY, [Candidate(i), Candidate(i + 10)], round_size=4) for i in range(10)]
