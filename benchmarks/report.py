@@ -11,25 +11,15 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import figures, names
-from .common import FIGURES, README, RESULTS, ROOT, fill
+from . import figures, names, verdicts
+from .common import ARCHIVE, FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import ACCURACY, PASS_AT_16, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right, rounds
 from .learning.confirmation import PARTS, SECOND_PLAN, STORED
 from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
-from .plans import (
-    BEFORE,
-    both,
-    last_step,
-    plan_block,
-    rate_text,
-    readme_results,
-    recommendation,
-    retries_table,
-    stored_part,
-)
+from .plans import BEFORE, both, last_step, plan_block, rate_text, stored_part
 
 
 DOCS = ROOT / "docs"
@@ -219,11 +209,9 @@ def equal_steps_table() -> str:
         row = {"Method": method}
         for name, found in sets.items():
             row[f"Accuracy, {name}"] = found.cell(method, ACCURACY)
-            row[f"pass@8, {name}"] = found.cell(method, final("pass@8"))
+        row["pass@8, hard"] = sets["hard"].cell(method, final("pass@8"))
         costs = [found.mean(method, per_step("rollouts")).mean / 32 for found in sets.values()]
         row["Rollouts per prompt"] = " / ".join(f"{cost:.1f}" for cost in costs)
-        shares = [found.mean(method, final("frac_zero_advantage_groups")).mean for found in sets.values()]
-        row["Zero-gradient prompts"] = " / ".join(f"{share:.0%}" for share in shares)
         row["CPU s"] = " / ".join(f"{found.mean(method, final('cpu_seconds')).mean:.0f}" for found in sets.values())
         rows.append(row)
     return as_table(rows)
@@ -272,7 +260,7 @@ def gpu_block() -> str:
 
 
 def gpu_limitation() -> str:
-    """README's sentence about vLLM on a GPU."""
+    """README's sentence about runs on a GPU."""
     trained, measured = gpu_results("right")["units"], gpu_results("fast")["units"]
     ratios = [
         sum(row["generation_seconds"]["ours"]) / sum(row["generation_seconds"]["TRL"])
@@ -281,42 +269,44 @@ def gpu_limitation() -> str:
     ]
     has_rounds = any(name.startswith(f"step, {names.SEQ_BALANCE}") for name in measured)
     return (
-        "- [45 minutes](benchmarks/gpu/README.md) on one GPU (H200, H100); not on several or over NCCL.\n"
-        f"- vLLM on a GPU ([{gpu_results('fast')['environment']['device']}](docs/benchmarks.md#vllm-on-a-gpu)): {len(trained)} "
-        f"short runs with verified weights; generation took {min(ratios):.2f} to {max(ratios):.2f} of the time with TRL's client (two "
-        "repeats)." + ("" if has_rounds else " Step times of adaptive sampling were not measured there.")
+        "- Run for [45 minutes on one GPU](benchmarks/gpu/README.md), not on several or over NCCL. With vLLM there: "
+        f"{len(trained)} short runs with verified weights, generation in {min(ratios):.2f} to {max(ratios):.2f} of the time of "
+        "TRL's client" + ("." if has_rounds else "; step times of adaptive sampling were not measured.")
     )
 
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Every generated text by document and name of its place."""
-    paper, sets, planned = paper_protocol(), other_sets(), load(STORED)
-    parts = ("confirmation", "number of retries", "longer answers", "passes over the data")
-    confirmed, retries, longer, passes = (stored_part(name, planned) for name in parts)
+    paper, planned = paper_protocol(), load(STORED)
     return {
-        DOCS / "benchmarks.md": {
+        ARCHIVE: {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
             "second-plan": plan_block(SECOND_PLAN, planned),
             "language-selection": selection_table(),
             "language-families": families_table((names.GRPO_4, names.GRPO_8, names.BATCH), load(RATES)),
-            "language-sets": other_sets_table(sets),
+            "language-sets": other_sets_table(other_sets()),
             "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
             "language-claims": claims_table(paper),
             "small-equal-tokens": small_table("equal_tokens"),
             "small-one-rollout": small_table("one_rollout"),
+            "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}",
             "gpu": gpu_block(),
         },
         README: {
-            "overview": figures.overview_caption(retries),
-            "results": readme_results(planned),
+            "results": verdicts.readme_results(planned),
+            "overview": figures.overview_caption(stored_part(verdicts.SHORT, planned)),
             "gpu": gpu_limitation(),
         },
-        DOCS / "reproducing_the_paper.md": {
-            "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}"
+        DOCS / "results.md": {
+            "verdict": verdicts.verdict(planned),
+            "correction": verdicts.correction(planned),
+            "short": verdicts.results_table(verdicts.SHORT, planned),
+            "repeated": verdicts.results_table(verdicts.REPEATED, planned),
+            "longer": verdicts.results_table(verdicts.LONGER, planned),
+            "paper": verdicts.paper_sentence(planned),
         },
-        DOCS / "settings.md": {"recommended": recommendation(retries)},
-        DOCS / "tuning.md": {"retries": retries_table(confirmed, retries, longer, passes)},
-        DOCS / "vllm.md": {"staleness": ahead_table()},
+        DOCS / "migrating.md": {"retries": verdicts.retries_table(planned)},
+        DOCS / "running.md": {"staleness": ahead_table()},
     }
 
 

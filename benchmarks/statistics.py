@@ -7,7 +7,7 @@ Every interval, bold cell and comparing sentence of the documents is made here, 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -89,6 +89,25 @@ def paired_difference(
     """Mean difference over the common seeds, which share the order of the prompts."""
     common = sorted(values.keys() & reference.keys())
     return interval([values[seed] - reference[seed] for seed in common], earlier_looks)
+
+
+def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
+    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests."""
+    common = sorted(values.keys() & reference.keys())
+    return float(stats.ttest_rel([values[seed] for seed in common], [reference[seed] for seed in common]).pvalue)
+
+
+def holm(p_values: Mapping[Any, float]) -> list:
+    """
+    The tests that are significant after Holm's correction: in the order of their p-values, up to the first one that is above
+    `ERROR` divided by the number of tests that are left.
+    """
+    rejected = []
+    for test in sorted(p_values, key=lambda test: p_values[test]):
+        if p_values[test] > ERROR / (len(p_values) - len(rejected)):
+            break
+        rejected.append(test)
+    return rejected
 
 
 def comparison(difference: Interval, words: tuple[str, str, str] = (BETTER, SAME, WORSE)) -> str:

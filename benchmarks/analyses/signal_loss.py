@@ -1,7 +1,7 @@
 """
 The probability of a zero gradient and the expected rollouts by pass rate, in closed form.
 
-`python -m benchmarks.analyses.signal_loss` writes its table into `docs/reproducing_the_paper.md`.
+`python -m benchmarks.analyses.signal_loss` writes its table into `benchmarks/README.md`.
 """
 
 import numpy as np

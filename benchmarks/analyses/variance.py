@@ -5,7 +5,7 @@ The policy is a softmax over four answers, one of which is correct. Given the nu
 determines the selection and every advantage; which incorrect answer a negative rollout has is independent of that. So the
 expectation over all pools (`pool_distribution`) and the law of total variance give the estimator's mean and covariance without
 sampling. `python -m benchmarks.analyses.variance` writes `docs/figures/variance.png` and its table into
-`docs/reproducing_the_paper.md`.
+`benchmarks/README.md`.
 """
 
 from dataclasses import dataclass, field
