@@ -39,12 +39,12 @@ def last_step(found: Comparison, method: str) -> int:
     return int(max(run["step"].iloc[-1] for run in found.runs[method].values()))
 
 
-def plan_block(parts: Iterable[str], rows: pd.DataFrame) -> str:
+def plan_block(parts: Iterable[str], rows: pd.DataFrame, with_tables: bool = True) -> str:
     """The planned results, part by part; nothing of a part that is not finished."""
-    return "\n\n".join(_part_block(name, PARTS[name], rows) for name in parts)
+    return "\n\n".join(_part_block(name, PARTS[name], rows, with_tables) for name in parts)
 
 
-def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
+def _part_block(name: str, part: Part, rows: pd.DataFrame, with_tables: bool) -> str:
     found = part_comparison(name, rows)
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
@@ -53,9 +53,11 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
         f"{found.reference}.\n\n"
     )
     columns = measures(found)
-    columns["Rollouts per step"] = lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"
-    columns[f"Tokens to the accuracy of {found.reference}"] = found.share_of_tokens
-    return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
+    rollouts = {method: f"{found.mean(method, per_step('rollouts')).mean:.0f}" for method in found.runs}
+    if len(set(rollouts.values())) > 1:
+        columns["Rollouts per step"] = lambda method: rollouts[method]
+    table = f"{found.table(columns, BEFORE)}\n\n" if with_tables else ""
+    return f"{text}{table}{CONCLUSIONS[name](found)}"
 
 
 def _finished_runs(part: Part, rows: pd.DataFrame) -> int:

@@ -5,7 +5,7 @@ Everything is generated from the stored results: the places `<!-- name -->` of t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -49,24 +49,8 @@ def selection_table() -> str:
             (run,) = by_seed(rows, MAIN_SET, method, rate).values()
             row = {"Method": method, "Rate": rate_text(rate)}
             row |= {label: f"{final(column)(run):.3f}" for label, column in BEFORE.items()}
-            best = run.loc[run["accuracy"].idxmax()]
-            cells.append(row | {"Highest accuracy": f"{best['accuracy']:.3f} after {best['step']:.0f} steps"})
+            cells.append(row)
     return as_table(cells)
-
-
-def families_table(methods: Sequence[str], evaluations: pd.DataFrame) -> str:
-    """By family: zero-variance groups of four rollouts before training, and accuracy before and after."""
-    rows = evaluations[(evaluations["family"] != "all") & (evaluations["seed"] != SELECTION_SEED)]
-    rows = rows[(rows["rate"] == CHOSEN_RATE) & rows["method"].isin(methods)]
-    lines = []
-    for family, own in rows.groupby("family"):
-        start, end = own[own["step"] == 0], own[own["step"] == own["step"].max()]
-        share = start["frac_zero_variance"].mean()
-        row = {"Family": family, "Zero-variance groups (n=4)": f"{share:.0%}"}
-        row["before training"] = f"{start['accuracy'].mean():.3f}"
-        means = end.groupby("method")["accuracy"].mean()
-        lines.append((-share, row | {method: f"{means[method]:.3f}" for method in methods}))
-    return as_table([row for _, row in sorted(lines, key=lambda line: line[0])])
 
 
 OTHER_SETS = {  # at one learning rate for all methods
@@ -86,14 +70,11 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
     rows = []
     for name, found in sets.items():
         for method in found.runs:
-            row = {"Set": f"{OTHER_SETS[name]}", "Method": method, "Seeds": found.num_seeds(method)}
-            row |= {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
-            rows.append(
-                row
-                | {
-                    "Before training": f"{found.before_training('accuracy'):.3f}, {found.before_training('pass@16'):.3f}"
-                }
-            )
+            row = {"Set": "", "Method": method, "Seeds": found.num_seeds(method)}
+            if method == found.reference:
+                start = ", ".join(f"{found.before_training(column):.3f}" for column in BEFORE.values())
+                row["Set"] = f"{OTHER_SETS[name]} (before training: {start})"
+            rows.append(row | {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)})
     lower = [
         found.mean(method, PASS_AT_16).mean < found.before_training("pass@16")
         for found in sets.values()
@@ -156,10 +137,6 @@ def claims_table(found: Comparison) -> str:
         m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
     }
     claims = {
-        f"better than GRPO at equal prompts ({last_step(found, found.reference)} steps of GRPO, "
-        f"{last_step(found, names.ALGORITHM_2)} of the others)": "<br>".join(
-            f"{names.short(m)}, {both(found, m)}" for m in (names.ALGORITHM_2, names.HYBRID, names.SEQ_POS_2)
-        ),
         "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
         f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
         "prompts are hard",
@@ -211,8 +188,7 @@ def equal_steps_table() -> str:
             row[f"Accuracy, {name}"] = found.cell(method, ACCURACY)
         row["pass@8, hard"] = sets["hard"].cell(method, final("pass@8"))
         costs = [found.mean(method, per_step("rollouts")).mean / 32 for found in sets.values()]
-        row["Rollouts per prompt"] = " / ".join(f"{cost:.1f}" for cost in costs)
-        row["CPU s"] = " / ".join(f"{found.mean(method, final('cpu_seconds')).mean:.0f}" for found in sets.values())
+        row["Rollouts per prompt"] = ", ".join(f"{cost:.1f}" for cost in costs)
         rows.append(row)
     return as_table(rows)
 
@@ -281,17 +257,16 @@ def blocks() -> dict[Path, dict[str, str]]:
     return {
         ARCHIVE: {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
-            "second-plan": plan_block(SECOND_PLAN, planned),
+            "second-plan": plan_block(SECOND_PLAN, planned, with_tables=False),
             "language-selection": selection_table(),
-            "language-families": families_table((names.GRPO_4, names.GRPO_8, names.BATCH), load(RATES)),
             "language-sets": other_sets_table(other_sets()),
             "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
             "language-claims": claims_table(paper),
             "small-equal-tokens": small_table("equal_tokens"),
             "small-one-rollout": small_table("one_rollout"),
             "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}",
-            "gpu": gpu_block(),
         },
+        ROOT / "benchmarks" / "gpu" / "README.md": {"vllm": gpu_block()},
         README: {
             "results": verdicts.readme_results(planned),
             "overview": figures.overview_caption(stored_part(verdicts.SHORT, planned)),
