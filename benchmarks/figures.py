@@ -136,9 +136,8 @@ def overview_caption(found: Comparison) -> str:
     """The figure in words."""
     seeds = len(found.runs[RECOMMENDED])
     return (
-        f"*Left (computed): probability that a prompt does not train the model. Middle and right (measured): SmolLM2-135M on short "
-        f"answers at equal tokens, means over {seeds} seeds with a point every 25 steps, 95% intervals after the last; dotted: before "
-        "training.*"
+        f"*Left, computed: probability that a prompt does not train the model. Middle and right, measured: short answers, "
+        f"means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; dotted: before training.*"
     )
 
 

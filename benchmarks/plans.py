@@ -11,7 +11,6 @@ from .learning.language_model import (
     EST_EMA,
     LONGER_SUFFIX,
     PAPER_SUFFIX,
-    SMALL_ROUNDS_3_PROMPTS,
 )
 from .learning.training import Run
 from .statistics import AS_FAST, FASTER, SLOWER
@@ -131,18 +130,16 @@ def group_size_sentences(found: Comparison) -> str:
 
 
 def paper_sentences(found: Comparison) -> str:
-    """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
+    """The plan's criterion for another default."""
     small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
-    lines = [f"- {names.short(m)}, {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
     accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
     rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
-    lines.append(
+    return (
         f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
         f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
         f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
     )
-    return "\n".join(lines)
 
 
 def better_grpo(found: Comparison, measure: Measure) -> str:
@@ -166,19 +163,11 @@ def recommended_retries(found: Comparison) -> int | None:
     return min(allowed, default=None)
 
 
-def against_better_grpo(found: Comparison, method: str) -> str:
-    """Accuracy and pass@16 after the last step in words, each compared with the GRPO that is better in it."""
-    accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
-    return f"accuracy: {accuracy}; pass@16: {diversity}"
-
-
 def retries_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's first part, and its decision."""
-    methods = [names.batch_retries(retries) for retries in (1, 2, 3)]
-    lines = [f"{method}, {against_better_grpo(found, method)}." for method in methods]
+    """The decision of the second plan's first part."""
     number = recommended_retries(found)
     decision = "no retries are" if number is None else f"{names.batch_retries(number)} is"
-    return "\n".join(f"- {line}" for line in [*lines, f"By the rule of the second plan, {decision} recommended."])
+    return f"- By the rule of the second plan, {decision} recommended."
 
 
 def differs(found: Comparison, method: str, sign: int) -> bool:
@@ -188,38 +177,30 @@ def differs(found: Comparison, method: str, sign: int) -> bool:
 
 
 def longer_answers_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's second part, its decision, and the lengths of the completions."""
+    """The decision of the second plan's second part, and the lengths of the completions."""
     is_lower = differs(found, RETRIES, -1)
     decision = (
         "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
     )
-    lines = [f"- {method}, {both(found, method)}." for method in (RETRIES, names.BATCH)]
-    lines.append(f"- By the rule of the second plan, {decision}.")
     lengths = ", ".join(
         f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
         f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
         for method in found.runs
     )
-    return "\n".join(
-        [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
+    return (
+        f"- By the rule of the second plan, {decision}.\n"
+        f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."
     )
 
 
 def passes_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's third part, and its decisions."""
-    methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
-    retries = (
-        "a number of passes is named with retries"
-        if differs(found, RETRIES, -1)
-        else "no number of passes is named with retries"
-    )
+    """The decisions of the second plan's third part."""
+    retries = "a" if differs(found, RETRIES, -1) else "no"
     is_named = differs(found, EST_EMA, 1) and not differs(found, EST_EMA, -1)
-    decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
-    lines = [
-        *(f"{method}, {both(found, method)}" for method in methods),
-        f"By the rule of the second plan, {decision}",
-    ]
-    return "\n".join(f"- {line}." for line in lines)
+    return (
+        f"- By the rule of the second plan, {retries} number of passes is named with retries, and Est (EMA) is "
+        f"{'' if is_named else 'not '}named for several passes."
+    )
 
 
 def longer_run_sentences(found: Comparison) -> str:

@@ -87,7 +87,6 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
 
 PAPER_STEPS = 75
 PAPER_REFERENCE = f"{names.GRPO_4} at {rate_text(CHOSEN_RATE)}"
-EST_VALUE = f"{names.EST} (value head) n=8"
 
 
 def paper_protocol() -> Comparison:
@@ -101,56 +100,39 @@ def paper_protocol() -> Comparison:
     )
 
 
-def cpu_seconds(found: Comparison, method: str) -> float:
-    """CPU seconds per step of the fastest seed: other runs on the machine make a step slower, never faster."""
-    return min(found.values(method, per_step("cpu_seconds")).values())
-
-
 def paper_table(found: Comparison) -> str:
-    def relative(method: str, cost: Callable[[str], float]) -> str:
-        return f"{cost(method) / cost(PAPER_REFERENCE):.1f}×"
+    def tokens(method: str) -> float:
+        return found.mean(method, per_step("generated_tokens")).mean
 
     columns: dict[str, Callable[[str], str]] = {
         "Steps": lambda m: f"{last_step(found, m)}",
         "Seeds": found.num_seeds,
         "Accuracy": lambda m: found.cell(m, ACCURACY),
         "pass@16": lambda m: found.cell(m, PASS_AT_16),
-        "Tokens per step": lambda m: relative(m, lambda own: found.mean(own, per_step("generated_tokens")).mean),
-        "CPU time per step": lambda m: relative(m, lambda own: cpu_seconds(found, own)),
-        "Zero-variance groups": lambda m: f"{found.mean(m, final('frac_zero_advantage_groups')).mean:.2f}",
+        "Tokens per step": lambda m: f"{tokens(m) / tokens(PAPER_REFERENCE):.1f}×",
         "Entropy": lambda m: f"{found.mean(m, final('entropy')).mean:.2f}",
     }
     return found.table(columns, BEFORE)
 
 
-PAPER_CAPTION = (
-    f"*Differences are from {names.GRPO_4} at {rate_text(CHOSEN_RATE)}, its better rate, and not corrected for the "
-    f"number of comparisons. The other methods were run at {rate_text(RATE)} only.*"
-)
-
-
-def claims_table(found: Comparison) -> str:
-    """The claims of the paper and what the runs show."""
-    entropy = final("entropy")
-
-    per_method = {
+def claims(found: Comparison) -> str:
+    """Claims of the paper that the table does not show."""
+    rollouts = {
         m: found.mean(m, per_step("rollouts")).mean for m in (names.ALGORITHM_2, names.GRPO_16, names.SEQ_POS_2)
     }
-    claims = {
-        "better than GRPO n=16, with fewer rollouts": f"Algorithm 2, {both(found, names.ALGORITHM_2, names.GRPO_16)}; "
-        f"{per_method[names.ALGORITHM_2]:.0f} rollouts per step instead of {per_method[names.GRPO_16]:.0f}, because most "
-        "prompts are hard",
-        "Seq-balance is better than Seq-pos": f"Algorithm 2, {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}; "
-        f"{per_method[names.SEQ_POS_2]:.0f} rollouts per step with Seq-pos",
-        "entropy is kept (mean over all steps)": "; ".join(
-            f"{names.short(m)}: {found.difference(m, entropy).text(sign=True)}"
+    algorithm, entropy = names.short(names.ALGORITHM_2), final("entropy")
+    lines = [
+        f"{algorithm} against more rollouts, {both(found, names.ALGORITHM_2, names.GRPO_16)}; it has "
+        f"{rollouts[names.ALGORITHM_2]:.0f} rollouts per step instead of {rollouts[names.GRPO_16]:.0f}, because most prompts "
+        "are hard",
+        f"{algorithm}, {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}, which has {rollouts[names.SEQ_POS_2]:.0f}",
+        "Entropy (mean over all steps): "
+        + ", ".join(
+            f"{names.short(m)} {found.difference(m, entropy).text(sign=True)}"
             for m in (names.ALGORITHM_2, names.HYBRID)
-        )
-        + f" against {found.reference} (whose smaller steps change entropy less)",
-        "Est": f"value head, n=8, two seeds, not tested: accuracy {found.difference(EST_VALUE, ACCURACY).text(sign=True)}, "
-        f"pass@16 {found.difference(EST_VALUE, PASS_AT_16).text(sign=True)}",
-    }
-    return as_table([{"Claim": claim, "Result": result} for claim, result in claims.items()])
+        ),
+    ]
+    return "\n".join(f"- {line}." for line in lines)
 
 
 # Small models
@@ -182,7 +164,7 @@ def equal_steps_table() -> str:
     """Equal prompts per step on addition, as in the paper: results and costs, on the easy and the hard set."""
     sets = small_experiment("equal_steps")
     rows = []
-    for method in EXPERIMENTS["equal_steps"]:
+    for method in (method for method in EXPERIMENTS["equal_steps"] if not method.startswith(names.EST)):
         row = {"Method": method}
         for name, found in sets.items():
             row[f"Accuracy, {name}"] = found.cell(method, ACCURACY)
@@ -191,17 +173,6 @@ def equal_steps_table() -> str:
         row["Rollouts per prompt"] = ", ".join(f"{cost:.1f}" for cost in costs)
         rows.append(row)
     return as_table(rows)
-
-
-def equal_steps_sentences() -> str:
-    """Algorithm 2 and the default against GRPO n=8."""
-    lines = []
-    for name, found in small_experiment("equal_steps").items():
-        texts = [
-            f"{names.short(m)}: {found.words(m, ACCURACY, names.GRPO_8)}" for m in (names.ALGORITHM_2, names.HYBRID)
-        ]
-        lines.append(f"- {title(name)} set: {'; '.join(texts)}.")
-    return "\n".join(lines)
 
 
 def ahead_table() -> str:
@@ -245,9 +216,9 @@ def gpu_limitation() -> str:
     ]
     has_rounds = any(name.startswith(f"step, {names.SEQ_BALANCE}") for name in measured)
     return (
-        "- Run for [45 minutes on one GPU](benchmarks/gpu/README.md), not on several or over NCCL. With vLLM there: "
-        f"{len(trained)} short runs with verified weights, generation in {min(ratios):.2f} to {max(ratios):.2f} of the time of "
-        "TRL's client" + ("." if has_rounds else "; step times of adaptive sampling were not measured.")
+        f"- Run for [45 minutes on one GPU](benchmarks/gpu/README.md), with vLLM in {len(trained)} short runs "
+        f"({min(ratios):.2f} to {max(ratios):.2f} of TRL's generation time); not on several GPUs, not over NCCL"
+        + ("." if has_rounds else ", and without step times of adaptive sampling.")
     )
 
 
@@ -260,16 +231,17 @@ def blocks() -> dict[Path, dict[str, str]]:
             "second-plan": plan_block(SECOND_PLAN, planned, with_tables=False),
             "language-selection": selection_table(),
             "language-sets": other_sets_table(other_sets()),
-            "language-paper": f"{paper_table(paper)}\n\n{PAPER_CAPTION}",
-            "language-claims": claims_table(paper),
+            "language-paper": paper_table(paper),
+            "language-claims": claims(paper),
             "small-equal-tokens": small_table("equal_tokens"),
             "small-one-rollout": small_table("one_rollout"),
-            "equal-steps": f"{equal_steps_table()}\n\nAgainst {names.GRPO_8}, in accuracy:\n\n{equal_steps_sentences()}",
+            "equal-steps": equal_steps_table(),
         },
         ROOT / "benchmarks" / "gpu" / "README.md": {"vllm": gpu_block()},
         README: {
-            "results": verdicts.readme_results(planned),
-            "overview": figures.overview_caption(stored_part(verdicts.SHORT, planned)),
+            "results": verdicts.readme_results(
+                planned, figures.overview_caption(stored_part(verdicts.SHORT, planned))
+            ),
             "gpu": gpu_limitation(),
         },
         DOCS / "results.md": {

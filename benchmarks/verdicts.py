@@ -13,7 +13,7 @@ from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, fina
 from .learning.confirmation import PARTS, RETRIES
 from .learning.language_model import CUT_SIZE, EST_EMA, PROMPTS_PER_STEP, ROLLOUTS_PER_STEP, SMALL_ROUNDS_3_PROMPTS
 from .plans import RECOMMENDED, better_grpo, last_step, stored_part
-from .statistics import NO_VALUE, Interval, cell, comparison, holm, paired_difference
+from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, holm, paired_difference
 
 
 SHORT, REPEATED, LONGER = "number of retries", "passes over the data", "longer answers"  # parts of the second plan
@@ -25,6 +25,7 @@ ENDPOINTS = {  # methods whose accuracy and pass@16 are compared with the better
 MEASURES = {"accuracy": ACCURACY, "pass@16": PASS_AT_16}
 SECONDARY = "†"
 MODEL = "SmolLM2-135M-Instruct with LoRA"
+FIGURE = "![Zero gradients by pass rate; accuracy against tokens; pass@16 against accuracy](docs/figures/overview.png)"
 NAMES = {names.BATCH: "one rollout", SMALL_ROUNDS_3_PROMPTS: "Seq-balance (the default)", EST_EMA: "Est (EMA)"}
 WORDS = {2: "two", 3: "three", 8: "eight", 12: "twelve"}
 
@@ -91,11 +92,7 @@ def cells(found: Comparison, method: str) -> dict[str, str]:
 
 
 def costs(found: Comparison, method: str) -> dict[str, str]:
-    minutes = sum(final("cpu_seconds")(run) for run in found.runs[method].values()) / len(found.runs[method]) / 60
-    return {
-        f"Tokens to the accuracy of {found.reference} {SECONDARY}": found.share_of_tokens(method),
-        "Minutes of a CPU core": f"{minutes:.0f}",
-    }
+    return {f"Tokens to the accuracy of {found.reference} {SECONDARY}": found.share_of_tokens(method)}
 
 
 def retries_table(rows: pd.DataFrame) -> str:
@@ -137,7 +134,7 @@ def corrected(rows: pd.DataFrame, test: tuple[str, str, str]) -> str:
     if test not in significant:
         return f"not significant after Holm's correction for the {number} planned tests"
     if len(significant) == 1:
-        return f"of the {number} planned tests the one that is significant after Holm's correction"
+        return f"the only one of {number} planned tests to survive Holm's correction"
     return f"significant after Holm's correction for the {number} planned tests"
 
 
@@ -146,13 +143,11 @@ def why(rows: pd.DataFrame) -> str:
     found = stored_part("group size", rows)
     baseline = found.difference(names.BATCH_4, SPEED)
     prompts = found.difference(names.BATCH, SPEED, names.BATCH_4)
-    claim = (
-        "**The gain comes from more distinct prompts**" if is_better(prompts) and not is_better(baseline) else "Why"
-    )
+    claim = "The gain comes from more distinct prompts" if is_better(prompts) and not is_better(baseline) else "Why"
     return (
-        f"{claim}: with as many prompts as {names.GRPO_4}, the batch baseline is {'' if is_better(baseline) else 'not '}"
-        f"significantly better in mean accuracy ({baseline.text(sign=True)}); four times as many prompts add "
-        f"{'a' if is_better(prompts) else 'no'} significant gain ({prompts.text(sign=True)})."
+        f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has {'a' if is_better(baseline) else 'no'} "
+        f"significant gain in mean accuracy ({baseline.text(sign=True)}); four times as many add "
+        f"{'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
     )
 
 
@@ -167,7 +162,7 @@ def short_answers(rows: pd.DataFrame) -> str:
     return (
         f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are {comparison(accuracy)} the "
         f"better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: {accuracy.text(sign=True)}, "
-        f"{corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}. pass@16: {without_object(diversity)} "
+        f"{corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
         f"({diversity.text(sign=True)}). {families(found, rows)}"
     )
 
@@ -188,9 +183,8 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
     hardest = start.idxmin()
     of_hardest = paired_difference(*(values[m][hardest].to_dict() for m in (RECOMMENDED, other)))
     return (
-        f"Three of {WORDS.get(len(gains), len(gains))} families ({', '.join(gains.index[:3])}) have "
-        f"{gains.iloc[:3].sum() / gains.sum():.0%} of the gain; the hardest, {hardest}, "
-        f"{'has' if of_hardest.excludes_zero else 'has no significant one:'} {of_hardest.text(sign=True)}."
+        f"Three of {WORDS.get(len(gains), len(gains))} families have {gains.iloc[:3].sum() / gains.sum():.0%} of the gain, the "
+        f"hardest {of_hardest.text(sign=True) if of_hardest.excludes_zero else 'none'}."
     )
 
 
@@ -222,22 +216,21 @@ def longer_answers(rows: pd.DataFrame) -> str:
     chosen = with_retries(found)
     accuracy, diversity = (found.difference(chosen, measure) for measure in MEASURES.values())
     decided = accuracy.excludes_zero or diversity.excludes_zero
-    length = f"{found.mean(chosen, final('completion_tokens')).mean:.0f} tokens, {last_step(found, chosen)} steps"
+    length = f"{found.mean(chosen, final('completion_tokens')).mean:.0f} tokens"
     return (
-        f"**Longer answers** ({length}){'' if decided else ' decide nothing yet'}: with {name_of(chosen)}, accuracy is "
-        f"{accuracy.text(sign=True)} and pass@16 {diversity.text(sign=True)} from {names.GRPO_4}."
+        f"**Longer answers** ({length}){'' if decided else ' decide nothing yet'}: {name_of(chosen)}, accuracy "
+        f"{accuracy.text(sign=True)}, pass@16 {diversity.text(sign=True)}."
     )
 
 
-def readme_results(rows: pd.DataFrame) -> str:
-    """The reason, the three results, and the table."""
+def readme_results(rows: pd.DataFrame, caption: str) -> str:
+    """The reason, the three results, the table, and the figure with its caption."""
     sentences = "\n".join(f"- {write(rows)}" for write in (why, short_answers, repeated_problems, longer_answers))
-    seeds = "95% intervals over training seeds only"
     note = (
-        f"*{MODEL}, 64 rollouts per step. In parentheses: difference from the better GRPO in the metric, paired by seed; {seeds} "
-        f"(bold: excludes 0). {SECONDARY}: secondary, not an endpoint of the [plan](docs/results.md#how-it-was-measured).*"
+        f"*{MODEL}, equal tokens. In parentheses: minus the better GRPO, 95% interval over training seeds only (bold: "
+        f"excludes 0). {SECONDARY}: no endpoint of the [plan](docs/results.md#how-it-was-measured).*"
     )
-    return f"{sentences}\n\n{readme_table(rows)}\n\n{note}"
+    return f"{sentences}\n\n{readme_table(rows)}\n\n{note}\n\n{FIGURE}\n\n{caption}"
 
 
 # docs/results.md
@@ -246,24 +239,31 @@ def readme_results(rows: pd.DataFrame) -> str:
 def verdict(rows: pd.DataFrame) -> str:
     """What to use, in words."""
     short, repeated, longer = (stored_part(part, rows) for part in (SHORT, REPEATED, LONGER))
-    chosen = with_retries(repeated)
     lines = [
-        f"**Rewards of 0 or 1, short answers**: {name_of(RECOMMENDED)}. {in_words(short, RECOMMENDED)}",
-        f"**Few problems, many passes**: {name_of(chosen)}. {in_words(repeated, chosen)} One rollout without retries is "
-        f"{change_in_words(repeated, names.BATCH)}; Seq-balance is {change_in_words(repeated, SMALL_ROUNDS_3_PROMPTS)}, with an "
-        f"accuracy {comparison(repeated.difference(SMALL_ROUNDS_3_PROMPTS, ACCURACY))} {names.GRPO_4}.",
-        f"**Longer answers**: {in_words(longer, with_retries(longer))}",
+        f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
+        f"**Few problems, many passes: {name_of(with_retries(repeated))}.** {in_words(repeated, with_retries(repeated))} After "
+        f"training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
+        f"**Longer answers**: {name_of(with_retries(longer))}. {in_words(longer, with_retries(longer))}",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
 
 def in_words(found: Comparison, method: str) -> str:
-    accuracy, diversity = (comparison(found.difference(method, m, better_grpo(found, m))) for m in MEASURES.values())
-    return f"Accuracy: {accuracy} the better GRPO; pass@16: {diversity} it."
+    accuracy, diversity = (found.difference(method, m, better_grpo(found, m)) for m in MEASURES.values())
+    return f"Accuracy: {comparison(accuracy)} the better GRPO; pass@16: {without_object(diversity)}."
 
 
-def change_in_words(found: Comparison, method: str) -> str:
-    return f"{comparison(found.change(method, 'pass@16'))} its start in pass@16"
+def changes_in_words(found: Comparison) -> list[str]:
+    """The methods by what training did to their pass@16."""
+    groups: dict[str, list[str]] = {}
+    for method in ordered(found):
+        groups.setdefault(comparison(found.change(method, "pass@16")), []).append(name_of(method))
+    titles = {
+        WORSE: "significantly lower with",
+        BETTER: "significantly higher with",
+        SAME: "not significantly changed with",
+    }
+    return [f"{title} {', '.join(groups[words])}" for words, title in titles.items() if words in groups]
 
 
 def correction(rows: pd.DataFrame) -> str:
