@@ -69,7 +69,7 @@ def main() -> bool:
     found += [f"docstring of AdaGRPOConfig: {term}" for term in abandoned_terms(AdaGRPOConfig.__doc__ or "")]
     names = [*ada_trl.__all__, *AdaGRPOConfig.__annotations__]
     names += [path.stem for path in (ROOT / "ada_trl").rglob("*.py")]
-    names += [part for names in documented_metrics().values() for name in names for part in name.split("/")]
+    names += [part for name in documented_metrics() for part in name.split("/")]
     found += [f"name: {name}" for name in names if re.search(ABANDONED_IN_NAMES, name)]
     print("\n".join(found) or f"{len(FILES)} files use standard terms.")
     return not found

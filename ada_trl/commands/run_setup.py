@@ -36,7 +36,7 @@ def build_trainer(
     if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
-            "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
+            "vllm_mode='server' also start a server; docs/running.md has its flags."
         )
     data = script_args.dataset_name or script_args.datasets
     for name, value in (("model_name_or_path", model_args.model_name_or_path), ("dataset_name", data)):

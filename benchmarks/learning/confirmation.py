@@ -1,5 +1,5 @@
 """
-The runs of docs/benchmarks.md, "Plan" and "Second plan": fixed methods, learning rates and seeds.
+The runs of the plans in benchmarks/README.md: fixed methods, learning rates and seeds.
 
 `python -m benchmarks.learning.confirmation` writes one file per run to `outputs/learning/confirmation/`; a restarted command
 continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before the last one of a
