@@ -163,6 +163,12 @@ def recommended_retries(found: Comparison) -> int | None:
     return min(allowed, default=None)
 
 
+def against_better_grpo(found: Comparison, method: str) -> str:
+    """Accuracy and pass@16 after the last step in words, each compared with the GRPO that is better in it."""
+    accuracy, diversity = (found.words(method, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
+    return f"accuracy: {accuracy}; pass@16: {diversity}"
+
+
 def retries_sentences(found: Comparison) -> str:
     """The decision of the second plan's first part."""
     number = recommended_retries(found)

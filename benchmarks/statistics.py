@@ -92,9 +92,9 @@ def paired_difference(
 
 
 def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
-    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests."""
-    common = sorted(values.keys() & reference.keys())
-    return float(stats.ttest_rel([values[seed] for seed in common], [reference[seed] for seed in common]).pvalue)
+    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests; 1 if all are equal."""
+    differences = [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
+    return float(stats.ttest_1samp(differences, 0).pvalue) if any(differences) else 1.0
 
 
 def holm(p_values: Mapping[Any, float]) -> list:

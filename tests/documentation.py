@@ -88,7 +88,9 @@ def generic(names) -> set[str]:
 
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M), flags=re.M)
+    headings = re.findall(
+        r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M), flags=re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

@@ -163,7 +163,9 @@ def check_options(module: str, words: list[str], capsys) -> None:
 
 def test_the_readme_links_to_every_page():
     linked = set(re.findall(r"\]\(((?:docs|benchmarks)/[\w/.]+\.md)[)#]", README.read_text(encoding="utf-8")))
-    assert linked == {str(page.relative_to(ROOT)) for page in PAGES if page.parts[-2] in ("docs", "benchmarks", "gpu")}
+    assert linked == {
+        str(page.relative_to(ROOT)) for page in PAGES if page.relative_to(ROOT).parts[0] in ("docs", "benchmarks")
+    }
 
 
 # The README
@@ -171,14 +173,16 @@ def test_the_readme_links_to_every_page():
 
 def test_quick_start_of_the_readme_is_the_example():
     """The diff of the README turns a GRPO script, which tests/examples trains, into the example."""
-    before = quick_start_before().split("# ///\n")[2]
+    before = quick_start_before().split("# ///\n")[1]
     assert "ada" not in before.lower() and "GRPOTrainer(" in before
 
 
 def test_numbers_in_the_text_of_the_readme_are_in_generated_tables():
     """Numbers with three decimals outside of generated blocks are found in a generated block of a page."""
     generated = r"<!-- [\w-]+ -->\n.*?<!-- end -->"
-    tables = "".join(text for page in PAGES for text in re.findall(generated, page.read_text(encoding="utf-8"), flags=re.S))
+    tables = "".join(
+        text for page in PAGES for text in re.findall(generated, page.read_text(encoding="utf-8"), flags=re.S)
+    )
     written = re.findall(r"\b\d\.\d{3}\b", re.sub(generated, "", README.read_text(encoding="utf-8"), flags=re.S))
     for number in written:
         assert number in tables, number
