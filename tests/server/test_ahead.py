@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import wait
 
 import pyarrow.parquet as pq
 import pytest
@@ -51,7 +52,8 @@ class Recorder(AdaGRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             assert len(output["advantages"]) == self.args.generation_batch_size
-            self.vllm_generation.wait_for_prefetch()
+            if (batch := self.vllm_generation.prefetched) is not None:
+                wait(batch.futures)
             self.seen.append((weights, len(self.server.completions)))
         return output
 
