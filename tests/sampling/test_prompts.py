@@ -13,11 +13,23 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import Candidate, Rollouts, SampledPrompt, Slot, SlotRule, collect_rollouts, sampled_prompts
+from ada_trl.core import (
+    Candidate,
+    Rollouts,
+    SampledPrompt,
+    Scoring,
+    Slot,
+    SlotRule,
+    collect_rollouts,
+    sampled_prompts,
+)
 from ada_trl.sampling.prompt_stream import PromptStream
 from ada_trl.sampling.prompts import DataLoaderPrompts, PromptQueue
 
 from ..core.simulation import BINARY
+
+
+NAN = math.nan
 
 
 def rows(number):
@@ -172,6 +184,14 @@ def test_a_prompt_is_retried_until_it_has_a_positive_rollout_or_no_retry_is_left
     prompts = [SampledPrompt(Candidate(i, attempts), i) for i, attempts in enumerate((0, 1, 1, 2))]
     queue.finish_step(prompts, Rollouts.score([np.array([[r]]) for r in (math.nan, 1.0, 0.0, 0.0)], BINARY))
     assert queue.retry_queue == [Candidate(0, 1), Candidate(2, 2)]
+
+
+def test_a_prompt_on_which_the_function_of_success_abstains_is_not_retried():
+    queue = make_queue(slots=4, retries=2)
+    prompts = [SampledPrompt(Candidate(i), i) for i in range(4)]
+    pools = [[[NAN, 0.1]], [[NAN, 0.1], [0.0, 0.2]], [[NAN, NAN]], [[NAN, NAN], [NAN, 0.0]]]
+    queue.finish_step(prompts, Rollouts.score(list(map(np.array, pools)), Scoring((1.0, 1.0), 0.7, success_column=0)))
+    assert queue.retry_queue == [Candidate(1, 1), Candidate(2, 1)]
 
 
 @pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
