@@ -229,7 +229,6 @@ class PromptQueue(PromptSource):
             "prompts/sampled": float(len(prompts)),
             "prompts/frac_new": frac_new,
             "prompts/frac_retried": 1 - frac_new,
-            "prompts/retries_dropped": float(len(by_attempts) - len(self.retry_queue)),
             "prompts/resampled": float(len(prompts) - self.num_slots),
             "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,

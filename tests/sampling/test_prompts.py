@@ -165,8 +165,8 @@ def test_the_number_of_retries_follows_the_truncated_log_objective():
     p, slots, attempts = 0.5, 64, RETRIES["retries"] + 1
     queue = make_queue(100_000, slots, **RETRIES)
     visits = Counter()
-    for prompts, metrics in simulate(queue, lambda position: p, 150):
-        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the maximum share of retries
+    for prompts, _ in simulate(queue, lambda position: p, 150):
+        assert len(queue.retry_queue) < 0.75 * slots  # as (1 - p) is less than this, none was dropped
         visits.update(positions(prompts))
     active = {candidate.position for candidate in queue.retry_queue}
     finished = np.array([count for position, count in visits.items() if position not in active])
@@ -203,7 +203,6 @@ def test_retries_of_a_hard_dataset_do_not_fill_the_batch(slots, retries):
     for prompts, metrics in steps:
         retried = sum(prompt.candidate.attempts > 0 for prompt in prompts)
         assert retried == slots * metrics["prompts/frac_retried"] == retries
-        assert metrics["prompts/retries_dropped"] == slots - retries
     assert max(candidate.attempts for candidate in queue.retry_queue) < 50
 
 
