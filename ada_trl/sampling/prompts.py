@@ -215,10 +215,11 @@ class PromptQueue(PromptSource):
         used = {prompt.candidate.position for prompt in prompts}
         self.stream.put_back([position for position in self._taken or [] if position not in used])
         self._taken = None
+        is_unsolved_P = (rollouts.positives_P == 0) & ~rollouts.is_abstained_P
         unsolved = [
             prompt.candidate._replace(attempts=prompt.candidate.attempts + 1)
-            for prompt, positives in zip(prompts, rollouts.positives_P.tolist(), strict=True)
-            if not positives and prompt.candidate.attempts < self.retries
+            for prompt, is_unsolved in zip(prompts, is_unsolved_P.tolist(), strict=True)
+            if is_unsolved and prompt.candidate.attempts < self.retries
         ]
         by_attempts = sorted(unsolved, key=lambda candidate: candidate.attempts)
         self.retry_queue = by_attempts[: self._max_retries]
@@ -228,7 +229,6 @@ class PromptQueue(PromptSource):
             "prompts/sampled": float(len(prompts)),
             "prompts/frac_new": frac_new,
             "prompts/frac_retried": 1 - frac_new,
-            "prompts/retries_dropped": float(len(by_attempts) - len(self.retry_queue)),
             "prompts/resampled": float(len(prompts) - self.num_slots),
             "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,

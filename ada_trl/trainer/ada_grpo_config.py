@@ -108,7 +108,8 @@ class AdaGRPOConfig(GRPOConfig):
         None,
         "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for the "
         "weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on successes "
-        "require it.",
+        "require it. A prompt on which the function returns `None`, while others return a reward, is neither solved nor "
+        "unsolved: it is not retried, and needs no further rounds.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
