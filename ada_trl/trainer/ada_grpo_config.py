@@ -209,9 +209,12 @@ class AdaGRPOConfig(GRPOConfig):
 
     def _check_choices(self) -> None:
         """Check the value of each option first, because the rules and those of TRL compute with them."""
-        for name, hint in AdaGRPOConfig.__annotations__.items():
-            # Not an assignment, with which a derived option would count as set.
-            self.__dict__[name] = read_option(name, getattr(self, name), hint)
+        # Not assignments, with which a derived option would count as set.
+        for name, value in list(vars(self).items()):
+            if name in AdaGRPOConfig.__annotations__:
+                self.__dict__[name] = read_option(name, value, AdaGRPOConfig.__annotations__[name])
+            elif isinstance(value, np.integer):  # num_iterations, num_generations_eval, … of TRL
+                self.__dict__[name] = int(value)
 
     @property
     def place_model_on_device(self) -> bool | None:

@@ -194,6 +194,11 @@ def test_numbers_of_sweeps(options, number):
     assert fields_of(set_later) == values
 
 
+def test_integers_of_numpy_for_options_of_trl():
+    args = config(baseline="batch", num_iterations=np.int64(2), num_generations_eval=np.int64(2))
+    assert type(args.num_iterations) is type(args.num_generations_eval) is int
+
+
 @pytest.mark.parametrize(
     ("given", "kept"), [("inverse", "inverse"), ("0.25", 0.25), (0.25, 0.25), (1, 1.0), ("0", 0.0)]
 )
