@@ -36,7 +36,7 @@ class Interval(NamedTuple):
             return NO_VALUE
         mean = round(self.mean, digits) + 0.0  # no "-0.000"
         text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
-        return text if math.isnan(self.half) else f"{text} ± {self.half:.{digits}f}"
+        return text if math.isnan(self.half) else f"{text}±{self.half:.{digits}f}"
 
 
 @functools.cache

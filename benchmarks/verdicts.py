@@ -227,8 +227,8 @@ def readme_results(rows: pd.DataFrame, caption: str) -> str:
     """The reason, the three results, the table, and the figure with its caption."""
     sentences = "\n".join(f"- {write(rows)}" for write in (why, short_answers, repeated_problems, longer_answers))
     note = (
-        f"*{MODEL}, equal tokens. In parentheses: minus the better GRPO, 95% interval over training seeds only (bold: "
-        f"excludes 0). {SECONDARY}: no endpoint of the [plan](docs/results.md#how-it-was-measured).*"
+        f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over training "
+        f"seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the [plan](docs/results.md#how-it-was-measured).*"
     )
     return f"{sentences}\n\n{readme_table(rows)}\n\n{note}\n\n{FIGURE}\n\n{caption}"
 

@@ -78,11 +78,11 @@ def test_measures_of_a_run():
 
 def test_differences_are_bold_and_put_in_words_by_the_same_test():
     better = compared(0.43, 0.44, 0.45)  # half an interval is 4.303 · 0.01 / √3 = 0.025
-    assert better.cell(names.BATCH, ACCURACY) == "0.440 (**+0.140 ± 0.025**)"
-    assert better.words(names.BATCH, ACCURACY) == "significantly better than GRPO n=4 (+0.140 ± 0.025)"
-    assert compared(0.30, 0.31, 0.32).words(names.BATCH, ACCURACY) == f"{SAME} GRPO n=4 (+0.010 ± 0.025)"
+    assert better.cell(names.BATCH, ACCURACY) == "0.440 (**+0.140±0.025**)"
+    assert better.words(names.BATCH, ACCURACY) == "significantly better than GRPO n=4 (+0.140±0.025)"
+    assert compared(0.30, 0.31, 0.32).words(names.BATCH, ACCURACY) == f"{SAME} GRPO n=4 (+0.010±0.025)"
     assert compared(0.20, 0.20, 0.20).words(names.BATCH, ACCURACY) == (
-        "significantly worse than GRPO n=4 (-0.100 ± 0.000)"
+        "significantly worse than GRPO n=4 (-0.100±0.000)"
     )
     assert compared(0.43, 0.44).words(names.BATCH, ACCURACY) == "not tested against GRPO n=4 (+0.135)"
     assert better.cell(names.GRPO_4, ACCURACY) == "0.300" and better.cell(names.GRPO_8, ACCURACY) == "–"
@@ -102,7 +102,7 @@ def test_five_seeds_are_corrected_for_an_earlier_look_at_three():
 
 def test_share_of_tokens_is_relative_to_the_same_seed():
     # 0.30 is half of the way to 0.40, after 1,000 of 2,000 tokens.
-    assert compared(0.40, 0.40, 0.40).share_of_tokens(names.BATCH) == "0.50 ± 0.00"
+    assert compared(0.40, 0.40, 0.40).share_of_tokens(names.BATCH) == "0.50±0.00"
     assert compared(0.40, 0.25, 0.40).share_of_tokens(names.BATCH) == "not reached by 1 of 3"
 
 
@@ -112,7 +112,7 @@ def test_table_of_a_comparison():
     assert text.splitlines()[2:] == [
         "| before training | 0.200 |",
         "| GRPO n=4 | 0.300 |",
-        "| batch baseline, n=1 | 0.440 (**+0.140 ± 0.025**) |",
+        "| batch baseline, n=1 | 0.440 (**+0.140±0.025**) |",
     ]
 
 
@@ -334,7 +334,7 @@ def test_figure_of_the_confirmation():
 
 def test_change_since_the_start_is_paired_by_seed():
     found = compared(0.21, 0.22, 0.23).change(names.BATCH, "accuracy")
-    assert found.text(sign=True) == "+0.020 ± 0.025" and not found.excludes_zero
+    assert found.text(sign=True) == "+0.020±0.025" and not found.excludes_zero
 
 
 def test_means_and_interval_of_a_curve():

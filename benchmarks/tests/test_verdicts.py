@@ -79,11 +79,11 @@ def test_a_change_since_the_start_is_said_with_its_significance():
     gains = {ONE: (0, -0.15), RETRIES: (0, -0.04), names.GRPO_4: (0, -0.08)}
     text = verdicts.repeated_problems(stored(passes=gains))
     assert "2.3 visits each with GRPO n=4 and 9.4 with one rollout" in text
-    assert "0.420 with GRPO n=4 (-0.080 ± 0.000, significant)" in text
-    assert "0.351 with one rollout (-0.149 ± 0.001, significant)" in text
+    assert "0.420 with GRPO n=4 (-0.080±0.000, significant)" in text
+    assert "0.351 with one rollout (-0.149±0.001, significant)" in text
     assert text.endswith("Use retries there (2 retries were not run).")
     without = verdicts.repeated_problems(stored(passes={RETRIES: (0, -0.2)}))
-    assert "0.500 with GRPO n=4 (+0.000 ± 0.000)" in without and "Use retries" not in without
+    assert "0.500 with GRPO n=4 (+0.000±0.000)" in without and "Use retries" not in without
 
 
 def test_the_recommended_number_of_retries_takes_the_place_of_the_other():
