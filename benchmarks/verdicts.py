@@ -24,7 +24,7 @@ ENDPOINTS = {  # methods whose accuracy and pass@16 are compared with the better
 }
 MEASURES = {"accuracy": ACCURACY, "pass@16": PASS_AT_16}
 SECONDARY = "†"
-MODEL = "SmolLM2-135M-Instruct with LoRA"
+MODEL = "SmolLM2-135M with LoRA"
 FIGURE = "![Zero gradients by pass rate; accuracy against tokens; pass@16 against accuracy](docs/figures/overview.png)"
 NAMES = {names.BATCH: "one rollout", SMALL_ROUNDS_3_PROMPTS: "Seq-balance (the default)", EST_EMA: "Est (EMA)"}
 WORDS = {2: "two", 3: "three", 8: "eight", 12: "twelve"}

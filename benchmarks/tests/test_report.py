@@ -189,7 +189,7 @@ def test_the_group_size_is_compared_with_the_first_part_on_its_seeds():
     baseline, prompts = (line for line in text.splitlines() if line.startswith("- "))
     assert baseline.startswith(f"- The baseline: {names.BATCH_4} {AS_FAST} {names.GRPO_4} (+0.000")
     assert prompts.startswith(
-        f"- The number of prompts: {names.BATCH} {FASTER} {names.BATCH_4} (+0.0375 "
+        f"- The number of prompts: {names.BATCH} {FASTER} {names.BATCH_4} (+0.0375"
     )  # 3/4 of 0.05
 
 
