@@ -161,5 +161,5 @@ class AsyncVLLMSampler(RolloutSampler):
             self.stats["time/reward_overlapped"] += completions.reward_seconds
         self.store(rollouts, completions)
         ends = np.cumsum([len(ids) for *_, ids, _ in finished])
-        rewards = np.split(completions.rewards.double().cpu().numpy(), ends[:-1])
+        rewards = np.split(completions.rewards.cpu().double().numpy(), ends[:-1])
         return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(finished, rewards, strict=True)]
