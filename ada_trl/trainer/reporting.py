@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
+from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 
@@ -81,7 +82,7 @@ def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: s
     """
     sentence = describe_run(args, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
-        print(sentence, flush=True)
+        show(sentence)
     if warning := _epoch_warning(args, num_prompts):
         logger.warning(warning)
 
