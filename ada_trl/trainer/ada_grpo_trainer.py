@@ -71,17 +71,6 @@ from ..utils.logging import deduplicate_warnings, get_logger
 from ..version import __version__
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
-from .arguments import (
-    check_advantages,
-    check_arguments,
-    check_overrides,
-    check_own_advantages,
-    check_size,
-    check_success_reward,
-    check_value_head,
-    has_whole_groups,
-    report_too_few_prompts,
-)
 from .checkpointing import load_state, save_state
 from .interception import (
     TrainingState,
@@ -93,9 +82,19 @@ from .interception import (
     without_infinities,
     without_replaced_methods,
 )
+from .mode import Mode
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
-from .step import POOL_COLUMNS, StepBatch, StepPlan, mask_rows, skip_zero_advantage_rows
+from .step import POOL_COLUMNS, StepBatch, StepPlan, check_advantages, mask_rows, skip_zero_advantage_rows
+from .trainer_checks import (
+    check_arguments,
+    check_same_construction,
+    check_scheduled,
+    check_size,
+    check_trainer,
+    has_whole_groups,
+    report_too_few_prompts,
+)
 from .trl_version import check_trl
 from .vllm_session import VLLMSession, ess_ratio
 
@@ -151,7 +150,9 @@ class AdaGRPOTrainer(GRPOTrainer):
     ```
     """
 
+    mode: Mode
     pass_rates: "PassRateTracker | None" = None
+    _built_for: Mode | None = None  # the mode of estimates and diagnostics
     vllm: VLLMSession
     advantage_func: Callable[[Rollouts], np.ndarray] | None = None
     _is_in_step = False  # whether methods are replaced for a step (interception.py)
@@ -200,21 +201,20 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
         check_trl()
-        args.resolve()
-        check_overrides(self, AdaGRPOTrainer, args)
+        self.mode = args.resolve()
+        self.advantage_func = advantage_func
         check_arguments(
+            self,
+            AdaGRPOTrainer,
             args,
             train_dataset=train_dataset,
             reward_funcs=reward_funcs,
             processing_class=processing_class,
             rollout_func=rollout_func,
             environment_factory=environment_factory,
-            advantage_func=advantage_func,
         )
-        self.advantage_func = advantage_func
-        check_own_advantages(args, self.own_advantages, advantage_func)
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
-        self._name, self._paper, self._tag_names = self._describe_method(args)
+        self._name, self._paper, self._tag_names = self._describe_method(self.mode)
         engine = trl_private.vllm_generation_class(
             args,
             weight_sync=args.vllm_weight_sync,
@@ -239,35 +239,29 @@ class AdaGRPOTrainer(GRPOTrainer):
                 environment_factory,
             )
         self.vllm = VLLMSession(self)
-        # Again: GRPOTrainer has now loaded the reward models and the processor.
-        check_success_reward(args, self.reward_func_names, self.reward_weights.tolist())
-        check_value_head(args, self.environment_factories is not None, trl_private.is_vision_language_model(self))
-        if args.max_staleness and not self.vllm.samples_async:
-            raise ValueError(
-                f"max_staleness ({args.max_staleness}) is not supported with tools, environments, or reward models under "
-                "FSDP or DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
-            )
-        if args.zero_variance_groups == "skip" and self.aux_loss_enabled:
-            raise ValueError(
-                "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts "
-                "on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
-            )
-        if args.tracks_pass_rates:
-            self.pass_rates = self._build_tracker()
+        check_trainer(self, AdaGRPOTrainer)
         self._round_generator = RoundGenerator(self)
-        self._diagnostics = TrainingDiagnostics(args)
-        self._logged_metrics = logged_metrics(args)
         self._evaluated_groups: list[tuple[int, int] | None] = []
+        self._use_mode()
         self._reset_position()
 
+    def _use_mode(self) -> None:
+        """Build what depends on the mode and was built for another one, except for the queue (see `get_train_dataloader`)."""
+        before, self._built_for = self._built_for, self.mode
+        if before != self.mode:
+            self._diagnostics = TrainingDiagnostics(self.args, self.mode)
+            self._logged_metrics = logged_metrics(self.args, self.mode)
+        if (before and before.pass_rate_estimator) != self.mode.pass_rate_estimator:
+            self.pass_rates = self._build_tracker() if self.mode.pass_rate_estimator else None
+
     @classmethod
-    def _describe_method(cls, args: AdaGRPOConfig) -> tuple[str, dict[str, str], list[str]]:
+    def _describe_method(cls, mode: Mode) -> tuple[str, dict[str, str], list[str]]:
         """Return name, paper and tags for the model card."""
-        options = {name: getattr(args, name) for name in ("baseline", "retries", "zero_variance_groups")}
+        options = {name: getattr(mode, name) for name in ("baseline", "retries", "zero_variance_groups")}
         changed = [f"{name}={value!r}" for name, value in options.items() if value not in ("pool", 0, "keep")]
         details = ", ".join([*changed, f"ada_trl {__version__}"])
         is_subclass = cls._name != AdaGRPOTrainer._name  # which may have other names
-        if args.adaptive_sampling != "uniform" or args.retries or is_subclass:
+        if mode.adaptive_sampling != "uniform" or mode.retries or is_subclass:
             return f"{cls._name} ({details})", cls._paper, cls._tag_names
         tags = [tag for tag in cls._tag_names if tag != "reinforce-ada"]
         return f"{GRPOTrainer._name} ({details})", GRPOTrainer._paper, tags
@@ -277,7 +271,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         from ..pass_rates.tracker import PassRateTracker
 
         reader = None
-        if self.args.pass_rate_estimator == "value":
+        if self.mode.pass_rate_estimator == "value":
             reader = HiddenStateExtractor(
                 lambda: self.model,
                 self.accelerator,
@@ -312,8 +306,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             shuffle=self.shuffle_dataset,
             seed=args.seed,
             num_slots=trl_private.prompts_per_generation(self),
-            candidates_per_slot=args.prompts_per_slot,
-            retries=args.retries,
+            candidates_per_slot=self.mode.candidates_per_slot,
+            retries=self.mode.retries,
             # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
             # the one that was prefetched.
             kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
@@ -324,16 +318,19 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return self._evaluate_batch(inputs)
+        if self.mode.follows_schedule(self.args):
+            self.mode = self.args.resolve()
+            check_scheduled(self)
         plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
         self._generated_at.append(self.state.global_step)
-        if self.args.is_multi_round:
+        if self.mode.is_multi_round:
             batch, output = self._sample_in_rounds(plan)
         else:
             batch, output = self._sample_once(plan, inputs)
         batch.advantage_N = self._compute_advantages(plan, batch)
         if not self.is_vanilla_grpo:
             self._replace_advantages(batch, output)
-        if self.args.zero_variance_groups == "mask":
+        if self.mode.zero_variance_groups == "mask":
             # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
             mask_rows(output, batch.in_zero_advantage_group().tolist(), self.loss_type, self.accelerator)
         self._log_step(batch, output, plan)
@@ -346,11 +343,11 @@ class AdaGRPOTrainer(GRPOTrainer):
             return self.advantage_func(rollouts)
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
-        if self.args.baseline == "batch":
+        if self.mode.baseline == "batch":
             return batch_advantages(rollouts, scale=scale)
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
-        return pool_advantages(rollouts, weighting=self.args.prompt_weighting, scale=scale)
+        return pool_advantages(rollouts, weighting=self.mode.prompt_weighting, scale=scale)
 
     @property
     def own_advantages(self) -> str | None:
@@ -363,7 +360,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     @property
     def is_vanilla_grpo(self) -> bool:
         """Whether training equals [`~trl.GRPOTrainer`] bit for bit, and only the metrics are ours."""
-        return self.args.trains_as_grpo and self.own_advantages is None
+        return self.mode.trains_as_grpo and self.own_advantages is None
 
     def _compute_advantages(self, plan: StepPlan, batch: StepBatch) -> np.ndarray:
         """The advantages of a batch; the user's function is run as a reward function is. Collective."""
@@ -405,7 +402,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
         """Choose the prompts of a step and their numbers of rollouts. Collective."""
-        if self.args.uses_prompt_queue and not all(isinstance(row, SampledRow) or row == {} for row in inputs):
+        if self.mode.uses_prompt_queue and not all(isinstance(row, SampledRow) or row == {} for row in inputs):
             raise ValueError(
                 "Rows or values that an override passes to `_generate_and_score_completions` would have no effect where prompts come from "
                 f"the prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
@@ -413,13 +410,13 @@ class AdaGRPOTrainer(GRPOTrainer):
         with TrainingState(self.model).preserved():  # a stream runs user code when it is read
             prompts = self.prompt_source.next_prompts(inputs)
         estimates = None if self.pass_rates is None else self.pass_rates.estimate(prompts.local_rows)
-        sizes = [self.args.round_size] * len(prompts.slot_ranks)
-        if estimates is not None and self.args.uses_estimated_budgets:
+        sizes = [self.mode.round_size] * len(prompts.slot_ranks)
+        if estimates is not None and self.mode.is_estimated:
             sizes = self._allocate(estimates.pass_rates)
         rows: list[dict] = []
-        if not self.args.is_multi_round:
+        if not self.mode.is_multi_round:
             # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
-            as_loaded = not self.args.uses_prompt_queue and not self.args.uses_estimated_budgets
+            as_loaded = not self.mode.uses_prompt_queue and not self.mode.is_estimated
             rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
         return StepPlan(prompts, sizes, estimates, self.state.global_step, rows)
 
@@ -427,18 +424,18 @@ class AdaGRPOTrainer(GRPOTrainer):
         """What the rewards amount to, from TRL's present weights."""
         name = self.args.success_function
         column = None if name is None else self.reward_func_names.index(name)
-        is_batch = self.args.baseline == "batch"
+        is_batch = self.mode.baseline == "batch"
         return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column, needs_weight=is_batch)
 
     def _allocate(self, pass_rates: list[float]) -> list[int]:
         """Numbers of rollouts by estimated pass rates; the main process decides. Collective."""
-        args = self.args
+        mode = self.mode
         sizes = allocate(
             pass_rates,
-            args.num_generations * len(pass_rates),
-            min_samples=args.min_samples,
-            max_samples=args.max_samples,
-            rule=args.allocation_rule,
+            mode.num_generations * len(pass_rates),
+            min_samples=mode.min_samples,
+            max_samples=mode.max_samples,
+            rule=mode.allocation_rule,
         )
         return broadcast_object_list([sizes])[0]
 
@@ -455,8 +452,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _sample_once(self, plan: StepPlan, inputs: list[dict[str, Any]]) -> tuple[StepBatch, dict[str, Any]]:
         if plan.rows is not inputs and isinstance(inputs, list):
             # An override that reads its rows after this call expects those of the batch.
-            inputs[:] = map(SampledRow if self.args.uses_prompt_queue else dict, plan.rows)
-        is_ahead = self.args.max_staleness > 0
+            inputs[:] = map(SampledRow if self.mode.uses_prompt_queue else dict, plan.rows)
+        is_ahead = self.mode.max_staleness > 0
         prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.prompts.candidates)]
         attempt_P = np.array([prompt.candidate.attempts for prompt in prompts])
         batches: list[StepBatch] = []
@@ -479,7 +476,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         of_ranks = self.accelerator.gather(torch.tensor([list(seconds.values())], device=self.accelerator.device))
         batch.metrics |= dict(zip(seconds, of_ranks.mean(dim=0).tolist(), strict=True)) | self.vllm.collect_metrics()
         batch.metrics["tokens/generated"] = float(batch.rollouts.length_N.sum())
-        if self.args.uses_estimated_budgets or attempt_P.any():
+        if self.mode.is_estimated or attempt_P.any():
             self._replace_completion_metrics(batch)
         if is_ahead:  # before rows are masked
             batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
@@ -518,7 +515,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             # TRL warns of every call in which a row has no reward.
             deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
         ):
-            rule, scoring = self.args.slot_rule, self._scoring()
+            rule, scoring = self.mode.slot_rule, self._scoring()
             slots = [Slot(rule, scoring, *slot) for slot in zip(plan.prompts.candidates, plan.sizes, strict=True)]
             sampler = self._round_generator.build_sampler(plan.prompts, slots, samples_async=self.vllm.samples_async)
             is_hidden = self.args.disable_tqdm or not self.accelerator.is_local_main_process
@@ -544,7 +541,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         prompts = sampled_prompts(slots)
         rollouts = collect_rollouts(slots, prompts)
         is_on_distribution_P = np.array([prompt.is_on_distribution for prompt in prompts])
-        if not self.args.is_sequential:
+        if not self.mode.is_sequential:
             is_trained_P = np.array([prompt.is_trained for prompt in prompts])
             selected = np.flatnonzero(is_trained_P[rollouts.prompt_N])
             return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
@@ -552,12 +549,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         step = self.state.global_step
         batches_before = self._generated_at.count(step) - 1  # of this optimizer step
         seed = (self.args.seed, step, batches_before * trl_private.micro_steps_per_generation(self))
-        has_candidates = self.args.zero_variance_groups == "resample"
+        has_candidates = self.mode.zero_variance_groups == "resample"
         seeds = [
             (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
             for prompt in prompts
         ]
-        selected = select_groups(rollouts, self.args.num_generations, seeds)
+        selected = select_groups(rollouts, self.mode.num_generations, seeds)
         return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
 
     def _draws(self, batch: StepBatch, indices: np.ndarray) -> list[tuple[int, int]]:
@@ -570,7 +567,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Start from the first prompt, as the data loader does, and count generation batches from the beginning."""
         # Where prompts come from the queue, `get_train_dataloader` builds it.
         self.prompt_source: PromptSource = DataLoaderPrompts(
-            self.accelerator, self.args.num_generations, checks_groups=not self.is_vanilla_grpo
+            self.accelerator, self.mode.num_generations, checks_groups=not self.is_vanilla_grpo
         )
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
@@ -606,8 +603,8 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
-        rollouts, args = batch.rollouts, self.args
-        round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
+        rollouts, args, mode = batch.rollouts, self.args, self.mode
+        round_size = mode.round_size if mode.is_sequential else int(rollouts.size_P.max())
         sampling: dict[str, Any] = {
             "samples_per_round": round_size,
             "is_on_distribution_P": batch.is_on_distribution_P,
@@ -621,20 +618,22 @@ class AdaGRPOTrainer(GRPOTrainer):
             rollouts,
             batch.selected,
             advantage_N,
-            num_generations=args.num_generations,
-            outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if args.compares_each_reward else None,
+            num_generations=mode.num_generations,
+            outcome_N=self._scoring().distinguish(rollouts.rewards_NF)
+            if mode.slot_rule.compares_each_reward
+            else None,
             **sampling,
         )
-        if args.is_sequential or args.log_completions:
-            metrics |= round_metrics(rollouts, args.slot_rule, samples_per_round=round_size)
+        if mode.is_sequential or args.log_completions:
+            metrics |= round_metrics(rollouts, mode.slot_rule, samples_per_round=round_size)
         if args.log_completions:
-            options = {"rule": args.slot_rule, "weighting": args.prompt_weighting}
+            options: dict[str, Any] = {"rule": mode.slot_rule, "weighting": mode.prompt_weighting}
             metrics |= detailed_metrics(rollouts, batch.selected, **options, **sampling)
             if not self.is_vanilla_grpo:
                 trl_private.append_extra_columns(self, batch.pool_columns)
         if self.pass_rates is not None and plan.estimates is not None:
             estimates = plan.estimates
-            if args.is_multi_round:  # of several candidates, those that were sampled
+            if mode.is_multi_round:  # of several candidates, those that were sampled
                 estimates = estimates.take(self._rows_of_prompts(plan, batch))
             metrics |= self.pass_rates.observe(estimates, rollouts, step=self.state.global_step + 1)
         if not self.is_vanilla_grpo:
@@ -643,11 +642,11 @@ class AdaGRPOTrainer(GRPOTrainer):
                 self.reward_func_names,
                 rollouts_per_round=round_size,
                 is_on_distribution_P=batch.is_on_distribution_P,
-                each_prompt_once=args.uses_estimated_budgets,
+                each_prompt_once=mode.is_estimated,
             )
             of_first_round["frac_reward_zero_std"] = [metrics["frac_reward_zero_std/first_round"]]
             trl_private.replace_latest_metrics(self, of_first_round)
-        if args.num_generations == 1 or args.uses_estimated_budgets:  # GRPO has groups of one size
+        if mode.num_generations == 1 or mode.is_estimated:  # GRPO has groups of one size
             trl_private.drop_metric(self, "frac_reward_zero_std")
             del metrics["frac_reward_zero_std/first_round"], metrics["frac_recovered_groups"]
         metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
@@ -687,23 +686,26 @@ class AdaGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self.model.training:
             self._last_micro_batch_at = self.state.global_step
-            if self.args.zero_variance_groups == "skip":
+            if self.mode.zero_variance_groups == "skip":
                 inputs = skip_zero_advantage_rows(inputs, self.loss_type, self.accelerator)
         return inputs
 
     # Training, evaluation, logging
 
     def train(self, *args, **kwargs):
-        # Again: attributes may have been set since the construction.
-        check_overrides(self, AdaGRPOTrainer, self.args)
-        check_own_advantages(self.args, self.own_advantages, self.advantage_func)
-        check_size(self.args, self.train_dataset)
+        # Again: options and attributes may have been set since the construction.
+        mode = self.args.resolve()
+        check_same_construction(self.args, self.mode.options)
+        self.mode = mode
+        check_trainer(self, AdaGRPOTrainer)
+        check_size(self.args, mode, self.train_dataset)
+        self._use_mode()
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)
         trl_private.forget_evaluation_model(self)
         self._reset_position()
         num_prompts = len(self.train_dataset) if isinstance(self.train_dataset, Dataset) else None
-        report_start(self.args, num_prompts, self.own_advantages)
+        report_start(self.args, self.mode, num_prompts, self.own_advantages)
         steps_before = self.state.global_step
         try:
             # Of a subclass, perhaps, and called by its data loader.
@@ -717,7 +719,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # A callback may have stopped the training before its first step: then a micro-batch has been trained on.
         no_batch = self.state.global_step == steps_before == trl_private.micro_step(self) == 0
         if no_batch and isinstance(self.train_dataset, IterableDataset):
-            report_too_few_prompts(self.args, "fewer")
+            report_too_few_prompts(self.args, self.mode, "fewer")
         return result
 
     def evaluation_loop(
@@ -761,7 +763,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.vllm.forget_weights()  # the engine has other weights, of the same step
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.args.zero_variance_groups in ("skip", "mask"):
+        if self.mode.zero_variance_groups in ("skip", "mask"):
             for name in OF_ROWS_IN_LOSS:
                 trl_private.drop_metric(self, name)
         super().log(logs, start_time)
@@ -769,9 +771,9 @@ class AdaGRPOTrainer(GRPOTrainer):
     def get_train_dataloader(self):
         """As in [`~trl.GRPOTrainer`]; where prompts come from the queue, a data loader that only counts the steps."""
         args = self.args
-        if not args.uses_prompt_queue:
+        if not self.mode.uses_prompt_queue:
             loader = super().get_train_dataloader()
-            rows, n = args.per_device_train_batch_size * args.steps_per_generation, args.num_generations
+            rows, n = args.per_device_train_batch_size * args.steps_per_generation, self.mode.num_generations
             is_whole = has_whole_groups(loader.dataset, self.accelerator.num_processes, rows, n)
             if not is_whole and not self.is_vanilla_grpo:
                 raise ValueError(
@@ -840,12 +842,12 @@ class AdaGRPOTrainer(GRPOTrainer):
             self.pass_rates.load(checkpoint)
         state = load_state(checkpoint)
         prompts, before = trl_private.prompts_per_generation(self), state.get("prompts_per_generation")
-        is_other = before != prompts if before else self.args.num_generations == 1  # GRPOTrainer's group is larger
+        is_other = before != prompts if before else self.mode.num_generations == 1  # GRPOTrainer's group is larger
         difference = f"A generation batch of this run has {prompts} prompts, and one of the checkpoint {before or 'another number'}"
         if "queue" in state:
             is_other, difference = True, "The checkpoint has a prompt queue, and this run has none"
         # A queue has its own position.
-        if is_other and not self.args.uses_prompt_queue and not self.args.ignore_data_skip:
+        if is_other and not self.mode.uses_prompt_queue and not self.args.ignore_data_skip:
             logger.warning(
                 f"{difference}, so that the position in the dataset differs from the one where that run stopped: some prompts are left "
                 "out or repeated. Set ignore_data_skip=True to start from the first prompt."

@@ -14,6 +14,7 @@ from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
+from .mode import Mode
 
 
 logger = get_logger(__name__)
@@ -32,34 +33,34 @@ OF_ROWS_IN_LOSS = [
 ]
 
 
-def logged_metrics(args: AdaGRPOConfig) -> set[str]:
+def logged_metrics(args: AdaGRPOConfig, mode: Mode) -> set[str]:
     """
-    Names of the metrics under `ada/` that a person reads, in the mode of `args`: at most 20, and 12 with the batch baseline. All
+    Names of the metrics under `ada/` that a person reads, in a mode: at most 20, and 12 with the batch baseline. All
     others are logged with `log_completions=True` only, and so are those of these that another mode has.
     """
-    is_estimated, n = args.uses_estimated_budgets, args.num_generations
+    is_estimated, n = mode.is_estimated, mode.num_generations
     names = ["samples_per_prompt/mean", "frac_zero_advantage_groups", "pass_rate/mean"]
     names += ["tokens/generated", "time/generate", "time/reward"]
-    if args.is_sequential:
+    if mode.is_sequential:
         names += ["rounds/mean", "frac_exit_condition_met"]
-    if args.is_sequential or is_estimated:
+    if mode.is_sequential or is_estimated:
         names += ["samples_per_prompt/max"]
-    is_adaptive = args.is_sequential or args.resamples_prompts or args.baseline == "batch"
+    is_adaptive = mode.is_sequential or mode.resamples_prompts or mode.baseline == "batch"
     if is_adaptive and n > 1 and not is_estimated:  # GRPO has groups of one size
         names += ["frac_reward_zero_std/first_round"]
         # In all other modes a group that has a gradient has it in the first round.
-        names += ["frac_recovered_groups"] if args.is_sequential or args.baseline == "batch" else []
+        names += ["frac_recovered_groups"] if mode.is_sequential or mode.baseline == "batch" else []
     if is_estimated:
         names += ["estimator/brier", "estimator/brier_constant"]
-    if args.is_multi_round or args.zero_variance_groups == "mask":
+    if mode.is_multi_round or mode.zero_variance_groups == "mask":
         names += ["tokens/discarded"]
-    if args.resamples_prompts:
-        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'sampled'}"]
+    if mode.resamples_prompts:
+        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if mode.retries else 'sampled'}"]
     if args.use_vllm and args.vllm_mode == "server":
         names += ["vllm/retries", "vllm/weight_check_logprob_diff"]
-        if args.is_multi_round:
+        if mode.is_multi_round:
             names += ["vllm/wasted_rounds", "time/idle", "time/reward_overlapped"]
-    if args.max_staleness:
+    if mode.max_staleness:
         names += ["ess_ratio"]
     return set(names)
 
@@ -67,26 +68,26 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
 # The start of training
 
 
-def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
+def report_start(args: AdaGRPOConfig, mode: Mode, num_prompts: int | None, own_advantages: str | None = None) -> None:
     """
     Print [`describe_run`] on the main process, unless warnings are hidden, and log a warning about epochs.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
+            Configuration of the run, and its mode.
         num_prompts (`int`, *optional*):
             Length of the training dataset; `None` if it is unknown.
         own_advantages (`str`, *optional*):
             Name of the user's function that computes the advantages, if there is one.
     """
-    sentence = describe_run(args, own_advantages)
+    sentence = describe_run(args, mode, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
         print(sentence, flush=True)
     if warning := _epoch_warning(args, num_prompts):
         logger.warning(warning)
 
 
-def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
+def describe_run(args: AdaGRPOConfig, mode: Mode, own_advantages: str | None = None) -> str:
     """
     Describe in one sentence how a run differs from [`~trl.GRPOTrainer`] with the defaults of [`~trl.GRPOConfig`]. Empty if it
     does not.
@@ -99,15 +100,15 @@ def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
         for name, value in values.items()
         if getattr(args, name) == value
     ]
-    sampling, advantages = _describe_sampling(args), _describe_advantages(args)
+    sampling, advantages = _describe_sampling(args, mode), _describe_advantages(args, mode)
     if own_advantages is not None:
         sampling = sampling.replace("Batch baseline", "Uniform sampling")
         advantages = f"advantages are those of {own_advantages}"
-    is_vanilla = args.trains_as_grpo and own_advantages is None
+    is_vanilla = mode.trains_as_grpo and own_advantages is None
     clauses = [
         "" if is_vanilla else f"{sampling}; {advantages}",
-        _describe_zero_variance_groups(args),
-        "rollouts come from the weights before the last generation batch was trained on" if args.max_staleness else "",
+        _describe_zero_variance_groups(mode),
+        "rollouts come from the weights before the last generation batch was trained on" if mode.max_staleness else "",
         f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
         if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
         else "",
@@ -117,46 +118,46 @@ def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
-def _describe_sampling(args: AdaGRPOConfig) -> str:
-    rule, n = args.slot_rule, args.num_generations
-    name = args.adaptive_sampling.capitalize()
-    if args.uses_estimated_budgets:
-        budgets = f"{args.min_samples} to {args.max_samples} rollouts per prompt, {n} on average"
+def _describe_sampling(args: AdaGRPOConfig, mode: Mode) -> str:
+    rule, n = mode.slot_rule, mode.num_generations
+    name = mode.adaptive_sampling.capitalize()
+    if mode.is_estimated:
+        budgets = f"{mode.min_samples} to {mode.max_samples} rollouts per prompt, {n} on average"
         return f"{name}: {budgets}, more where the estimated pass rate is low"
-    if not args.is_sequential:
-        mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
-        text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
+    if not mode.is_sequential:
+        name = "Batch baseline" if mode.baseline == "batch" else "Uniform sampling"
+        text = f"{name}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
         hint = " (num_generations=1 is sufficient and gives more prompts)"
-        text += hint if args.baseline == "batch" and n > 1 else ""
-        again = f"in up to {pluralize(args.retries, 'later step')}"
-        return f"{text}, and one without a correct rollout is sampled again {again}" if args.retries else text
+        text += hint if mode.baseline == "batch" and n > 1 else ""
+        again = f"in up to {pluralize(mode.retries, 'later step')}"
+        return f"{text}, and one without a correct rollout is sampled again {again}" if mode.retries else text
     condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
     if rule.min_negatives:
         condition += f" and {rule.min_negatives} incorrect"
-    rounds = f"up to {pluralize(args.rounds_per_step, 'round')} of {pluralize(args.round_size, 'rollout')}"
+    rounds = f"up to {pluralize(rule.max_rounds, 'round')} of {pluralize(mode.round_size, 'rollout')}"
     return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
 
 
-def _describe_advantages(args: AdaGRPOConfig) -> str:
-    rollouts = "all other rollouts of the batch" if args.baseline == "batch" else "all rollouts of the prompt"
+def _describe_advantages(args: AdaGRPOConfig, mode: Mode) -> str:
+    rollouts = "all other rollouts of the batch" if mode.baseline == "batch" else "all rollouts of the prompt"
     text = f"advantages use the mean reward of {rollouts}"
-    if args.prompt_weighting not in ("none", 1.0):
-        weights = {"inverse_sqrt": "1/√p̂", "inverse": "1/p̂"}
-        weight = weights.get(args.prompt_weighting, f"p̂^({args.prompt_weighting} - 1)")
+    if mode.is_weighted:
+        weights: dict[str | float, str] = {"inverse_sqrt": "1/√p̂", "inverse": "1/p̂"}
+        weight = weights.get(mode.prompt_weighting, f"p̂^({mode.prompt_weighting} - 1)")
         text += f" and the weight {weight}, with p̂ its pass rate"
-    elif args.divides_by_group_std and args.adaptive_sampling != "uniform":
+    elif args.divides_by_group_std and mode.adaptive_sampling != "uniform":
         text += (
             " and no prompt weight, because the division by the standard deviation of the group is a weight as well"
         )
     return text
 
 
-def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
+def _describe_zero_variance_groups(mode: Mode) -> str:
     return {
         "mask": "zero-variance groups are excluded from the loss",
         "skip": "rows of zero-variance groups are not computed",
-        "resample": f"zero-variance groups are replaced (up to {args.prompts_per_slot} prompts for each place in the batch)",
-    }.get(args.zero_variance_groups, "")
+        "resample": f"zero-variance groups are replaced (up to {mode.candidates_per_slot} prompts for each place in the batch)",
+    }.get(mode.zero_variance_groups, "")
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -199,18 +200,18 @@ class TrainingDiagnostics:
     - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
+            Configuration of the run, and its mode.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, steps: int = 20):
+    def __init__(self, args: AdaGRPOConfig, mode: Mode, steps: int = 20):
         self.steps = steps
-        self._args = args
+        self.mode, self._args = mode, args
         # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once compared.
         self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
-        if args.needs_successes or args.tracks_pass_rates:  # anything depends on them
+        if mode.needs_successes or mode.pass_rate_estimator:  # anything depends on them
             self._early = []
         self._last_gradient: int | None = None  # the last step with one
         self._warned = False  # that there is none
@@ -246,7 +247,7 @@ class TrainingDiagnostics:
             rewards = reward_N[~np.isnan(reward_N)]
             is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
-            longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
+            longer = "max_rounds or max_completion_length" if self.mode.is_sequential else "max_completion_length"
             logger.warning(
                 f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have equal "
                 "rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
@@ -265,8 +266,8 @@ class TrainingDiagnostics:
         advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
-        effect = f"sampling {'is' if args.retries else 'and prompt weights are'} the same for all prompts"
-        if not args.needs_successes:
+        effect = f"sampling {'is' if self.mode.retries else 'and prompt weights are'} the same for all prompts"
+        if not self.mode.needs_successes:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
             f"{found.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "

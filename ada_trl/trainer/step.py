@@ -10,8 +10,9 @@ import torch
 from accelerate import Accelerator
 
 from ..core import Rollouts, SampledPrompt
+from ..core.advantages import MAX_ADVANTAGE
 from ..sampling.prompts import PromptBatch
-from .validation import MEAN_OVER_ROWS
+from .option_rules import MEAN_OVER_ROWS
 
 
 if TYPE_CHECKING:
@@ -165,3 +166,37 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelera
         tokens, trained_tokens = (batch["completion_mask"] * batch.get("tool_mask", 1) for batch in (inputs, trained))
         trained["advantages"] = trained["advantages"] * trained_tokens.sum() / tokens.sum().clamp(min=1)
     return trained
+
+
+def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarray:
+    """
+    Return the advantages that the user's function `name` has returned, as an array.
+
+    Raises:
+        `ValueError`: If it is not one number per rollout that the loss can represent.
+    """
+    if isinstance(advantages, torch.Tensor):
+        if advantages.requires_grad:
+            raise ValueError(
+                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
+            )
+        advantages = advantages.cpu()
+    try:
+        values = np.asarray(advantages, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} returned {type(advantages).__name__}, which is no array of numbers: {error}."
+        ) from error
+    if values.shape != (num_rollouts,):
+        raise ValueError(
+            f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage for each "
+            "of the rollouts that it was given."
+        )
+    is_valid = np.abs(values) <= MAX_ADVANTAGE  # NaN is not
+    if not is_valid.all():
+        raise ValueError(
+            f"{name} returned {values[~is_valid][0]} for rollout {np.flatnonzero(~is_valid)[0]}, but advantages must be finite and at "
+            f"most {MAX_ADVANTAGE:g}, so that the loss does not overflow. Return 0 for rollouts without a reward (NaN in "
+            "rollouts.reward_N)."
+        )
+    return values

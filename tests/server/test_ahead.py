@@ -80,7 +80,7 @@ def test_the_next_step_is_requested_with_the_newest_weights_before_this_one_is_t
     for i in range(generations):
         assert {call.weights for call in server.completions[i * rows : (i + 1) * rows]} == {sampled[i]}
     assert "rollouts come from the weights before the last generation batch was trained on" in describe_run(
-        trainer.args
+        trainer.args, trainer.mode
     )
     logs = [step for step in logs_of(trainer) if "ada/staleness" in step]
     iterations = options.get("num_iterations", 1)

@@ -10,6 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
+from ada_trl.trainer.mode import Mode
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
@@ -61,14 +62,18 @@ SENTENCES = [
 ]
 
 
+def describe(args):
+    return describe_run(args, Mode.of(args))
+
+
 @pytest.mark.parametrize(("options", "fragments"), SENTENCES)
 def test_a_sentence_describes_the_differences_from_grpo(options, fragments):
-    sentence = describe_run(config(**options))
+    sentence = describe(config(**options))
     assert all(fragment in sentence for fragment in fragments), sentence
 
 
 def test_nothing_is_said_where_nothing_differs():
-    assert describe_run(config(**UNIFORM, num_generations=8, scale_rewards="group", epsilon_high=None)) == ""
+    assert describe(config(**UNIFORM, num_generations=8, scale_rewards="group", epsilon_high=None)) == ""
     grpo = {field: GRPOConfig.__dataclass_fields__[field].default for field in ("scale_rewards", "epsilon_high")}
     assert grpo == {"scale_rewards": "group", "epsilon_high": None}
 
@@ -78,7 +83,7 @@ def test_the_sentence_is_printed_before_the_logs_of_trl(tmp_path, capsys):
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if "'grad_norm':" in line)
-    assert describe_run(trainer.args) in lines[:first]
+    assert describe_run(trainer.args, trainer.mode) in lines[:first]
 
 
 @pytest.mark.parametrize(("log_level", "process"), [("warning", 0), ("error", 0), ("warning", 1)])
@@ -86,7 +91,8 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     log_level, process, monkeypatch, capsys
 ):
     monkeypatch.setattr(AdaGRPOConfig, "process_index", property(lambda self: process))
-    report_start(config(log_level=log_level), num_prompts=None)
+    args = config(log_level=log_level)
+    report_start(args, Mode.of(args), num_prompts=None)
     assert bool(capsys.readouterr().out) == ((log_level, process) == ("warning", 0))
 
 
@@ -100,7 +106,8 @@ def start_warnings(caplog):
     def collect(num_prompts=1000, rows=64, **options):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
-            report_start(config(per_device_train_batch_size=rows, **options), num_prompts)
+            args = config(per_device_train_batch_size=rows, **options)
+            report_start(args, Mode.of(args), num_prompts)
         return [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.reporting"]
 
     return collect

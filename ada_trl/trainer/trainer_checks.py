@@ -1,20 +1,22 @@
-"""Checks of the trainer's arguments, of overrides, and of what an advantage function returns."""
+"""
+Checks of a trainer in its mode: of its arguments before a model is loaded or a server is contacted, and of the trainer at the end
+of its construction and at the start of `train()`. (Rules for the options alone are in option_rules.py.)
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from datasets import Dataset, IterableDataset
 from torch import nn
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, get_config_model_id
 
-from ..core.advantages import MAX_ADVANTAGE
 from ..sampling.prompts import WITHOUT_QUEUE
 from ..utils.logging import get_logger
+from . import trl_private
 from .ada_grpo_config import WEIGHTED_SUM, AdaGRPOConfig
+from .mode import OF_CONSTRUCTION, Mode
 
 
 logger = get_logger(__name__)
@@ -25,6 +27,8 @@ DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
 
 
 def check_arguments(
+    trainer: Any,
+    base: type,
     args: AdaGRPOConfig,
     *,
     train_dataset: Any,
@@ -32,34 +36,34 @@ def check_arguments(
     processing_class: Any,
     rollout_func: Any,
     environment_factory: Any,
-    advantage_func: Any,
 ) -> None:
     """
     Check arguments of [`AdaGRPOTrainer`] that only some modes support, before a model is loaded or a server is contacted.
 
+    Args:
+        trainer ([`AdaGRPOTrainer`]), base (`type`), args ([`AdaGRPOConfig`]):
+            The trainer with its mode, the class whose methods count as not overridden, and the configuration.
+        The others as in [`AdaGRPOTrainer`].
+
     Raises:
-        `ValueError`: If an argument is not supported in the chosen mode, or `success_reward` is missing or unknown.
+        `ValueError`: If an argument is not supported in the mode, or `success_reward` is missing or unknown.
     """
-    if rollout_func is not None and not (args.trains_as_grpo and advantage_func is None):
-        raise ValueError(
-            f"rollout_func is not supported with adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}: a "
-            "rollout function contains a separate sampling loop. Use adaptive_sampling='uniform', baseline='pool' and "
-            "prompt_weighting='none', or trl.GRPOTrainer."
-        )
-    check_value_head(args, environment_factory is not None, isinstance(processing_class, ProcessorMixin))
-    check_size(args, train_dataset)
-    if args.uses_prompt_queue and isinstance(train_dataset, IterableDataset):
-        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            if getattr(args, name) == "epoch":
-                raise ValueError(
-                    f"{name} ('epoch') is not supported with a stream and retries, zero_variance_groups='resample' or "
-                    f"max_staleness=1, where the trainer does not see the end of an epoch. Set {name}='steps'."
-                )
+    _check_in_mode(
+        trainer,
+        base,
+        args,
+        dataset=train_dataset,
+        rollout_func=rollout_func,
+        has_environments=environment_factory is not None,
+        has_images=isinstance(processing_class, ProcessorMixin),
+    )
+    _check_own_advantages(trainer, args)
+    check_size(args, trainer.mode, train_dataset)
     if environment_factory is None:  # which may bring a reward
         names = _reward_names(reward_funcs)
         if names is not None:
-            check_success_reward(args, names)
-    elif train_dataset is None and args.resamples_prompts:
+            check_success_reward(args, trainer.mode, names)
+    elif train_dataset is None and trainer.mode.resamples_prompts:
         name = "retries" if args.retries else "zero_variance_groups"
         raise ValueError(
             f"{name} ({getattr(args, name)!r}) requires a train_dataset, because every reset of an environment without one is "
@@ -67,30 +71,100 @@ def check_arguments(
         )
 
 
-def check_value_head(args: AdaGRPOConfig, has_environments: bool, has_images: bool) -> None:
+def check_trainer(trainer: Any, base: type) -> None:
     """
-    Check that a value head reads the whole prompt.
+    The same for a trainer, of which options, attributes and methods may have been set since its construction, and what only a
+    constructed trainer knows.
 
     Raises:
-        `ValueError`: If it would not, because an environment or an image adds to the text.
+        `ValueError`: as [`check_arguments`].
     """
-    if args.pass_rate_estimator == "value" and (has_environments or has_images):
+    args, mode = trainer.args, trainer.mode
+    _check_in_mode(
+        trainer,
+        base,
+        args,
+        dataset=trainer.train_dataset,
+        rollout_func=trainer.rollout_func,
+        has_environments=trainer.environment_factories is not None,
+        has_images=trl_private.is_vision_language_model(trainer),
+    )
+    check_scheduled(trainer)
+    if mode.max_staleness and not trainer.vllm.samples_async:
+        raise ValueError(
+            f"max_staleness ({mode.max_staleness}) is not supported with tools, environments, or reward models under FSDP or "
+            "DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
+        )
+    if mode.zero_variance_groups == "skip" and trainer.aux_loss_enabled:
+        raise ValueError(
+            "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts on all "
+            "rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
+        )
+
+
+def check_scheduled(trainer: Any) -> None:
+    """The part of [`check_trainer`] that depends on options which a callback may change during training."""
+    _check_own_advantages(trainer, trainer.args)
+    check_success_reward(trainer.args, trainer.mode, trainer.reward_func_names, trainer.reward_weights.tolist())
+
+
+def check_same_construction(args: AdaGRPOConfig, before: dict[str, Any]) -> None:
+    """
+    Check that options which only the construction of a trainer reads have the values that they had then, `before`.
+
+    Raises:
+        `ValueError`: If one was set, or follows from others that were set.
+    """
+    for name in OF_CONSTRUCTION:
+        if getattr(args, name) != before[name]:
+            raise ValueError(
+                f"{name} ({getattr(args, name)!r}) was {before[name]!r} when this trainer was built, which alone reads it. Build "
+                f"another trainer, or set {name}={before[name]!r}."
+            )
+
+
+def _check_in_mode(
+    trainer: Any,
+    base: type,
+    args: AdaGRPOConfig,
+    *,
+    dataset: Any,
+    rollout_func: Any,
+    has_environments: bool,
+    has_images: bool,
+) -> None:
+    mode = trainer.mode
+    _check_overrides(trainer, base, args)
+    if rollout_func is not None and not (mode.trains_as_grpo and trainer.advantage_func is None):
+        raise ValueError(
+            f"rollout_func is not supported with adaptive_sampling={mode.adaptive_sampling!r} and baseline={mode.baseline!r}: a "
+            "rollout function contains a separate sampling loop. Use adaptive_sampling='uniform', baseline='pool' and "
+            "prompt_weighting='none', or trl.GRPOTrainer."
+        )
+    if mode.pass_rate_estimator == "value" and (has_environments or has_images):
         name = "a vision-language model" if has_images else "environment_factory"
         raise ValueError(
             f"pass_rate_estimator ('value') is not supported with {name}: the value head reads only the text of the prompt. "
             "Use pass_rate_estimator='ema'."
         )
+    if mode.uses_prompt_queue and isinstance(dataset, IterableDataset):
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            if getattr(args, name) == "epoch":
+                raise ValueError(
+                    f"{name} ('epoch') is not supported with a stream and retries, zero_variance_groups='resample' or "
+                    f"max_staleness=1, where the trainer does not see the end of an epoch. Set {name}='steps'."
+                )
 
 
 def check_success_reward(
-    args: AdaGRPOConfig, reward_names: Sequence[str], weights: Sequence[float] | None = None
+    args: AdaGRPOConfig, mode: Mode, reward_names: Sequence[str], weights: Sequence[float] | None = None
 ) -> None:
     """
     Check that it is known which reward decides whether a rollout is a success.
 
     Args:
-        args ([`AdaGRPOConfig`]), reward_names (`Sequence[str]`):
-            Configuration, and names of the reward functions.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]), reward_names (`Sequence[str]`):
+            Configuration, its mode, and names of the reward functions.
         weights (`Sequence[float]`, *optional*):
             Their weights as TRL has completed them, with those of environments; by default `reward_weights`.
 
@@ -112,15 +186,17 @@ def check_success_reward(
     weights = weights or args.reward_weights or [1.0] * len(reward_names)
     if len(weights) != len(reward_names):
         return  # GRPOTrainer reports it
-    if name is None and args.needs_successes and sum(weight != 0 for weight in weights) > 1:
-        mode = f"adaptive_sampling={args.adaptive_sampling!r} with prompt_weighting={args.prompt_weighting!r} depends"
+    if name is None and mode.needs_successes and sum(weight != 0 for weight in weights) > 1:
+        depends = (
+            f"adaptive_sampling={args.adaptive_sampling!r} with prompt_weighting={args.prompt_weighting!r} depends"
+        )
         alternative = "baseline='batch'"
         if args.retries:
-            mode, alternative = "retries depend", "retries=0"
+            depends, alternative = "retries depend", "retries=0"
         elif args.baseline == "batch":
             alternative = "adaptive_sampling='uniform'"
         raise ValueError(
-            f"{constraint}, because {mode} on which rollouts are correct, and the sum of several rewards may exceed "
+            f"{constraint}, because {depends} on which rollouts are correct, and the sum of several rewards may exceed "
             f"positive_threshold without a correct answer. Set it, or use {alternative}.{rename}"
         )
 
@@ -138,19 +214,19 @@ def _reward_names(reward_funcs: Any) -> list[str] | None:
     ]
 
 
-def check_size(args: AdaGRPOConfig, dataset: Any) -> None:
+def check_size(args: AdaGRPOConfig, mode: Mode, dataset: Any) -> None:
     """Check that the training dataset has enough rows for one step, see [`report_too_few_prompts`]."""
     if isinstance(dataset, Dataset) and len(dataset) < args.prompts_per_step:
-        report_too_few_prompts(args, f"only {len(dataset)}")
+        report_too_few_prompts(args, mode, f"only {len(dataset)}")
 
 
-def report_too_few_prompts(args: AdaGRPOConfig, found: str) -> None:
+def report_too_few_prompts(args: AdaGRPOConfig, mode: Mode, found: str) -> None:
     """
     Report that the training dataset has fewer rows than a step has prompts, so that no step is run.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
+            Configuration of the run, and its mode.
         found (`str`):
             Number of rows; the length of a stream is not known.
 
@@ -163,57 +239,35 @@ def report_too_few_prompts(args: AdaGRPOConfig, found: str) -> None:
         f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training dataset has {found}. Use a "
         "smaller batch, more rollouts per prompt or a larger dataset."
     )
-    if not args.trains_as_grpo:
+    if not mode.trains_as_grpo:
         raise ValueError(text)
     logger.warning(text)
 
 
-def check_overrides(trainer: GRPOTrainer, base: type, args: AdaGRPOConfig) -> None:
-    """
-    Check that no override of a subclass is without effect in the chosen mode.
-
-    Args:
-        trainer ([`~trl.GRPOTrainer`]):
-            The trainer, before or after its construction.
-        base (`type`):
-            The class whose methods count as not overridden.
-
-    Raises:
-        `ValueError`: If a method is overridden that the mode does not call.
-    """
+def _check_overrides(trainer: GRPOTrainer, base: type, args: AdaGRPOConfig) -> None:
+    """Check that no override of a subclass is without effect in the mode, which does not call some methods."""
+    mode = trainer.mode
     unused: list[tuple[str, str, str]] = []
-    if args.uses_prompt_queue:
+    if mode.uses_prompt_queue:
         reason = "prompts come from the prompt queue instead of the data loader"
         unused += [(name, reason, WITHOUT_QUEUE) for name in DATA_LOADING]
-    if args.use_vllm and args.vllm_mode == "server" and (args.is_multi_round or args.max_staleness):
+    if args.use_vllm and args.vllm_mode == "server" and (mode.is_multi_round or mode.max_staleness):
         reason = "completions are requested from the server one by one"
         fix = "max_staleness=0 and a mode with one round per step, such as baseline='batch'"
         unused.append(("_generate_single_turn", reason, fix))
     for name, reason, fix in unused:
         if name in trainer.__dict__ or getattr(type(trainer), name) is not getattr(base, name):
             raise ValueError(
-                f"{type(trainer).__name__}.{name} would have no effect with adaptive_sampling={args.adaptive_sampling!r}, "
-                f"baseline={args.baseline!r}, zero_variance_groups={args.zero_variance_groups!r} and max_staleness="
-                f"{args.max_staleness}: {reason}. Remove the override, or set {fix}."
+                f"{type(trainer).__name__}.{name} would have no effect with adaptive_sampling={mode.adaptive_sampling!r}, "
+                f"baseline={mode.baseline!r}, zero_variance_groups={mode.zero_variance_groups!r} and max_staleness="
+                f"{mode.max_staleness}: {reason}. Remove the override, or set {fix}."
             )
 
 
-def check_own_advantages(args: AdaGRPOConfig, name: str | None, advantage_func: Any) -> None:
-    """
-    Check that options do not contradict the user's advantages.
-
-    Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
-        name (`str`, *optional*):
-            Name of the user's function; `None` if there is none.
-        advantage_func (`Any`):
-            The argument of the trainer.
-
-    Raises:
-        `ValueError`: If an option would have no effect, or decides before the advantages are known.
-    """
-    if name is not None and args.zero_variance_groups == "resample":
+def _check_own_advantages(trainer: Any, args: AdaGRPOConfig) -> None:
+    """Check that no option contradicts the user's advantages: has no effect, or decides before they are known."""
+    name, advantage_func = trainer.own_advantages, trainer.advantage_func
+    if name is not None and trainer.mode.zero_variance_groups == "resample":
         raise ValueError(
             f"zero_variance_groups ('resample') is not supported with {name}, because prompts are replaced by the variance of their "
             "rewards, before advantages are computed. Use 'keep', 'skip' or 'mask', which act on the computed advantages."
@@ -227,7 +281,7 @@ def check_own_advantages(args: AdaGRPOConfig, name: str | None, advantage_func: 
     replaced = {
         "scale_rewards": args.scale_rewards != "none",
         "multi_objective_aggregation": args.multi_objective_aggregation != "sum_then_normalize",
-        "prompt_weighting": args.is_set("prompt_weighting") and args.prompt_weighting not in ("none", 1.0),
+        "prompt_weighting": args.is_set("prompt_weighting") and trainer.mode.is_weighted,
     }
     for option, is_given in replaced.items():
         if is_given:
@@ -249,37 +303,3 @@ def has_whole_groups(dataset: Any, num_processes: int, rows: int, num_generation
     """
     reads_own_shards = num_processes > 1 and isinstance(dataset, IterableDataset)
     return not reads_own_shards or rows % num_generations == 0
-
-
-def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarray:
-    """
-    Return the advantages that the user's function `name` has returned, as an array.
-
-    Raises:
-        `ValueError`: If it is not one number per rollout that the loss can represent.
-    """
-    if isinstance(advantages, torch.Tensor):
-        if advantages.requires_grad:
-            raise ValueError(
-                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
-            )
-        advantages = advantages.cpu()
-    try:
-        values = np.asarray(advantages, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} returned {type(advantages).__name__}, which is no array of numbers: {error}."
-        ) from error
-    if values.shape != (num_rollouts,):
-        raise ValueError(
-            f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage for each "
-            "of the rollouts that it was given."
-        )
-    is_valid = np.abs(values) <= MAX_ADVANTAGE  # NaN is not
-    if not is_valid.all():
-        raise ValueError(
-            f"{name} returned {values[~is_valid][0]} for rollout {np.flatnonzero(~is_valid)[0]}, but advantages must be finite and at "
-            f"most {MAX_ADVANTAGE:g}, so that the loss does not overflow. Return 0 for rollouts without a reward (NaN in "
-            "rollouts.reward_N)."
-        )
-    return values
