@@ -3,19 +3,19 @@ Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step,
 
     GRPOTrainer.training_step
       AdaGRPOTrainer._generate_and_score_completions     returns the batch to train on
-        _plan_step                                       the next prompts, and the number of rollouts of each
-        _sample_once                                     one round: TRL makes the batch
+        plan_step                                        the next prompts, and the number of rollouts of each (step.py)
+        sample_once                                      one round: TRL makes the batch
           GRPOTrainer._generate_and_score_completions
             _generate → GRPOTrainer._generate            with the weights of this step (vllm_session.py)
             _calculate_rewards → receive                 rewards become `Rollouts`; the queue keeps unsolved prompts
-        _sample_in_rounds                                several rounds: sampled first
+        sample_in_rounds                                 several rounds: sampled first
           sample_slots                                   the rounds of each prompt, until it is done
             RoundGenerator.prepare → GRPOTrainer._generate_and_score_completions, which an exception leaves
             RoundGenerator._sample → GRPOTrainer._generate, GRPOTrainer._calculate_rewards, on this rank alone
           select_groups                                  the rollouts to train on
           GRPOTrainer._generate_and_score_completions    makes the batch of them, without generating and scoring
-        compute_advantages                               one function of all rollouts, in place of TRL's (core/advantages.py)
-        _log_step                                        metrics, and the estimates of pass rates
+        compute_advantages                               one function of all rollouts, in place of TRL's
+        log_step                                         metrics, and the estimates of pass rates
 """
 
 import itertools
@@ -23,14 +23,13 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate.data_loader import IterableDatasetShard
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 from trl import GRPOTrainer
@@ -38,54 +37,33 @@ from trl.trainer.utils import get_config_model_id
 
 from ..core import (
     Rollouts,
-    SampledPrompt,
     Scoring,
-    Slot,
-    allocate,
     batch_advantages,
-    collect_rollouts,
-    completion_metrics,
-    detailed_metrics,
-    first_round_metrics,
     normalize_each_reward,
     pass_at_k_metrics,
     pool_advantages,
-    round_metrics,
-    sampled_prompts,
-    sampling_metrics,
-    select_groups,
 )
-from ..sampling.prompts import (
-    WITHOUT_QUEUE,
-    DataLoaderPrompts,
-    PromptBatch,
-    PromptQueue,
-    PromptSource,
-    SampledRow,
-    collate_placeholders,
-)
-from ..sampling.sampler import SelectedRollouts, StepProgress
-from ..utils.copying import copy_containers
-from ..utils.distributed import collectives_disabled, exchange_rows, no_collectives, synchronized_errors
-from ..utils.logging import deduplicate_warnings, get_logger
+from ..sampling.prompts import DataLoaderPrompts, PromptQueue, PromptSource, SampledRow, StepPlan, collate_placeholders
+from ..utils.distributed import collectives_disabled, no_collectives, synchronized_errors
+from ..utils.logging import get_logger
 from ..version import __version__
 from . import trl_private
 from .ada_grpo_config import AdaGRPOConfig
 from .checkpointing import load_state, save_state
 from .interception import (
     TrainingState,
-    injecting,
-    recording,
     reporting_rewards,
     run_tools,
     score_on_all_ranks,
     without_infinities,
     without_replaced_methods,
 )
+from .loss_rows import mask_rows, skip_zero_advantage_rows
 from .mode import Mode
+from .own_advantages import run_own_advantages
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
-from .step import POOL_COLUMNS, StepBatch, StepPlan, check_advantages, mask_rows, skip_zero_advantage_rows
+from .step import POOL_COLUMNS, log_step, plan_step, sample_in_rounds, sample_once
 from .trainer_checks import (
     check_arguments,
     check_same_construction,
@@ -96,7 +74,7 @@ from .trainer_checks import (
     report_too_few_prompts,
 )
 from .trl_version import check_trl
-from .vllm_session import VLLMSession, ess_ratio
+from .vllm_session import VLLMSession
 
 
 if TYPE_CHECKING:
@@ -321,19 +299,26 @@ class AdaGRPOTrainer(GRPOTrainer):
         if self.mode.follows_schedule(self.args):
             self.mode = self.args.resolve()
             check_scheduled(self)
-        plan, self._prefetched = self._prefetched or self._plan_step(inputs), None
+        plan, self._prefetched = self._prefetched or plan_step(self, inputs), None
         self._generated_at.append(self.state.global_step)
+        make_batch = super()._generate_and_score_completions
         if self.mode.is_multi_round:
-            batch, output = self._sample_in_rounds(plan)
+            batch, output = sample_in_rounds(self, plan, make_batch)
         else:
-            batch, output = self._sample_once(plan, inputs)
-        batch.advantage_N = self._compute_advantages(plan, batch)
-        if not self.is_vanilla_grpo:
-            self._replace_advantages(batch, output)
+            if plan.rows is not inputs and isinstance(inputs, list):
+                # An override that reads its rows after this call expects those of the batch.
+                inputs[:] = map(SampledRow if self.mode.uses_prompt_queue else dict, plan.rows)
+            batch, output = sample_once(self, plan, make_batch)
+        if self.own_advantages is None:
+            batch.advantage_N = self.compute_advantages(batch.rollouts)
+        else:
+            batch.advantage_N = run_own_advantages(self, plan, batch)
+        if not self.is_vanilla_grpo:  # TRL has computed advantages from its groups
+            trl_private.replace_advantages(self, output, batch.advantage_of_row)
         if self.mode.zero_variance_groups == "mask":
             # By the batch's exact advantages: in TRL's, rounding may leave a mean that differs from equal rewards.
             mask_rows(output, batch.in_zero_advantage_group().tolist(), self.loss_type, self.accelerator)
-        self._log_step(batch, output, plan)
+        log_step(self, plan, batch, output)
         self.vllm.check_logprobs(output)
         return output
 
@@ -362,34 +347,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Whether training equals [`~trl.GRPOTrainer`] bit for bit, and only the metrics are ours."""
         return self.mode.trains_as_grpo and self.own_advantages is None
 
-    def _compute_advantages(self, plan: StepPlan, batch: StepBatch) -> np.ndarray:
-        """The advantages of a batch; the user's function is run as a reward function is. Collective."""
-        if self.own_advantages is None:
-            return self.compute_advantages(batch.rollouts)
-        batch.rollouts = replace(batch.rollouts, columns=self._dataset_columns(plan, batch))
-        with synchronized_errors(), TrainingState(self.model).preserved():
-            advantages = self.compute_advantages(batch.rollouts)
-            return check_advantages(advantages, self.own_advantages, len(batch.rollouts))
-
-    def _dataset_columns(self, plan: StepPlan, batch: StepBatch) -> dict[str, np.ndarray]:
-        """Columns of the dataset but for prompts and images, with the value of each rollout. Collective."""
-        hidden = ("prompt", "image", "images")
-        rows = gather_object(
-            [{name: row[name] for name in row if name not in hidden} for row in plan.prompts.local_rows]
-        )
-        of_prompts = [rows[i] for i in self._rows_of_prompts(plan, batch)]
-        columns = {}
-        for name in dict.fromkeys(name for row in of_prompts for name in row):
-            values = [row.get(name) for row in of_prompts]
-            if {type(value) for value in values} in ({int}, {float}, {bool}, {str}):
-                array = np.array(values)
-            else:
-                array = np.empty(len(values), dtype=object)
-                for i, value in enumerate(values):  # all at once, lists would become another dimension
-                    array[i] = value
-            columns[name] = array[batch.rollouts.prompt_N]
-        return columns
-
     def _evaluate_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         from ..pass_rates.prompt_id import row_key
 
@@ -400,168 +357,12 @@ class AdaGRPOTrainer(GRPOTrainer):
         self.vllm.check_logprobs(output)
         return output
 
-    def _plan_step(self, inputs: list[dict[str, Any]]) -> StepPlan:
-        """Choose the prompts of a step and their numbers of rollouts. Collective."""
-        if self.mode.uses_prompt_queue and not all(isinstance(row, SampledRow) or row == {} for row in inputs):
-            raise ValueError(
-                "Rows or values that an override passes to `_generate_and_score_completions` would have no effect where prompts come from "
-                f"the prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
-            )
-        with TrainingState(self.model).preserved():  # a stream runs user code when it is read
-            prompts = self.prompt_source.next_prompts(inputs)
-        estimates = None if self.pass_rates is None else self.pass_rates.estimate(prompts.local_rows)
-        sizes = [self.mode.round_size] * len(prompts.slot_ranks)
-        if estimates is not None and self.mode.is_estimated:
-            sizes = self._allocate(estimates.pass_rates)
-        rows: list[dict] = []
-        if not self.mode.is_multi_round:
-            # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
-            as_loaded = not self.mode.uses_prompt_queue and not self.mode.is_estimated
-            rows = inputs if as_loaded else self._assign_rows(prompts, sizes)
-        return StepPlan(prompts, sizes, estimates, self.state.global_step, rows)
-
     def _scoring(self) -> Scoring:
         """What the rewards amount to, from TRL's present weights."""
         name = self.args.success_function
         column = None if name is None else self.reward_func_names.index(name)
         is_batch = self.mode.baseline == "batch"
         return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column, needs_weight=is_batch)
-
-    def _allocate(self, pass_rates: list[float]) -> list[int]:
-        """Numbers of rollouts by estimated pass rates; the main process decides. Collective."""
-        mode = self.mode
-        sizes = allocate(
-            pass_rates,
-            mode.num_generations * len(pass_rates),
-            min_samples=mode.min_samples,
-            max_samples=mode.max_samples,
-            rule=mode.allocation_rule,
-        )
-        return broadcast_object_list([sizes])[0]
-
-    def _assign_rows(self, prompts: PromptBatch, sizes: list[int]) -> list[dict]:
-        """This rank's part of the batch, in which each prompt has `sizes` copies of its row. Collective."""
-        order = [prompt for prompt, size in enumerate(sizes) for _ in range(size)]
-        per_rank = len(order) // self.accelerator.num_processes
-        needed = [order[rank * per_rank : (rank + 1) * per_rank] for rank in range(self.accelerator.num_processes)]
-        rows = exchange_rows(prompts.local_rows, prompts.row_ranks, needed, self.accelerator)
-        return [copy_containers(rows[prompt]) for prompt in needed[self.accelerator.process_index]]
-
-    # One round: TRL's method runs once, on the planned rows
-
-    def _sample_once(self, plan: StepPlan, inputs: list[dict[str, Any]]) -> tuple[StepBatch, dict[str, Any]]:
-        if plan.rows is not inputs and isinstance(inputs, list):
-            # An override that reads its rows after this call expects those of the batch.
-            inputs[:] = map(SampledRow if self.mode.uses_prompt_queue else dict, plan.rows)
-        is_ahead = self.mode.max_staleness > 0
-        prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.prompts.candidates)]
-        attempt_P = np.array([prompt.candidate.attempts for prompt in prompts])
-        batches: list[StepBatch] = []
-
-        def receive(lengths: list[tuple[int, bool]], rewards: torch.Tensor) -> None:
-            rows = (rewards if self.is_vanilla_grpo else without_infinities(rewards)).double().cpu().numpy()
-            of_prompts, scoring = np.split(rows, np.cumsum(plan.sizes)[:-1]), self._scoring()
-            length_N, is_truncated_N = np.array(gather_object(lengths)).T
-            rollouts = Rollouts.score(of_prompts, scoring, attempt_P=attempt_P, length_N=length_N)
-            queue_metrics = self.prompt_source.finish_step(prompts, rollouts)
-            batch = StepBatch(prompts, rollouts, np.arange(len(rollouts)), attempt_P == 0, queue_metrics)
-            batch.is_truncated_N = is_truncated_N
-            batches.append(batch)
-            if is_ahead:  # only now, because the rewards decide which prompts are retried
-                self._prefetch_next_step()
-
-        with recording(self, plan.rows, receive, score_early=is_ahead) as seconds:
-            output = super()._generate_and_score_completions(plan.rows)
-        (batch,) = batches
-        of_ranks = self.accelerator.gather(torch.tensor([list(seconds.values())], device=self.accelerator.device))
-        batch.metrics |= dict(zip(seconds, of_ranks.mean(dim=0).tolist(), strict=True)) | self.vllm.collect_metrics()
-        batch.metrics["tokens/generated"] = float(batch.rollouts.length_N.sum())
-        if self.mode.is_estimated or attempt_P.any():
-            self._replace_completion_metrics(batch)
-        if is_ahead:  # before rows are masked
-            batch.metrics["staleness"] = float(self.state.global_step - plan.global_step)
-            batch.metrics["ess_ratio"] = ess_ratio(output, self.accelerator)
-        return batch, output
-
-    def _replace_completion_metrics(self, batch: StepBatch) -> None:
-        """Log the lengths of an unbiased sample where TRL has logged those of retries, or more of the hard prompts."""
-        rollouts = batch.rollouts
-        counted = np.flatnonzero(batch.is_on_distribution_P[rollouts.prompt_N])
-        weights = 1 / rollouts.size_P[rollouts.prompt_N[counted]]  # each prompt counts once
-        metrics = completion_metrics(rollouts.length_N[counted], batch.is_truncated_N[counted], weights)
-        trl_private.replace_latest_metrics(self, {name: [value] for name, value in metrics.items()})
-
-    def _prefetch_next_step(self) -> None:
-        """Request the next step's rollouts, to be generated with the newest weights while this step is trained on. Collective."""
-        args = self.args
-        micro_steps = self.state.global_step * args.gradient_accumulation_steps
-        micro_steps += trl_private.micro_step(self) % args.gradient_accumulation_steps
-        after_this = micro_steps + trl_private.micro_steps_per_generation(self)
-        if after_this >= self.state.max_steps * args.gradient_accumulation_steps:
-            return  # this is the last generation batch
-        # Before the requests: if one cannot be sent, the plan's prompts are the next ones again (see `train`).
-        plan = self._prefetched = self._plan_step([])
-        with synchronized_errors():
-            # As TRL prepares them in the next step, where images join the messages.
-            prompt_ids, images, _ = self._tokenize_prompts(self._round_generator.prepare(plan.rows))
-        self.vllm.prefetch(prompt_ids, images)
-
-    # Several rounds: sample and select first, then let TRL's method assemble the batch
-
-    def _sample_in_rounds(self, plan: StepPlan) -> tuple[StepBatch, dict[str, Any]]:
-        with (
-            trl_private.rank_local_collectives(self),
-            self._round_generator.hold_environments(),
-            # TRL warns of every call in which a row has no reward.
-            deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
-        ):
-            rule, scoring = self.mode.slot_rule, self._scoring()
-            slots = [Slot(rule, scoring, *slot) for slot in zip(plan.prompts.candidates, plan.sizes, strict=True)]
-            sampler = self._round_generator.build_sampler(plan.prompts, slots, samples_async=self.vllm.samples_async)
-            is_hidden = self.args.disable_tqdm or not self.accelerator.is_local_main_process
-            with (
-                self.vllm.generation(),
-                StepProgress(sampler.num_shown, self.state.global_step + 1, is_hidden) as progress,
-            ):
-                sampler.sample(progress)
-            batch = self._select(slots)
-            selected = sampler.fetch(self._draws(batch, batch.selected))
-            length_N = [selected.lengths[draw] for draw in self._draws(batch, np.arange(len(batch.rollouts)))]
-            batch.rollouts = replace(batch.rollouts, length_N=np.array(length_N))
-            self._log_sampling(batch, selected)
-            batch.metrics |= self.prompt_source.finish_step(batch.prompts, batch.rollouts)
-            batch.metrics |= self.vllm.collect_metrics()
-        rewards = torch.tensor(batch.rollouts.rewards_NF[batch.selected], dtype=torch.float32)
-        with injecting(self, selected.rows, rewards.to(self.accelerator.device)):
-            output = super()._generate_and_score_completions([row.row for row in selected.rows])
-        return batch, output
-
-    def _select(self, slots: list[Slot]) -> StepBatch:
-        """All rollouts of the sampled slots, and those of them that are trained on."""
-        prompts = sampled_prompts(slots)
-        rollouts = collect_rollouts(slots, prompts)
-        is_on_distribution_P = np.array([prompt.is_on_distribution for prompt in prompts])
-        if not self.mode.is_sequential:
-            is_trained_P = np.array([prompt.is_trained for prompt in prompts])
-            selected = np.flatnonzero(is_trained_P[rollouts.prompt_N])
-            return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
-        # The position in the run, which a resumed run shares, unlike TRL's count of micro-batches in this process.
-        step = self.state.global_step
-        batches_before = self._generated_at.count(step) - 1  # of this optimizer step
-        seed = (self.args.seed, step, batches_before * trl_private.micro_steps_per_generation(self))
-        has_candidates = self.mode.zero_variance_groups == "resample"
-        seeds = [
-            (*seed, prompt.slot, *((prompt.candidate_index,) if has_candidates else ())) if prompt.is_trained else None
-            for prompt in prompts
-        ]
-        selected = select_groups(rollouts, self.mode.num_generations, seeds)
-        return StepBatch(prompts, rollouts, selected, is_on_distribution_P, {})
-
-    def _draws(self, batch: StepBatch, indices: np.ndarray) -> list[tuple[int, int]]:
-        """Slots of rollouts, and their indices among the rollouts of the slot."""
-        rollouts = batch.rollouts
-        of_rollouts = zip(rollouts.prompt_N[indices].tolist(), rollouts.draw_N[indices].tolist(), strict=True)
-        return [(batch.prompts[p].slot, batch.prompts[p].first_draw + draw) for p, draw in of_rollouts]
 
     def _reset_position(self) -> None:
         """Start from the first prompt, as the data loader does, and count generation batches from the beginning."""
@@ -572,93 +373,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._generated_at: list[int] = []  # global step at which each generation batch of this training was sampled
         self._last_micro_batch_at = -1  # global step at which the last micro-batch was trained on
         self._micro_step_at_start = 0  # of that step
-
-    # What is logged and what TRL trains on
-
-    def _replace_advantages(self, batch: StepBatch, output: dict[str, Any]) -> None:
-        """Replace the advantages that TRL has computed from its groups."""
-        advantages = batch.advantage_N[batch.selected]
-        rows = len(output["advantages"])
-        start = self.accelerator.process_index * rows
-        output["advantages"] = output["advantages"].new_tensor(advantages[start : start + rows])
-        trl_private.replace_logged_advantages(self, advantages.tolist())
-
-    def _log_sampling(self, batch: StepBatch, selected: SelectedRollouts) -> None:
-        """Log the tokens of all rounds, the completions of the first one, and extra columns of the table, which TRL does not know."""
-        stats = selected.stats
-        self.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
-        trl_private.set_token_count(self, self.state.num_input_tokens_seen)
-        trl_private.append_metrics(self, completion_metrics(*zip(*selected.first_round, strict=True)))
-        calls, failures = (stats.pop(f"tools/{name}") for name in ("calls", "failures"))
-        if self.tools:
-            frequencies = {
-                "tools/call_frequency": calls / len(selected.first_round),
-                "tools/failure_frequency": failures / calls if calls else 0.0,
-            }
-            trl_private.append_metrics(self, frequencies)
-        batch.metrics |= stats
-        names = {name for row in selected.rows for name in row.extras}
-        columns = {name: [row.extras.get(name) for row in selected.rows] for name in names}
-        trl_private.set_pending_extra_columns(self, columns)
-
-    def _log_step(self, batch: StepBatch, output: dict[str, Any], plan: StepPlan) -> None:
-        """Log the metrics of a step, and update the estimates of pass rates. Collective."""
-        rollouts, args, mode = batch.rollouts, self.args, self.mode
-        round_size = mode.round_size if mode.is_sequential else int(rollouts.size_P.max())
-        sampling: dict[str, Any] = {
-            "samples_per_round": round_size,
-            "is_on_distribution_P": batch.is_on_distribution_P,
-        }
-        advantage_N = batch.advantage_N.copy()
-        if args.mask_truncated_completions:  # a masked row has no gradient
-            is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
-            advantage_N[batch.selected[is_masked.cpu().numpy()]] = 0
-        metrics = batch.metrics
-        metrics |= sampling_metrics(
-            rollouts,
-            batch.selected,
-            advantage_N,
-            num_generations=mode.num_generations,
-            outcome_N=self._scoring().distinguish(rollouts.rewards_NF)
-            if mode.slot_rule.compares_each_reward
-            else None,
-            **sampling,
-        )
-        if mode.is_sequential or args.log_completions:
-            metrics |= round_metrics(rollouts, mode.slot_rule, samples_per_round=round_size)
-        if args.log_completions:
-            options: dict[str, Any] = {"rule": mode.slot_rule, "weighting": mode.prompt_weighting}
-            metrics |= detailed_metrics(rollouts, batch.selected, **options, **sampling)
-            if not self.is_vanilla_grpo:
-                trl_private.append_extra_columns(self, batch.pool_columns)
-        if self.pass_rates is not None and plan.estimates is not None:
-            estimates = plan.estimates
-            if mode.is_multi_round:  # of several candidates, those that were sampled
-                estimates = estimates.take(self._rows_of_prompts(plan, batch))
-            metrics |= self.pass_rates.observe(estimates, rollouts, step=self.state.global_step + 1)
-        if not self.is_vanilla_grpo:
-            of_first_round = first_round_metrics(
-                rollouts,
-                self.reward_func_names,
-                rollouts_per_round=round_size,
-                is_on_distribution_P=batch.is_on_distribution_P,
-                each_prompt_once=mode.is_estimated,
-            )
-            of_first_round["frac_reward_zero_std"] = [metrics["frac_reward_zero_std/first_round"]]
-            trl_private.replace_latest_metrics(self, of_first_round)
-        if mode.num_generations == 1 or mode.is_estimated:  # GRPO has groups of one size
-            trl_private.drop_metric(self, "frac_reward_zero_std")
-            del metrics["frac_reward_zero_std/first_round"], metrics["frac_recovered_groups"]
-        metrics["tokens/discarded"] = metrics["tokens/generated"] - output["num_items_in_batch"].item()
-        self._diagnostics.observe(metrics, rollouts, self.state.global_step + 1)
-        if not args.log_completions:
-            metrics = {name: metrics[name] for name in metrics if name in self._logged_metrics}
-        trl_private.append_metrics(self, metrics, prefix="ada/")
-
-    def _rows_of_prompts(self, plan: StepPlan, batch: StepBatch) -> list[int]:
-        """Index of each sampled prompt among all candidates of the step."""
-        first = np.cumsum([0, *map(len, plan.prompts.candidates)])
-        return [int(first[prompt.slot]) + prompt.candidate_index for prompt in batch.prompts]
 
     # TRL's methods that are called within `_generate_and_score_completions`
 
