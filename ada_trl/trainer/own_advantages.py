@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
+from ..core import column_array
 from ..core.advantages import MAX_ADVANTAGE
 from ..sampling.prompts import StepPlan
 from ..utils.distributed import synchronized_errors
@@ -17,26 +19,23 @@ from .step import StepBatch
 
 def run_own_advantages(trainer: GRPOTrainer, plan: StepPlan, batch: StepBatch) -> np.ndarray:
     """Advantages of all rollouts by the user's function, `(N,)`, which also sees the columns of the dataset. Collective."""
-    batch.rollouts = replace(batch.rollouts, columns=_dataset_columns(plan, batch))
+    batch.rollouts = replace(batch.rollouts, columns=_dataset_columns(trainer, plan, batch))
     with synchronized_errors(), TrainingState(trainer.model).preserved():
         advantages = trainer.compute_advantages(batch.rollouts)
         return check_advantages(advantages, trainer.own_advantages, len(batch.rollouts))
 
 
-def _dataset_columns(plan: StepPlan, batch: StepBatch) -> dict[str, np.ndarray]:
+def _dataset_columns(trainer: GRPOTrainer, plan: StepPlan, batch: StepBatch) -> dict[str, np.ndarray]:
     """Columns of the dataset but for prompts and images, with the value of each rollout. Collective."""
     hidden = ("prompt", "image", "images")
     rows = gather_object([{name: row[name] for name in row if name not in hidden} for row in plan.local_rows])
     of_prompts = [rows[i] for i in plan.rows_of(batch.prompts)]
+    features = getattr(trainer.train_dataset, "features", None) or {}  # of a stream, perhaps unknown
     columns = {}
     for name in dict.fromkeys(name for row in of_prompts for name in row):
+        kind = str(getattr(features.get(name), "dtype", ""))
         values = [row.get(name) for row in of_prompts]
-        if {type(value) for value in values} in ({int}, {float}, {bool}, {str}):
-            array = np.array(values)
-        else:
-            array = np.empty(len(values), dtype=object)
-            for i, value in enumerate(values):  # all at once, lists would become another dimension
-                array[i] = value
+        array = column_array(values, is_numeric=kind.startswith(("int", "uint", "float")))
         columns[name] = array[batch.rollouts.prompt_N]
     return columns
 
@@ -54,6 +53,13 @@ def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarra
                 f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
             )
         advantages = advantages.cpu()
+    if isinstance(advantages, np.ma.MaskedArray):
+        advantages = advantages.filled(0)
+    if isinstance(advantages, pd.Series) and not advantages.index.equals(pd.RangeIndex(len(advantages))):
+        raise ValueError(
+            f"{name} returned a pandas Series whose index is not 0, 1, …, {len(advantages) - 1}, but advantages are "
+            "matched with rollouts by position. Return `.to_numpy()` of a Series in the order of the rollouts."
+        )
     try:
         values = np.asarray(advantages, dtype=np.float64)
     except (TypeError, ValueError) as error:
