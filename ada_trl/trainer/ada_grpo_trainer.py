@@ -179,18 +179,9 @@ class AdaGRPOTrainer(GRPOTrainer):
                 f"{type(args).__name__}(…) by AdaGRPOConfig(…); it takes the same arguments."
             )
         check_trl()
-        self.mode = args.resolve()
-        self.advantage_func = advantage_func
-        check_arguments(
-            self,
-            AdaGRPOTrainer,
-            args,
-            train_dataset=train_dataset,
-            reward_funcs=reward_funcs,
-            processing_class=processing_class,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
+        self.mode, self.advantage_func = args.resolve(), advantage_func
+        of_mode = (train_dataset, reward_funcs, processing_class, rollout_func, environment_factory)
+        check_arguments(self, AdaGRPOTrainer, args, *of_mode)
         # Before `GRPOTrainer.__init__`, which adds the tags to the model.
         self._name, self._paper, self._tag_names = self._describe_method(self.mode)
         engine = trl_private.vllm_generation_class(

@@ -1,6 +1,6 @@
 """The mode of a run: what the options mean for a step, decided once and read by everything that runs in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..core import SlotRule
@@ -60,30 +60,20 @@ class Mode:
         """
         is_sequential = args.adaptive_sampling in SEQ_MODES
         has_candidates = args.zero_variance_groups == "resample"
+        options = args.own_options()
+        # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
+        is_gdpo = args.multi_objective_aggregation == "normalize_then_sum" and args.success_function is None
         mode = cls(
-            retries=args.retries,
             candidates_per_slot=args.max_rounds if has_candidates and args.max_rounds else 1,
-            max_staleness=args.max_staleness,
-            adaptive_sampling=args.adaptive_sampling,
-            num_generations=args.num_generations,
             round_size=args.samples_per_round or args.num_generations,
             slot_rule=SlotRule(
                 min_positives=args.min_positives,
                 min_negatives=0 if args.retries or args.adaptive_sampling == "seq-pos" else args.min_negatives,
                 max_rounds=args.max_rounds if is_sequential and args.max_rounds else 1,
-                # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
-                compares_each_reward=(
-                    args.multi_objective_aggregation == "normalize_then_sum" and args.success_function is None
-                ),
+                compares_each_reward=is_gdpo,
             ),
-            min_samples=args.min_samples,
-            max_samples=args.max_samples,
-            allocation_rule=args.allocation_rule,
-            pass_rate_estimator=args.pass_rate_estimator,
-            baseline=args.baseline,
-            prompt_weighting=args.prompt_weighting,
-            zero_variance_groups=args.zero_variance_groups,
-            options=args.own_options(),
+            options=options,
+            **{field.name: options[field.name] for field in fields(cls) if field.name in options},
         )
         check_rules(args, mode)
         return mode

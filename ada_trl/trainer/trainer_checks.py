@@ -30,12 +30,11 @@ def check_arguments(
     trainer: Any,
     base: type,
     args: AdaGRPOConfig,
-    *,
-    train_dataset: Any,
-    reward_funcs: Any,
-    processing_class: Any,
+    dataset: Any,
+    rewards: Any,
+    processor: Any,
     rollout_func: Any,
-    environment_factory: Any,
+    envs: Any,
 ) -> None:
     """
     Check arguments of [`AdaGRPOTrainer`] that only some modes support, before a model is loaded or a server is contacted.
@@ -43,62 +42,46 @@ def check_arguments(
     Args:
         trainer ([`AdaGRPOTrainer`]), base (`type`), args ([`AdaGRPOConfig`]):
             The trainer with its mode, the class whose methods count as not overridden, and the configuration.
-        The others as in [`AdaGRPOTrainer`].
+        dataset, rewards, processor, rollout_func, envs:
+            `train_dataset`, `reward_funcs`, `processing_class`, `rollout_func` and `environment_factory`.
 
     Raises:
         `ValueError`: If an argument is not supported in the mode, or `success_reward` is missing or unknown.
     """
-    _check_in_mode(
-        trainer,
-        base,
-        args,
-        dataset=train_dataset,
-        rollout_func=rollout_func,
-        has_environments=environment_factory is not None,
-        has_images=isinstance(processing_class, ProcessorMixin),
-    )
+    mode = trainer.mode
+    _check_support(trainer, base, args, dataset, rollout_func, envs is not None, isinstance(processor, ProcessorMixin))
     _check_own_advantages(trainer, args)
-    check_size(args, trainer.mode, train_dataset)
-    if environment_factory is None:  # which may bring a reward
-        names = _reward_names(reward_funcs)
+    check_size(args, mode, dataset)
+    if envs is None:  # which may bring a reward
+        names = _reward_names(rewards)
         if names is not None:
-            check_success_reward(args, trainer.mode, names)
-    elif train_dataset is None and trainer.mode.resamples_prompts:
-        name = "retries" if args.retries else "zero_variance_groups"
+            check_success_reward(args, mode, names)
+    elif dataset is None and mode.resamples_prompts:
+        name = "retries" if mode.retries else "zero_variance_groups"
         raise ValueError(
-            f"{name} ({getattr(args, name)!r}) requires a train_dataset, because every reset of an environment without one is "
-            "another problem. Pass a train_dataset, or set zero_variance_groups='keep' and retries=0."
+            f"{name} ({getattr(mode, name)!r}) requires a train_dataset, because every reset of an environment without "
+            "one is another problem. Pass a train_dataset, or set zero_variance_groups='keep' and retries=0."
         )
 
 
 def check_trainer(trainer: Any, base: type) -> None:
     """
-    The same for a trainer, of which options, attributes and methods may have been set since its construction, and what only a
-    constructed trainer knows.
-
-    Raises:
-        `ValueError`: as [`check_arguments`].
+    The same for a constructed trainer, of which options, attributes and methods may have been set since, and what only
+    a constructed one knows.
     """
-    args, mode = trainer.args, trainer.mode
-    _check_in_mode(
-        trainer,
-        base,
-        args,
-        dataset=trainer.train_dataset,
-        rollout_func=trainer.rollout_func,
-        has_environments=trainer.environment_factories is not None,
-        has_images=trl_private.is_vision_language_model(trainer),
-    )
+    args, mode, has_environments = trainer.args, trainer.mode, trainer.environment_factories is not None
+    has_images = trl_private.is_vision_language_model(trainer)
+    _check_support(trainer, base, args, trainer.train_dataset, trainer.rollout_func, has_environments, has_images)
     check_scheduled(trainer)
     if mode.max_staleness and not trainer.vllm.samples_async:
         raise ValueError(
-            f"max_staleness ({mode.max_staleness}) is not supported with tools, environments, or reward models under FSDP or "
-            "DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
+            f"max_staleness ({mode.max_staleness}) is not supported with tools, environments, or reward models under "
+            "FSDP or DeepSpeed, because rollouts are requested one step ahead. Set max_staleness=0."
         )
     if mode.zero_variance_groups == "skip" and trainer.aux_loss_enabled:
         raise ValueError(
-            "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which acts on all "
-            "rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
+            "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which "
+            "acts on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
         )
 
 
@@ -109,68 +92,46 @@ def check_scheduled(trainer: Any) -> None:
 
 
 def check_same_construction(args: AdaGRPOConfig, before: dict[str, Any]) -> None:
-    """
-    Check that options which only the construction of a trainer reads have the values that they had then, `before`.
-
-    Raises:
-        `ValueError`: If one was set, or follows from others that were set.
-    """
+    """Check that no option which only the construction of a trainer reads has another value than `before`, at that time."""
     for name in OF_CONSTRUCTION:
         if getattr(args, name) != before[name]:
             raise ValueError(
-                f"{name} ({getattr(args, name)!r}) was {before[name]!r} when this trainer was built, which alone reads it. Build "
-                f"another trainer, or set {name}={before[name]!r}."
+                f"{name} ({getattr(args, name)!r}) was {before[name]!r} when this trainer was built, which alone reads "
+                f"it. Build another trainer, or set {name}={before[name]!r}."
             )
 
 
-def _check_in_mode(
-    trainer: Any,
-    base: type,
-    args: AdaGRPOConfig,
-    *,
-    dataset: Any,
-    rollout_func: Any,
-    has_environments: bool,
-    has_images: bool,
+def _check_support(
+    trainer: Any, base: type, args: AdaGRPOConfig, dataset: Any, rollout_func: Any, has_envs: bool, has_images: bool
 ) -> None:
     mode = trainer.mode
     _check_overrides(trainer, base, args)
     if rollout_func is not None and not (mode.trains_as_grpo and trainer.advantage_func is None):
         raise ValueError(
-            f"rollout_func is not supported with adaptive_sampling={mode.adaptive_sampling!r} and baseline={mode.baseline!r}: a "
-            "rollout function contains a separate sampling loop. Use adaptive_sampling='uniform', baseline='pool' and "
-            "prompt_weighting='none', or trl.GRPOTrainer."
+            f"rollout_func is not supported with adaptive_sampling={mode.adaptive_sampling!r} and "
+            f"baseline={mode.baseline!r}: a rollout function contains a separate sampling loop. Use "
+            "adaptive_sampling='uniform', baseline='pool' and prompt_weighting='none', or trl.GRPOTrainer."
         )
-    if mode.pass_rate_estimator == "value" and (has_environments or has_images):
+    if mode.pass_rate_estimator == "value" and (has_envs or has_images):
         name = "a vision-language model" if has_images else "environment_factory"
         raise ValueError(
-            f"pass_rate_estimator ('value') is not supported with {name}: the value head reads only the text of the prompt. "
-            "Use pass_rate_estimator='ema'."
+            f"pass_rate_estimator ('value') is not supported with {name}: the value head reads only the text of the "
+            "prompt. Use pass_rate_estimator='ema'."
         )
-    if mode.uses_prompt_queue and isinstance(dataset, IterableDataset):
-        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            if getattr(args, name) == "epoch":
-                raise ValueError(
-                    f"{name} ('epoch') is not supported with a stream and retries, zero_variance_groups='resample' or "
-                    f"max_staleness=1, where the trainer does not see the end of an epoch. Set {name}='steps'."
-                )
+    for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+        if mode.uses_prompt_queue and isinstance(dataset, IterableDataset) and getattr(args, name) == "epoch":
+            raise ValueError(
+                f"{name} ('epoch') is not supported with a stream and retries, zero_variance_groups='resample' or "
+                f"max_staleness=1, where the trainer does not see the end of an epoch. Set {name}='steps'."
+            )
 
 
 def check_success_reward(
     args: AdaGRPOConfig, mode: Mode, reward_names: Sequence[str], weights: Sequence[float] | None = None
 ) -> None:
     """
-    Check that it is known which reward decides whether a rollout is a success.
-
-    Args:
-        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]), reward_names (`Sequence[str]`):
-            Configuration, its mode, and names of the reward functions.
-        weights (`Sequence[float]`, *optional*):
-            Their weights as TRL has completed them, with those of environments; by default `reward_weights`.
-
-    Raises:
-        `ValueError`: If `success_reward` is not the name of exactly one reward function, or is unset although successes decide how
-            prompts are sampled or weighted and several reward functions have a weight.
+    Check that `success_reward` is the name of exactly one reward function, and set if successes decide how prompts are
+    sampled or weighted and several functions have a weight: of `weights`, as TRL has completed them, or `reward_weights`.
     """
     name = args.success_reward
     choices = [reward for reward in reward_names if reward_names.count(reward) == 1] + [WEIGHTED_SUM]
@@ -222,17 +183,8 @@ def check_size(args: AdaGRPOConfig, mode: Mode, dataset: Any) -> None:
 
 def report_too_few_prompts(args: AdaGRPOConfig, mode: Mode, found: str) -> None:
     """
-    Report that the training dataset has fewer rows than a step has prompts, so that no step is run.
-
-    Args:
-        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
-            Configuration of the run, and its mode.
-        found (`str`):
-            Number of rows; the length of a stream is not known.
-
-    Raises:
-        `ValueError`: Except in the mode that equals GRPO, in which it is a warning, because [`~trl.GRPOTrainer`] accepts such a
-            dataset.
+    Report that no step is run because the training dataset has only `found` rows: an error, except in the mode that
+    equals GRPO, because [`~trl.GRPOTrainer`] accepts such a dataset.
     """
     text = (
         f"No training step can be run: each step needs {args.prompts_per_step} distinct prompts (generation_batch_size "
@@ -292,14 +244,8 @@ def _check_own_advantages(trainer: Any, args: AdaGRPOConfig) -> None:
 
 def has_whole_groups(dataset: Any, num_processes: int, rows: int, num_generations: int) -> bool:
     """
-    Whether the rows of all processes consist of whole groups, one after another.
-
-    Args:
-        dataset (`Any`):
-            Dataset of a prepared data loader. If it is a stream with at least as many shards as there are processes, each of these
-            reads its own shards, and no group can span two of them.
-        num_processes (`int`), rows (`int`), num_generations (`int`):
-            Processes, rows of one of them, and rows of a group.
+    Whether the rows of all processes, `rows` each, consist of whole groups, one after another. If the dataset of a
+    prepared data loader is a stream, each process reads its own shards, and no group can span two of them.
     """
     reads_own_shards = num_processes > 1 and isinstance(dataset, IterableDataset)
     return not reads_own_shards or rows % num_generations == 0
