@@ -5,12 +5,14 @@ The queue is used where a step samples other prompts than the data loader's next
 before the data loader yields them (one step ahead).
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 
 from ..core import Candidate, Rollouts, SampledPrompt
@@ -25,6 +27,7 @@ logger = get_logger(__name__)
 WITHOUT_QUEUE = "zero_variance_groups='keep', retries=0 and max_staleness=0"
 # Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
 MAX_RETRY_FRACTION = 0.75
+SHUFFLE_WITH_SEED = "Shuffle it with a seed (`.shuffle(seed=…)`) and yield the same rows each time it is read"
 
 
 class PlaceholderRow(dict):
@@ -178,6 +181,13 @@ class PromptQueue(PromptSource):
 
     def next_prompts(self, inputs: list[dict]) -> PromptBatch:
         candidates = self.next_candidates()
+        if not self.stream.indexed:  # each process reads it itself, and retries change between processes
+            queues = gather_object([self._before[0]["retry_queue"]])
+            if any(queue != queues[0] for queue in queues):
+                raise ValueError(
+                    "The processes read different rows from the train_dataset, a stream, so that retries would be other "
+                    f"prompts than those that were sampled. {SHUFFLE_WITH_SEED}, or set retries=0."
+                )
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         slot_ranks = [slot * world_size // self.num_slots for slot in range(self.num_slots)]
         ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
@@ -215,10 +225,11 @@ class PromptQueue(PromptSource):
         used = {prompt.candidate.position for prompt in prompts}
         self.stream.put_back([position for position in self._taken or [] if position not in used])
         self._taken = None
+        is_unsolved_P = (rollouts.positives_P == 0) & ~rollouts.is_abstained_P
         unsolved = [
             prompt.candidate._replace(attempts=prompt.candidate.attempts + 1)
-            for prompt, positives in zip(prompts, rollouts.positives_P.tolist(), strict=True)
-            if not positives and prompt.candidate.attempts < self.retries
+            for prompt, is_unsolved in zip(prompts, is_unsolved_P.tolist(), strict=True)
+            if is_unsolved and prompt.candidate.attempts < self.retries
         ]
         by_attempts = sorted(unsolved, key=lambda candidate: candidate.attempts)
         self.retry_queue = by_attempts[: self._max_retries]
@@ -228,7 +239,6 @@ class PromptQueue(PromptSource):
             "prompts/sampled": float(len(prompts)),
             "prompts/frac_new": frac_new,
             "prompts/frac_retried": 1 - frac_new,
-            "prompts/retries_dropped": float(len(by_attempts) - len(self.retry_queue)),
             "prompts/resampled": float(len(prompts) - self.num_slots),
             "prompts/queue": float(len(self.retry_queue) + self.stream.put_back_rows),
             "prompts/epoch": self.stream.epoch,
@@ -251,7 +261,9 @@ class PromptQueue(PromptSource):
         self._taken = None
 
     def _state(self) -> dict[str, Any]:
-        retries = [candidate._asdict() for candidate in self.retry_queue]
+        retries = [
+            candidate._asdict() | {"row": self.stream.row_key(candidate.position)} for candidate in self.retry_queue
+        ]
         return {"stream": self.stream.state_dict(), "retry_queue": retries}
 
     def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
@@ -270,6 +282,15 @@ class PromptQueue(PromptSource):
         queued = [candidate.position for candidate in retries]
         self.stream.check_positions([*queued, *stored["stream"]["front"]])
         self.stream.load_state_dict(stored["stream"])
+        # Checkpoints of earlier versions have no keys of rows.
+        keys = [candidate.get("row") for candidate in stored["retry_queue"]]
+        is_same = [key in (None, self.stream.row_key(one.position)) for key, one in zip(keys, retries, strict=True)]
+        if not all(is_same):
+            logger.warning(
+                f"{is_same.count(False)} of {len(retries)} queued retries are dropped, because the train_dataset, a stream, has "
+                f"other rows than those that were sampled. {SHUFFLE_WITH_SEED}, so that a run can be resumed exactly."
+            )
+            retries = list(itertools.compress(retries, is_same))
         self.retry_queue = retries[: self._max_retries]
         if len(self.retry_queue) < len(retries):
             logger.warning(

@@ -108,7 +108,8 @@ class AdaGRPOConfig(GRPOConfig):
         None,
         "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for the "
         "weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on successes "
-        "require it.",
+        "require it. A prompt on which the function returns `None`, while others return a reward, is neither solved nor "
+        "unsolved: it is not retried, and needs no further rounds.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
@@ -208,15 +209,13 @@ class AdaGRPOConfig(GRPOConfig):
         super().__setattr__(name, value)
 
     def _check_choices(self) -> None:
-        """Check the values of options with choices first, because the rules and those of TRL compute with them."""
-        for name, hint in AdaGRPOConfig.__annotations__.items():
-            value, kinds = getattr(self, name), get_args(hint)
-            # Of `Literal[...] | None`, the choices.
-            choices = [choice for kind in kinds for choice in get_args(kind)] or [
-                choice for choice in kinds if isinstance(choice, str | int)
-            ]
-            if choices and value is not None and value not in choices:
-                raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+        """Check the value of each option first, because the rules and those of TRL compute with them."""
+        # Not assignments, with which a derived option would count as set.
+        for name, value in list(vars(self).items()):
+            if name in AdaGRPOConfig.__annotations__:
+                self.__dict__[name] = read_option(name, value, AdaGRPOConfig.__annotations__[name])
+            elif isinstance(value, np.integer):  # num_iterations, num_generations_eval, … of TRL
+                self.__dict__[name] = int(value)
 
     @property
     def place_model_on_device(self) -> bool | None:
@@ -371,6 +370,33 @@ class AdaGRPOConfig(GRPOConfig):
     def tracks_pass_rates(self) -> bool:
         """Whether per-prompt pass rates are recorded."""
         return self.pass_rate_estimator is not None
+
+
+def read_option(name: str, value: Any, hint: Any) -> Any:
+    """
+    Return the value of an option as the type of its annotation: a sweep passes numbers of NumPy, and a table 4.0 for 4.
+
+    Raises:
+        `ValueError`: If it is not a number of that type, or not one of the choices of a `Literal`. The values of a `str` that is
+            not a `Literal` are checked by rules, because numbers and booleans may be among them.
+    """
+    if getattr(value, "ndim", None) == 0:  # a scalar of NumPy, or a tensor without dimensions
+        value = value.item()
+    # The parts of `Literal[...]`, `Literal[...] | None`, `int | None` and `int`.
+    parts = [part for kind in get_args(hint) or [hint] for part in get_args(kind) or [kind]]
+    choices = [part for part in parts if isinstance(part, str | int)]
+    may_be_none = type(None) in parts or name in DERIVED
+    if str in parts or (value is None and may_be_none):
+        return value
+    if choices:
+        is_valid, allowed = value in choices, f"one of {', '.join(map(repr, choices))}"
+    elif int in parts:
+        is_valid, allowed = isinstance(value, int | float) and value % 1 == 0, "an integer"
+    else:
+        is_valid, allowed = isinstance(value, int | float), "a number"
+    if not is_valid:
+        raise ValueError(f"{name} ({value!r}) must be {allowed}. Leave it unset for the default.")
+    return int(value) if int in parts else value
 
 
 def _read_weighting(weighting: Any) -> Any:

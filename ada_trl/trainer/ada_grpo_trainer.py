@@ -44,6 +44,7 @@ from ..core import (
     allocate,
     batch_advantages,
     collect_rollouts,
+    column_array,
     completion_metrics,
     detailed_metrics,
     first_round_metrics,
@@ -381,15 +382,12 @@ class AdaGRPOTrainer(GRPOTrainer):
             [{name: row[name] for name in row if name not in hidden} for row in plan.prompts.local_rows]
         )
         of_prompts = [rows[i] for i in self._rows_of_prompts(plan, batch)]
+        features = getattr(self.train_dataset, "features", None) or {}  # of a stream, perhaps unknown
         columns = {}
         for name in dict.fromkeys(name for row in of_prompts for name in row):
+            kind = str(getattr(features.get(name), "dtype", ""))
             values = [row.get(name) for row in of_prompts]
-            if {type(value) for value in values} in ({int}, {float}, {bool}, {str}):
-                array = np.array(values)
-            else:
-                array = np.empty(len(values), dtype=object)
-                for i, value in enumerate(values):  # all at once, lists would become another dimension
-                    array[i] = value
+            array = column_array(values, is_numeric=kind.startswith(("int", "uint", "float")))
             columns[name] = array[batch.rollouts.prompt_N]
         return columns
 

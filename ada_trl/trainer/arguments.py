@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import Dataset, IterableDataset
 from torch import nn
@@ -264,6 +265,13 @@ def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarra
                 f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
             )
         advantages = advantages.cpu()
+    if isinstance(advantages, np.ma.MaskedArray):
+        advantages = advantages.filled(0)
+    if isinstance(advantages, pd.Series) and not advantages.index.equals(pd.RangeIndex(len(advantages))):
+        raise ValueError(
+            f"{name} returned a pandas Series whose index is not 0, 1, …, {len(advantages) - 1}, but advantages are matched with "
+            "rollouts by position. Return `.to_numpy()` of a Series in the order of the rollouts."
+        )
     try:
         values = np.asarray(advantages, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -43,6 +43,7 @@ def test_values_are_read_as_on_the_command_line(name, given, parsed, tmp_path):
     ("config", "message"),
     [
         ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of"),
+        ({"baseline": "batch", "retries": None}, r"retries \(None\) must be an integer\. Leave it unset"),
         ({"eval_strategy": False}, "YAML reads eval_strategy: false as False"),
     ],
 )

@@ -3,7 +3,9 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
+import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -53,6 +55,21 @@ RETRIES = {"baseline": "batch", "retries": 3}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 INVALID = [
+    # types, as YAML files, sweeps and tables give them
+    (BATCH | {"retries": None}, r"retries \(None\) must be an integer\. Leave it unset"),
+    (BATCH | {"retries": "2"}, r"retries \('2'\) must be an integer"),
+    (BATCH | {"retries": 1.5}, r"retries \(1.5\) must be an integer"),
+    ({"max_rounds": float("nan")}, r"max_rounds \(nan\) must be an integer"),
+    ({"num_generations": "4"}, r"num_generations \('4'\) must be an integer"),
+    ({"samples_per_round": [4]}, r"samples_per_round \(\[4\]\) must be an integer"),
+    ({"positive_threshold": None}, r"positive_threshold \(None\) must be a number"),
+    ({"positive_threshold": "0.5"}, r"positive_threshold \('0.5'\) must be a number"),
+    ({"vllm_request_timeout": "300"}, r"vllm_request_timeout \('300'\) must be a number"),
+    ({"epsilon_high": "0.28"}, r"epsilon_high \('0.28'\) must be a number"),
+    ({"baseline": None}, r"baseline \(None\) must be one of 'pool', 'batch'"),
+    ({"vllm_weight_sync": None}, r"vllm_weight_sync \(None\) must be one of 'nccl'"),
+    ({"scale_rewards": None}, r"scale_rewards \(None\) must be one of 'none'"),
+    (EST | {"allocation_rule": None}, r"allocation_rule \(None\) must be one of 'power'"),
     # choices and numbers
     ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'batch'"),
     ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'uniform'"),
@@ -146,6 +163,40 @@ INVALID = [
 def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
     with pytest.raises(ValueError, match=message):
         config(**overrides)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.float64, torch.tensor, float], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_generations": 2, "samples_per_round": 4, "max_rounds": 3, "min_positives": 2, "min_negatives": 2},
+        {
+            "adaptive_sampling": "est",
+            "min_samples": 1,
+            "max_samples": 8,
+            "allocation_rule": 1,
+            "positive_threshold": 1,
+        },
+        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("batch")},
+        {"adaptive_sampling": "uniform", "max_staleness": 0, "prompt_weighting": 1, "scale_rewards": np.True_},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_numbers_of_sweeps(options, number):
+    """Numbers of NumPy, tensors, and floats in place of integers are the same options as numbers of Python."""
+    converted = {name: number(value) if type(value) is int else value for name, value in options.items()}
+    values = fields_of(config(**converted))
+    assert values == fields_of(config(**options))
+    assert {type(value) for value in values.values()} <= {int, float, str, type(None)}
+    mode = {name: value for name, value in options.items() if name in ("adaptive_sampling", "baseline")}
+    set_later = set_options(config(**mode), converted)
+    set_later.resolve()
+    assert fields_of(set_later) == values
+
+
+def test_integers_of_numpy_for_options_of_trl():
+    args = config(baseline="batch", num_iterations=np.int64(2), num_generations_eval=np.int64(2))
+    assert type(args.num_iterations) is type(args.num_generations_eval) is int
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def run(output_dir: str, options: dict) -> dict:
     failing_transform, evaluated = options.pop("failing_transform", None), options.pop("evaluated", 0)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     own_advantages = options.pop("own_advantages", None)  # or "failing" on process 1
+    stream_seed = options.pop("stream_seed", 0)  # `None` for a stream that is shuffled without one
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
@@ -200,6 +201,8 @@ def run(output_dir: str, options: dict) -> dict:
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}", "number": i} for i in range(12)])
     if failing_transform is not None:
         dataset = dataset.with_transform(transform)
+    if stream_seed != 0:
+        dataset = dataset.to_iterable_dataset().shuffle(seed=stream_seed)
     given = {"processing_class": tiny_tokenizer(), "advantage_func": numbers_of_rows if own_advantages else None}
     trainer = Scripted(tiny_model(), reward, args, dataset, **given)
     trainer.batches, trainer.pools, trainer.traffic = [], [], []
