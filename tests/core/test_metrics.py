@@ -77,6 +77,17 @@ def test_metrics_of_unscored_pools_are_nan():
     assert all(math.isnan(metrics[name]) for name in ("pass_rate/mean", "pass_rate/p10", "reward/micro_mean"))
 
 
+def test_prompts_on_which_the_function_of_success_abstains_need_no_further_rounds():
+    pools = [MIXED, [0.1, 0.2, 0.3, 0.4], [NAN] * 4, [0] * 4]
+    rollouts = rollouts_of(*pools, success=[MIXED, [NAN] * 4, [NAN] * 4, [0] * 4])
+    selected = select_groups(rollouts, 4, [(i,) for i in range(4)])
+    rule, options = SlotRule(2, 2, 3), {"samples_per_round": 4, "is_on_distribution_P": np.full(4, True)}
+    metrics = detailed_metrics(rollouts, selected, rule=rule, weighting="inverse_sqrt", **options)
+    assert round_metrics(rollouts, rule, samples_per_round=4)["frac_exit_condition_met"] == 2 / 4
+    assert metrics["frac_unscored"] == metrics["frac_all_wrong"] == 1 / 4
+    assert metrics["pass_rate/p90"] == pytest.approx(0.45)  # of 0.5 and 0
+
+
 @pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])
 def test_zero_variance_probability_is_the_share_of_subsets(positives, m, n):
     """So that it is unbiased for p^n + (1 − p)^n."""

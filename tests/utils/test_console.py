@@ -16,8 +16,10 @@ TRAINING = f"""
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from tests.helpers import even_reward, prompt_dataset, tiny_model, tiny_tokenizer
 args = AdaGRPOConfig("unused", **{QUICK | {"max_steps": 1}})
-trainer = AdaGRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
-trainer.train()
+ρ = lambda rollouts: rollouts.reward_N
+ρ.__name__ = "ρ"
+data = prompt_dataset()
+AdaGRPOTrainer(tiny_model(), even_reward, args, data, processing_class=tiny_tokenizer(), advantage_func=ρ).train()
 """
 
 
@@ -31,7 +33,7 @@ def run(encoding, *words, directory=ROOT, **environment):
 
 
 def test_the_line_at_the_start_of_a_training():
-    assert "1/?p?" in run("cp1252", "-c", TRAINING)
+    assert "advantages are those of ?" in run("cp1252", "-c", TRAINING).lower()
 
 
 @pytest.mark.parametrize("words", [[], ["train", "--help"], ["train", "--help-all"], ["check", "--help"]])
