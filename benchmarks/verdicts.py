@@ -22,6 +22,7 @@ ENDPOINTS = {  # methods whose accuracy and pass@16 are compared with the better
     LONGER: [RETRIES],
     REPEATED: [RETRIES, EST_EMA],
 }
+TITLES = {SHORT: "short answers", LONGER: "longer answers", REPEATED: "repeated problems"}
 MEASURES = {"accuracy": ACCURACY, "pass@16": PASS_AT_16}
 SECONDARY = "†"
 MODEL = "SmolLM2-135M with LoRA"
@@ -270,7 +271,7 @@ def correction(rows: pd.DataFrame) -> str:
     """What remains of the planned tests after a correction for their number."""
     p_values = planned_p_values(rows)
     kept = [
-        f"{part}, {name_of(method)}, {name} (p = {p_values[part, method, name]:.4f})"
+        f"{TITLES[part]}, {name_of(method)}, {name} (p = {p_values[part, method, name]:.4f})"
         for part, method, name in holm(p_values)
     ]
     count = WORDS.get(len(p_values), len(p_values))
