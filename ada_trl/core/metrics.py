@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .advantages import PromptWeighting, prompt_weights
 from .rollouts import Rollouts
 from .sequential import SlotRule, needs_more
 
@@ -131,13 +130,7 @@ def round_metrics(rollouts: Rollouts, rule: SlotRule, *, samples_per_round: int)
 
 
 def detailed_metrics(
-    rollouts: Rollouts,
-    selected: np.ndarray,
-    *,
-    rule: SlotRule,
-    samples_per_round: int,
-    weighting: PromptWeighting,
-    is_on_distribution_P: np.ndarray,
+    rollouts: Rollouts, selected: np.ndarray, rule: SlotRule, *, samples_per_round: int
 ) -> dict[str, float]:
     """
     Compute further metrics, such as those of each round, for the figures of the paper. With N_x rewards of mean r̄_x per
@@ -145,30 +138,19 @@ def detailed_metrics(
 
     Args:
         rule ([`SlotRule`]):
-            Exit condition and maximum number of rounds, for all of which there are metrics, also if no prompt was sampled as often.
-        weighting (`str` or `float`):
-            See [`prompt_weights`].
+            Exit condition and maximum number of rounds, for all of which there are metrics, also if no prompt was sampled
+            as often.
         The others as in [`sampling_metrics`].
     """
-    first = rollouts.where(rollouts.draw_N < samples_per_round)
     rounds_P = -(-rollouts.size_P // samples_per_round)
     is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
-    pass_rate = first.pass_rate_P[is_on_distribution_P]
-    # Where all rewards are equal, the weight has no effect.
-    weights = prompt_weights(rollouts, weighting)[~rollouts.has_zero_variance_P]
     metrics = {
-        "samples_per_prompt/min": rollouts.size_P.min(),
         "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),
         "frac_all_wrong": (is_one_sided_P & (rollouts.positives_P == 0)).mean(),
-        "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
         "reward/trained": _nanmean(rollouts.reward_N[selected]),
         "reward/macro_mean": _nanmean(rollouts.mean_P),
         "reward/micro_mean": _nanmean(rollouts.reward_N),
-        "pass_rate/p10": _nanpercentile(pass_rate, 10),
-        "pass_rate/p90": _nanpercentile(pass_rate, 90),
-        "prompt_weight/mean": _nanmean(weights),
-        "prompt_weight/max": _nanpercentile(weights, 100),
     }
     round_N = np.minimum(rollouts.draw_N // samples_per_round, rule.max_rounds - 1)
     is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N
@@ -260,8 +242,3 @@ def completion_metrics(lengths: ArrayLike, truncated: ArrayLike, weights: ArrayL
 def _nanmean(values: np.ndarray) -> float:
     scored = values[~np.isnan(values)]
     return float(scored.mean()) if len(scored) else math.nan
-
-
-def _nanpercentile(values: np.ndarray, q: float) -> float:
-    scored = values[~np.isnan(values)]
-    return float(np.percentile(scored, q)) if len(scored) else math.nan

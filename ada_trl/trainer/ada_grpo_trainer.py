@@ -606,10 +606,6 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Log the metrics of a step, and update the estimates of pass rates. Collective."""
         rollouts, args = batch.rollouts, self.args
         round_size = args.round_size if args.is_sequential else int(rollouts.size_P.max())
-        sampling: dict[str, Any] = {
-            "samples_per_round": round_size,
-            "is_on_distribution_P": batch.is_on_distribution_P,
-        }
         advantage_N = batch.advantage_N.copy()
         if args.mask_truncated_completions:  # a masked row has no gradient
             is_masked = self.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
@@ -621,13 +617,13 @@ class AdaGRPOTrainer(GRPOTrainer):
             advantage_N,
             num_generations=args.num_generations,
             outcome_N=self._scoring().distinguish(rollouts.rewards_NF) if args.compares_each_reward else None,
-            **sampling,
+            samples_per_round=round_size,
+            is_on_distribution_P=batch.is_on_distribution_P,
         )
         if args.is_sequential or args.log_completions:
             metrics |= round_metrics(rollouts, args.slot_rule, samples_per_round=round_size)
         if args.log_completions:
-            options = {"rule": args.slot_rule, "weighting": args.prompt_weighting}
-            metrics |= detailed_metrics(rollouts, batch.selected, **options, **sampling)
+            metrics |= detailed_metrics(rollouts, batch.selected, args.slot_rule, samples_per_round=round_size)
             if not self.is_vanilla_grpo:
                 trl_private.append_extra_columns(self, batch.pool_columns)
         if self.pass_rates is not None and plan.estimates is not None:

@@ -22,7 +22,6 @@ def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator
     assert len(steps) == 8
     for sizes, logs in zip(steps, logs_of(trainer), strict=True):
         assert sum(sizes) == 16
-        assert min(sizes) == logs["ada/samples_per_prompt/min"]
         assert max(sizes) == logs["ada/samples_per_prompt/max"]
         assert logs["ada/samples_per_prompt/mean"] == 4
     assert any(len(set(sizes)) > 1 for sizes in steps)
