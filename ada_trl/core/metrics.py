@@ -125,8 +125,10 @@ def sampling_metrics(
 def round_metrics(rollouts: Rollouts, rule: SlotRule, *, samples_per_round: int) -> dict[str, float]:
     """Compute the mean number of rounds per prompt, and how many prompts have met the exit condition."""
     rounds_P = -(-rollouts.size_P // samples_per_round)
-    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
-    return {"rounds/mean": float(rounds_P.mean()), "frac_exit_condition_met": float(1 - is_active_P.mean())}
+    return {
+        "rounds/mean": float(rounds_P.mean()),
+        "frac_exit_condition_met": float(1 - _is_active(rollouts, rule).mean()),
+    }
 
 
 def detailed_metrics(
@@ -143,7 +145,7 @@ def detailed_metrics(
         The others as in [`sampling_metrics`].
     """
     rounds_P = -(-rollouts.size_P // samples_per_round)
-    is_active_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
+    is_active_P = _is_active(rollouts, rule)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
     metrics = {
         "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),
@@ -237,6 +239,12 @@ def completion_metrics(lengths: ArrayLike, truncated: ArrayLike, weights: ArrayL
         metrics |= {f"mean_{name}": np.average(values, weights=own), f"min_{name}": values.min()}
         metrics[f"max_{name}"] = values.max()
     return {f"completions/{name}": float(value) for name, value in metrics.items()}
+
+
+def _is_active(rollouts: Rollouts, rule: SlotRule) -> np.ndarray:
+    """Which prompts would be sampled further without a maximum number of rounds."""
+    is_unmet_P = needs_more(rollouts.positives_P, rollouts.negatives_P, rule.min_positives, rule.min_negatives)
+    return is_unmet_P & ~rollouts.is_abstained_P
 
 
 def _nanmean(values: np.ndarray) -> float:

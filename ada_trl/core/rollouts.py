@@ -60,7 +60,8 @@ class Rollouts:
 
     The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends on the
     order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then it is positive
-    or negative. Baselines and advantages need the reward only.
+    or negative. Baselines and advantages need the reward only. A prompt is *abstained* if it has rewards, but the function of
+    the success reward scored no rollout, as one that does not apply to this kind of prompt: neither solved nor unsolved.
 
     Args:
         prompt_N (`np.ndarray` of `int`):
@@ -137,6 +138,10 @@ class Rollouts:
     @computed_array
     def negatives_P(self) -> np.ndarray:
         return self.scored_P - self.positives_P
+
+    @computed_array
+    def is_abstained_P(self) -> np.ndarray:
+        return (self.scored_P == 0) & (self.sum(self.has_reward_N) > 0)
 
     @computed_array
     def pass_rate_P(self) -> np.ndarray:

@@ -61,6 +61,7 @@ class Slot:
 
     A candidate is finished after the round that meets its exit condition, or after its last round. If it then has zero
     variance, the next candidate takes its place, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
+    An abstained candidate ([`~core.Rollouts`]) has no exit condition that further rounds could meet.
 
     Args:
         rule ([`SlotRule`]):
@@ -85,8 +86,9 @@ class Slot:
     # Of the candidate that is sampled now.
     _positives: int = 0
     _negatives: int = 0
-    # Rewards and counts of rounds by first draw, until their turn.
-    _early: dict[int, tuple[np.ndarray, tuple[int, int]]] = field(default_factory=dict)
+    _is_abstained: bool = False  # unless it has positives or negatives
+    # Rewards and outcomes of rounds by first draw, until their turn.
+    _early: dict[int, tuple[np.ndarray, "Outcomes"]] = field(default_factory=dict)
 
     @property
     def max_rounds(self) -> int:
@@ -122,22 +124,25 @@ class Slot:
         rounds = zip(self.candidate_of_round, self.rounds, strict=False)
         return np.concatenate([rewards for candidate, rewards in rounds if candidate == index])
 
-    def add_round(self, rewards: np.ndarray, counts: tuple[int, int] | None = None) -> None:
+    def add_round(self, rewards: np.ndarray, outcomes: "Outcomes | None" = None) -> None:
         """
         Add a round, and decide how the slot goes on.
 
         Args:
             rewards (`np.ndarray`):
                 Rewards of the round's rollouts, `(M, F)`.
-            counts (`tuple[int, int]`, *optional*):
+            outcomes ([`Outcomes`], *optional*):
                 Its [`count_outcomes`], which takes less time for the rounds of many slots in one call.
         """
-        positives, negatives = counts or count_outcomes([rewards], self.scoring)[0]
+        positives, negatives, is_abstained = outcomes or count_outcomes([rewards], self.scoring)[0]
         rule, current = self.rule, self.candidate_of_round[len(self.rounds)]
         self.rounds.append(rewards)
         self._positives += positives
         self._negatives += negatives
+        self._is_abstained |= is_abstained
         is_unmet = needs_more(self._positives, self._negatives, rule.min_positives, rule.min_negatives)
+        if self._is_abstained and not self._positives + self._negatives:
+            is_unmet = False
         if is_unmet and self.candidate_of_round.count(current) < rule.max_rounds:
             self.candidate_of_round.append(current)
         elif current + 1 == len(self.candidates) or not self._has_zero_variance(current):
@@ -146,15 +151,18 @@ class Slot:
         else:
             self.candidate_of_round.append(current + 1)
             self._positives = self._negatives = 0
+            self._is_abstained = False
 
-    def receive(self, first_draw: int, rewards: np.ndarray, counts: tuple[int, int]) -> None:
+    def receive(self, first_draw: int, rewards: np.ndarray, outcomes: "Outcomes") -> None:
         """Add a requested round, after those before it: results may arrive in any order."""
-        self._early[first_draw] = rewards, counts
+        self._early[first_draw] = rewards, outcomes
         while not self.done and self.num_rollouts in self._early:
             self.add_round(*self._early.pop(self.num_rollouts))
 
     def _has_zero_variance(self, index: int) -> bool:
         pool = Rollouts.score([self.rewards_of(index)], self.scoring)
+        if pool.is_abstained_P[0]:
+            return bool(pool.has_zero_variance_P[0])
         # Equal successes say nothing about the task, even if another reward differs; equal sums have a zero gradient.
         outcomes = [pool.success_reward_N, pool.reward_N]
         if self.rule.compares_each_reward:
@@ -162,12 +170,21 @@ class Slot:
         return any(len(set(outcome_N[pool.is_scored_N].tolist())) <= 1 for outcome_N in outcomes)
 
 
-def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[tuple[int, int]]:
-    """Numbers of positive and negative rollouts of each round, from its rewards `(M, F)`."""
+class Outcomes(NamedTuple):
+    """Numbers of positive and negative rollouts of a round, and whether its prompt would be abstained with this round alone."""
+
+    positives: int
+    negatives: int
+    is_abstained: bool
+
+
+def count_outcomes(rounds: Sequence[np.ndarray], scoring: Scoring) -> list[Outcomes]:
+    """The outcomes of each round, from its rewards `(M, F)`."""
     if not rounds:
         return []
     scored = Rollouts.score(rounds, scoring)
-    return list(zip(scored.positives_P.tolist(), scored.negatives_P.tolist(), strict=True))
+    of_rounds = (scored.positives_P.tolist(), scored.negatives_P.tolist(), scored.is_abstained_P.tolist())
+    return list(map(Outcomes, *of_rounds))
 
 
 Submit = Callable[[int, int], None]
@@ -243,8 +260,8 @@ def sample_slots(
             heapq.heappush(ahead, (slot.rounds_ahead, number))
         received = collect()
         # In one call: NumPy takes longer for a round of a few rollouts than for its rewards.
-        counts = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
-        for (number, first_draw, rewards), of_round in zip(received, counts, strict=True):
+        outcomes = count_outcomes([rewards for *_, rewards in received], slots[0].scoring)
+        for (number, first_draw, rewards), of_round in zip(received, outcomes, strict=True):
             slot = slots[number]
             if slot.done:  # it was done before this round arrived
                 continue

@@ -74,6 +74,16 @@ def test_metrics_of_unscored_pools_are_nan():
     assert all(math.isnan(metrics[name]) for name in ("pass_rate/mean", "reward/macro_mean", "reward/micro_mean"))
 
 
+def test_prompts_on_which_the_function_of_success_abstains_need_no_further_rounds():
+    pools = [MIXED, [0.1, 0.2, 0.3, 0.4], [NAN] * 4, [0] * 4]
+    rollouts = rollouts_of(*pools, success=[MIXED, [NAN] * 4, [NAN] * 4, [0] * 4])
+    selected = select_groups(rollouts, 4, [(i,) for i in range(4)])
+    rule = SlotRule(2, 2, 3)
+    metrics = detailed_metrics(rollouts, selected, rule, samples_per_round=4)
+    assert round_metrics(rollouts, rule, samples_per_round=4)["frac_exit_condition_met"] == 2 / 4
+    assert metrics["frac_all_wrong"] == 1 / 4
+
+
 @pytest.mark.parametrize(("positives", "m", "n"), [(0, 8, 4), (1, 8, 4), (4, 8, 4), (7, 8, 4), (3, 4, 4), (2, 9, 3)])
 def test_zero_variance_probability_is_the_share_of_subsets(positives, m, n):
     """So that it is unbiased for p^n + (1 − p)^n."""

@@ -31,6 +31,7 @@ def test_statistics_are_those_of_a_loop(pools):
         values = [r for r, _ in pool if not math.isnan(r)]
         assert rollouts.scored_P[prompt] == len(scored)
         assert (rollouts.positives_P[prompt], rollouts.negatives_P[prompt]) == (positives, len(scored) - positives)
+        assert rollouts.is_abstained_P[prompt] == (bool(values) and not scored)
         assert rollouts.has_zero_variance_P[prompt] == (len(set(values)) <= 1)
         expected = (positives / len(scored) if scored else NAN, np.mean(values) if values else NAN)
         found = (rollouts.pass_rate_P[prompt], rollouts.mean_P[prompt])

@@ -27,7 +27,7 @@ def test_a_person_can_read_what_is_logged(mode, tmp_path):
     logs, details = logs_of(few), logs_of(all_of_them)
     ours = {name for name in logs[0] if name.startswith("ada/")}
     assert VARYING <= logs[0].keys() < details[0].keys()
-    assert ours == {f"ada/{name}" for name in logged_metrics(few.args)}
+    assert ours == {f"ada/{name}" for name in logged_metrics(few.args, few.mode)}
     assert ("frac_reward_zero_std" in logs[0]) == (few.args.num_generations > 1 and mode != "est"), "As in GRPO."
     constants = {name for name in ours if len({step[name] for step in logs}) == 1}
     # The first two are logged in all modes, for comparisons; the others vary with other rewards.
