@@ -10,7 +10,9 @@ from accelerate import PartialState
 
 
 class MainProcessLogger(logging.LoggerAdapter):
-    """Logger of the main process. That of [`~accelerate.logging.get_logger`] also prefixes messages with `[RANK 0]`."""
+    """
+    Logger of the main process. That of [`~accelerate.logging.get_logger`] also prefixes messages with `[RANK 0]`.
+    """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if PartialState().is_main_process:
