@@ -42,8 +42,10 @@ class Completion(NamedTuple):
 
 
 Generated = tuple[list[Completion], dict[str, float]]
-"""Completions that one rank has generated and scored together, at least one, and their statistics: `tokens/seen` (of prompts and
-completions), `time/reward` in seconds, `tools/calls` and `tools/failures`."""
+"""
+Completions that one rank has generated and scored together, at least one, and their statistics: `tokens/seen` (of
+prompts and completions), `time/reward` in seconds, `tools/calls` and `tools/failures`.
+"""
 
 
 class RolloutSampler(ABC):
