@@ -28,7 +28,9 @@ def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator
 
 
 def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path):
-    """Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits."""
+    """
+    Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits.
+    """
     first, slow, replacement, _ = PROMPTS
     finished = []
 
