@@ -224,7 +224,7 @@ class AdaVLLMGeneration(VLLMGeneration):
     # Colocate mode
 
     @property
-    def enable_sleep_mode(self) -> bool:  # type: ignore[override] # an attribute in TRL
+    def enable_sleep_mode(self) -> bool:  # an attribute in TRL
         """
         Whether a colocated engine sleeps after each generation, as TRL reads it: not between the rounds of a step.
         """
