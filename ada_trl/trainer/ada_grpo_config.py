@@ -22,7 +22,6 @@ DERIVED = (
 )
 # Fields of which [`~trl.GRPOTrainer`] keeps the values, and the place of files.
 TAKEN_BY_TRL = ("scale_rewards", "epsilon_high", "vllm_weight_sync_dir")
-WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
 EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation, at most, where a training step samples one
 
 
@@ -295,11 +294,6 @@ class AdaGRPOConfig(GRPOConfig):
     def float32_threshold(self) -> float:
         """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
         return float(np.float32(self.positive_threshold))
-
-    @property
-    def success_function(self) -> str | None:
-        """Name of the reward function that defines successes; `None` if the weighted sum does."""
-        return None if self.success_reward == WEIGHTED_SUM else self.success_reward
 
     @property
     def prompts_per_step(self) -> int:

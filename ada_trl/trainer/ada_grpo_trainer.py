@@ -59,7 +59,7 @@ from .interception import (
     without_replaced_methods,
 )
 from .loss_rows import mask_rows, skip_zero_advantage_rows
-from .mode import Mode
+from .mode import WEIGHTED_SUM, Mode
 from .own_advantages import run_own_advantages
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
@@ -287,7 +287,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return self._evaluate_batch(inputs)
-        if self.mode.follows_schedule(self.args):
+        if any(getattr(self.args, name) != value for name, value in self.mode.options.items()):  # by a callback
+            self.mode.check_schedule(self.args)
             self.mode = self.args.resolve()
             check_scheduled(self)
         plan, self._prefetched = self._prefetched or plan_step(self, inputs), None
@@ -350,10 +351,11 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _scoring(self) -> Scoring:
         """What the rewards amount to, from TRL's present weights."""
-        name = self.args.success_function
-        column = None if name is None else self.reward_func_names.index(name)
-        is_batch = self.mode.baseline == "batch"
-        return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column, needs_weight=is_batch)
+        name, weights = self.args.success_reward, tuple(self.reward_weights.tolist())
+        column = None if name in (None, WEIGHTED_SUM) else self.reward_func_names.index(name)
+        # TRL represents rewards in float32, in which one that is equal to the threshold is not above it.
+        threshold = float(np.float32(self.args.positive_threshold))
+        return Scoring(weights, threshold, column, needs_weight=self.mode.baseline == "batch")
 
     def _reset_position(self) -> None:
         """Start from the first prompt, as the data loader does, and count generation batches from the beginning."""

@@ -14,7 +14,7 @@ from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
-from .mode import Mode
+from .mode import WEIGHTED_SUM, Mode
 
 
 logger = get_logger(__name__)
@@ -252,7 +252,8 @@ class TrainingDiagnostics:
 
     @property
     def _success(self) -> str:
-        return f"the reward of {self._args.success_function}" if self._args.success_function else "the reward"
+        name = self._args.success_reward
+        return "the reward" if name in (None, WEIGHTED_SUM) else f"the reward of {name}"
 
     def _check_threshold(self, scored: np.ndarray, is_positive: np.ndarray) -> None:
         args, low, high, mean = self._args, scored.min(), scored.max(), scored.mean()

@@ -30,7 +30,6 @@ from ..sampling.prompts import WITHOUT_QUEUE, SampledRow, StepPlan
 from ..sampling.sampler import Completion, RolloutSampler, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import exchange_rows, synchronized_errors
-from ..utils.logging import deduplicate_warnings
 from . import trl_private
 from .interception import TrainingState, injecting, recording, without_infinities
 from .vllm_session import ess_ratio
@@ -206,7 +205,7 @@ def sample_in_rounds(trainer: GRPOTrainer, plan: StepPlan, make_batch: MakeBatch
         trl_private.rank_local_collectives(trainer),
         trainer._round_generator.hold_environments(),
         # TRL warns of every call in which a row has no reward.
-        deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
+        trl_private.without_repeated_warnings("All reward functions returned None"),
     ):
         rule, scoring = trainer.mode.slot_rule, trainer._scoring()
         slots = [Slot(rule, scoring, *slot) for slot in zip(plan.candidates, plan.sizes, strict=True)]

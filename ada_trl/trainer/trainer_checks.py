@@ -15,8 +15,8 @@ from trl.trainer.utils import get_callable_name, get_config_model_id
 from ..sampling.prompts import WITHOUT_QUEUE
 from ..utils.logging import get_logger
 from . import trl_private
-from .ada_grpo_config import WEIGHTED_SUM, AdaGRPOConfig
-from .mode import OF_CONSTRUCTION, Mode
+from .ada_grpo_config import AdaGRPOConfig
+from .mode import OF_CONSTRUCTION, WEIGHTED_SUM, Mode
 
 
 logger = get_logger(__name__)

@@ -24,9 +24,6 @@ from trl.trainer import grpo_trainer
 from ..utils.distributed import gather_unless_disabled
 
 
-TRL_LOGGER = logging.getLogger(grpo_trainer.__name__)
-
-
 @contextmanager
 def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
     """
@@ -45,6 +42,25 @@ def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 # TRL's logs
+
+
+@contextmanager
+def without_repeated_warnings(text: str) -> Iterator[None]:
+    """While the block runs, TRL logs only the first record that contains `text`."""
+    logger, matches = logging.getLogger(grpo_trainer.__name__), 0
+
+    def is_first(record: logging.LogRecord) -> bool:
+        nonlocal matches
+        if text not in str(record.msg):
+            return True
+        matches += 1
+        return matches == 1
+
+    logger.addFilter(is_first)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_first)
 
 
 def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], prefix: str = "") -> None:
