@@ -24,11 +24,10 @@ from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.interception import injecting
 from ..trainer.trl_private import override_attributes
-from ..utils.threads import bounded_threads
-from ..vllm.errors import VLLMServerError
 from ..vllm.responses import quote
-from .errors import UserError, user_errors
+from .errors import UserError
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
+from .run_setup import run
 
 
 PROMPTS, ROLLOUTS = 8, 8  # prompts of each process, rollouts of each prompt
@@ -60,12 +59,8 @@ class Preflight(TrainerCallback):
         trainer = self.trainer
         trainer.add_callback(self)
         # The step is the usual one, except for its generation batch.
-        with (
-            override_attributes(trainer, _generate_and_score_completions=self._first_batch),
-            user_errors(VLLMServerError),
-            bounded_threads(trainer.model),
-        ):
-            trainer.train()
+        with override_attributes(trainer, _generate_and_score_completions=self._first_batch):
+            run(trainer)
 
     def _first_batch(self, inputs: list[dict]) -> dict:
         if self._batch is not None:  # the next generation batch of the same optimizer step
