@@ -400,12 +400,14 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Training, evaluation, logging
 
     def train(self, *args, **kwargs):
-        # Again: options and attributes may have been set since the construction.
-        mode = self.args.resolve()
-        check_same_construction(self.args, self.mode.options)
-        self.mode = mode
+        # Options and attributes may have been set since the construction. Not if they have not: TRL's trainer keeps the
+        # values of its options, so that nothing may be derived from others.
+        if self.args.own_options() != self.mode.options:
+            mode = self.args.resolve()
+            check_same_construction(self.args, self.mode.options)
+            self.mode = mode
         check_trainer(self, AdaGRPOTrainer)
-        check_size(self.args, mode, self.train_dataset)
+        check_size(self.args, self.mode, self.train_dataset)
         self._use_mode()
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)

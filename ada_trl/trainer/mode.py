@@ -12,10 +12,10 @@ SEQ_MODES = ("seq-balance", "seq-pos")
 WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
 
 # Options that a callback may change during training, because they are numbers that each step reads.
-SCHEDULED = (
+SCHEDULED = {
     *("positive_threshold", "success_reward", "prompt_weighting", "allocation_rule", "min_samples", "max_samples"),
     *("samples_per_round", "max_rounds", "min_positives", "min_negatives"),
-)
+}
 # Options that only the construction of a trainer reads.
 OF_CONSTRUCTION = ("num_generations", "vllm_weight_sync", "vllm_request_timeout")
 
@@ -60,23 +60,20 @@ class Mode:
         Raises:
             `ValueError`: If an option is invalid, or has no effect in this mode.
         """
-        is_sequential = args.adaptive_sampling in SEQ_MODES
-        has_candidates = args.zero_variance_groups == "resample"
         options = args.own_options()
-        # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
-        is_gdpo = args.multi_objective_aggregation == "normalize_then_sum" and args.success_reward in (
-            None,
-            WEIGHTED_SUM,
+        rounds = args.max_rounds or 1
+        sums_successes = args.success_reward in (None, WEIGHTED_SUM)
+        slot_rule = SlotRule(
+            min_positives=args.min_positives,
+            min_negatives=0 if args.retries or args.adaptive_sampling == "seq-pos" else args.min_negatives,
+            max_rounds=rounds if args.adaptive_sampling in SEQ_MODES else 1,
+            # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
+            compares_each_reward=args.multi_objective_aggregation == "normalize_then_sum" and sums_successes,
         )
         mode = cls(
-            candidates_per_slot=args.max_rounds if has_candidates and args.max_rounds else 1,
+            candidates_per_slot=rounds if args.zero_variance_groups == "resample" else 1,
             round_size=args.samples_per_round or args.num_generations,
-            slot_rule=SlotRule(
-                min_positives=args.min_positives,
-                min_negatives=0 if args.retries or args.adaptive_sampling == "seq-pos" else args.min_negatives,
-                max_rounds=args.max_rounds if is_sequential and args.max_rounds else 1,
-                compares_each_reward=is_gdpo,
-            ),
+            slot_rule=slot_rule,
             options=options,
             **{field.name: options[field.name] for field in fields(cls) if field.name in options},
         )
@@ -85,7 +82,8 @@ class Mode:
 
     def check_schedule(self, args: Any) -> None:
         """Raise a `ValueError` if a callback has changed an option during training that decides what was built before."""
-        scheduled = {*SCHEDULED} - ({"max_rounds"} if self.candidates_per_slot > 1 else set())
+        # The queue has been built for this number of candidates.
+        scheduled = SCHEDULED - {"max_rounds"} if self.candidates_per_slot > 1 else SCHEDULED
         for name, before in self.options.items():
             if getattr(args, name) != before and name not in scheduled:
                 when = "when another trainer is built" if name in OF_CONSTRUCTION else "at the next call of `train()`"
