@@ -6,7 +6,6 @@ It generates with methods of [`~trl.GRPOTrainer`] only, so that it does not depe
 
 import math
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -239,5 +238,9 @@ def _peak_memory(device: torch.device) -> CheckResult:
         peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(device).total_memory
         advice = "Little is left: halve per_device_train_batch_size." if peak > 0.95 * total else ""
         return CheckResult("peak memory", f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU", advice)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CheckResult("peak memory", "not measured without a GPU on Windows")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return CheckResult("peak memory", f"{peak / 2**30:.1f} GiB of this process, without a GPU")

@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import sys
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -166,7 +167,6 @@ class AdaGRPOConfig(GRPOConfig):
 
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
     _derived = frozenset[str]()
-    _is_used_by_ada_trainer = False  # while one is constructed
 
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
@@ -223,13 +223,21 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def place_model_on_device(self) -> bool | None:
         """
-        As in [`~transformers.TrainingArguments`], for an [`AdaGRPOTrainer`] only. The constructor of every trainer reads this
-        property; with another one, these options would be ignored, and all advantages of single rollouts 0.
+        As in [`~transformers.TrainingArguments`]. The constructor of every trainer reads this property: a [`~trl.GRPOTrainer`] would
+        ignore these options, and all advantages of single rollouts would be 0. Other trainers do not depend on them, such as the
+        one with which a tracker saves the final model.
+
+        Raises:
+            `TypeError`: if a [`~trl.GRPOTrainer`] is constructed that is no [`AdaGRPOTrainer`].
         """
-        if not self._is_used_by_ada_trainer:
+        from trl import GRPOTrainer  # now, because importing it takes seconds
+
+        # A trainer does not tell its arguments who it is: the caller is `Trainer.__init__`.
+        reader = sys._getframe(1).f_locals.get("self")
+        if isinstance(reader, GRPOTrainer) and not hasattr(reader, "compute_advantages"):
             raise TypeError(
-                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes the "
-                "same arguments."
+                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes "
+                "the same arguments."
             )
         return super().place_model_on_device
 

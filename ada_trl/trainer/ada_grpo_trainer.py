@@ -24,6 +24,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,7 +173,7 @@ class AdaGRPOTrainer(GRPOTrainer):
     ):
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = AdaGRPOConfig(f"{name.split('/')[-1]}-AdaGRPO")
+            args = AdaGRPOConfig(f"{Path(name).name}-AdaGRPO")  # a local path may have backslashes
         if not isinstance(args, AdaGRPOConfig):
             raise TypeError(
                 f"AdaGRPOTrainer needs an AdaGRPOConfig as `args`, got {type(args).__name__}. Replace "
@@ -190,7 +191,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         )
-        with engine, trl_private.override_attributes(args, _is_used_by_ada_trainer=True):
+        with engine:
             super().__init__(
                 model,
                 reward_funcs,
@@ -460,7 +461,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         Count correct and scored completions of an evaluation batch's groups, from rows and rewards of all ranks, in order. A group of
         different rows, for which there is no pass@k, is `None`.
         """
-        rows, n = without_infinities(rewards).double().cpu().numpy(), self.num_generations_eval
+        rows, n = without_infinities(rewards).cpu().double().numpy(), self.num_generations_eval
         starts = range(0, len(rows), n)
         rollouts = Rollouts.score(np.split(rows, starts[1:]), self._scoring())
         counts = zip(rollouts.positives_P.tolist(), rollouts.scored_P.tolist(), strict=True)

@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
+from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
 from .mode import WEIGHTED_SUM, Mode
@@ -77,7 +78,7 @@ def report_start(args: AdaGRPOConfig, mode: Mode, num_prompts: int | None, own_a
     """Print [`describe_run`] on the main process, unless warnings are hidden."""
     sentence = describe_run(args, mode, num_prompts, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
-        print(sentence, flush=True)
+        show(sentence)
 
 
 def describe_run(

@@ -171,7 +171,7 @@ def _record_round(
     """The batch of this rank's lengths and all ranks' rewards; the queue keeps unsolved prompts. Collective."""
     prompts = [SampledPrompt(candidate, slot) for slot, (candidate,) in enumerate(plan.candidates)]
     attempt_P = np.array([prompt.candidate.attempts for prompt in prompts])
-    rows = (rewards if trainer.is_vanilla_grpo else without_infinities(rewards)).double().cpu().numpy()
+    rows = (rewards if trainer.is_vanilla_grpo else without_infinities(rewards)).cpu().double().numpy()
     of_prompts, scoring = np.split(rows, np.cumsum(plan.sizes)[:-1]), trainer._scoring()
     length_N, is_truncated_N = np.array(gather_object(lengths)).T
     rollouts = Rollouts.score(of_prompts, scoring, attempt_P=attempt_P, length_N=length_N)

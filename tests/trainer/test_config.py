@@ -1,12 +1,13 @@
 """Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
@@ -304,6 +305,21 @@ def test_another_trainer_is_rejected(options):
     build(args)
     with pytest.raises(TypeError, match=r"needs an AdaGRPOTrainer.*Replace GRPOTrainer\(…\) by AdaGRPOTrainer\(…\)"):
         GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("options", [{"baseline": "batch"}, {}])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_other_trainers_and_inspectors_read_a_configuration(is_used, options):
+    """Such as a callback that saves the final model with a trainer of the arguments."""
+    args = config(**options)
+    if is_used:
+        build(args)
+    fields = args.to_dict()
+    del fields["generation_batch_size"]  # GRPOConfig does not take it together with steps_per_generation
+    for given in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), AdaGRPOConfig(**fields)):
+        assert {"baseline", "place_model_on_device"} <= dict(inspect.getmembers(given)).keys()
+        trainer = Trainer(tiny_model(), given, processing_class=tiny_tokenizer(), eval_dataset=["none"])
+        assert trainer.args is given and trainer.place_model_on_device
 
 
 def test_default_args_are_adaptive(monkeypatch):
