@@ -25,11 +25,13 @@ class Mode:
     """
     The three choices of a step (docs/method.md), with the values of the options of the same names.
 
-    - Which prompts: the next ones of the data loader, or, if `uses_prompt_queue`, those of the queue, which samples unsolved ones
-      again (`retries`), replaces those of zero variance (`candidates_per_slot`) or is a step ahead (`max_staleness`).
-    - How many rollouts of each: `num_generations`; in Seq modes (`is_sequential`) rounds of `round_size` until `slot_rule` is met,
-      of which `num_generations` are selected; in Est (`is_estimated`) a number that depends on the estimated pass rate.
-    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and what happens to groups in which all are 0.
+    - Which prompts: the next ones of the data loader, or, if `uses_prompt_queue`, those of the queue, which samples
+      unsolved ones again (`retries`), replaces those of zero variance (`candidates_per_slot`) or is a step ahead
+      (`max_staleness`).
+    - How many rollouts of each: `num_generations`; in Seq modes (`is_sequential`) rounds of `round_size` until
+      `slot_rule` is met, of which `num_generations` are selected; in Est (`is_estimated`) a number that depends on the
+      estimated pass rate.
+    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and the treatment of groups in which all are 0.
     """
 
     # Which prompts
@@ -81,7 +83,7 @@ class Mode:
         return mode
 
     def check_schedule(self, args: Any) -> None:
-        """Raise a `ValueError` if a callback has changed an option during training that decides what was built before."""
+        """Raise a `ValueError` if an option has changed during training that decides what was built before."""
         # The queue has been built for this number of candidates.
         scheduled = SCHEDULED - {"max_rounds"} if self.candidates_per_slot > 1 else SCHEDULED
         for name, before in self.options.items():
@@ -101,14 +103,14 @@ class Mode:
 
     @cached_property
     def uses_prompt_queue(self) -> bool:
-        """Whether prompts come from the prompt queue: a step samples other ones than the data loader's next, or needs them earlier."""
+        """Whether a step samples other prompts than the data loader's next ones, or needs them earlier."""
         return self.resamples_prompts or self.max_staleness > 0
 
     # How many rollouts
 
     @cached_property
     def is_sequential(self) -> bool:
-        """Whether rounds of a prompt follow each other until it is solved, and a group is selected from them (Seq modes)."""
+        """Whether a prompt has rounds until it is solved, and a group is selected from them (Seq modes)."""
         return self.adaptive_sampling in SEQ_MODES
 
     @cached_property

@@ -263,7 +263,8 @@ class TrainingDiagnostics:
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
         found = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
-        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
+        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad"
+        advice += " completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"
