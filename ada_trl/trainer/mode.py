@@ -31,7 +31,7 @@ class Mode:
     - How many rollouts of each: `num_generations`; in Seq modes (`is_sequential`) rounds of `round_size` until
       `slot_rule` is met, of which `num_generations` are selected; in Est (`is_estimated`) a number that depends on the
       estimated pass rate.
-    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and the treatment of groups in which all are 0.
+    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and the treatment of groups of zeros.
     """
 
     # Which prompts
