@@ -99,9 +99,15 @@ def parse_args(
         raise SystemExit(0)
     parser = build_parser(command)
     given, words = parser.parse_known_args(args)
+    import torch  # after --help, because it takes seconds
+
+    is_device_known = given.use_cpu or torch.accelerator.is_available()
+    if not is_device_known:  # GRPOConfig's default is bf16, which is slower on most CPUs
+        parser.set_defaults(use_cpu=True, bf16=False)
     unknown = {"": words}  # by the file that they are in
     for path in map(find_config, given.config):
         config = read_yaml(path, parser)
+        is_device_known |= "use_cpu" in config
         os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
         unknown[f"{path}: "] = parser.set_defaults_with_config(**config)  # a field as words: --name value
     for source, words in unknown.items():
@@ -112,6 +118,8 @@ def parse_args(
             if word[2:] in trainer_arguments():
                 hint = ": it is an argument of AdaGRPOTrainer, for Python only"
             parser.error(f"{source}unknown option {word}{hint}. --help lists the options.")
+    if not is_device_known and os.environ.get("RANK", "0") == "0":
+        print(f"ada-trl {command}: no GPU was found, so it runs on the CPU (--use_cpu --bf16=false).", file=sys.stderr)
     with user_errors(ValueError, TypeError, OSError, ImportError):
         *configs, _ = parser.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
     return tuple(configs)
@@ -153,7 +161,7 @@ def find_config(name: str) -> Path:
     from .. import recipes
 
     folder = Path(recipes.__path__[-1])
-    for path in (Path(name), folder / name.removeprefix("recipes/")):
+    for path in (Path(name), folder / Path(name).as_posix().removeprefix("recipes/")):
         if path.is_file():
             return path
     raise UserError(f"--config {name}: there is no such file, nor a recipe of that name in {folder}.")
