@@ -25,7 +25,6 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ada_trl import AdaGRPOTrainer
 from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning import task as reasoning
@@ -34,9 +33,8 @@ from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, solved
 
 from .. import names
 from ..common import BALANCE, DEFAULT, POS
-from . import long_answers, pass_at_k
-from .prompt_sets import by_family
-from .prompt_sets import pass_at_k as pass_at_k_of_rates
+from . import long_answers
+from .prompt_sets import by_family, pass_at_k
 from .training import Run, Task, run_missing, store, train_once
 
 
@@ -90,8 +88,7 @@ PAPER = {
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
 LONGER_RUN = {method + LONGER_SUFFIX: options for method, options in EQUAL_TOKENS.items()}
-EXPLORATION = {method: options for method, (options, _) in pass_at_k.METHODS.items()}
-METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN | EXPLORATION
+METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
     **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16, EST_EMA: 16},
     **dict.fromkeys((HYBRID_3_PROMPTS, SMALL_ROUNDS_3_PROMPTS), 3),  # about 64 rollouts on average
@@ -128,7 +125,7 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: D
         "accuracy": float(rates.mean()),
         "by_family": by_family(rates, families),
         "frac_zero_variance": by_family(frac_zero_variance, families) | {"all": float(frac_zero_variance.mean())},
-        **{f"pass@{k}": float(pass_at_k_of_rates(rates, k)) for k in PASS_AT},
+        **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
     }
 
 
@@ -153,12 +150,15 @@ def task(prompt_set: str) -> Task:
     )
 
 
-def prepare_task(prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None) -> dict:
+def prepare_task(
+    prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None, start_steps: int | None = None
+) -> dict:
     """
     Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a name on the
-    hub or a local folder; by default SmolLM2-135M-Instruct.
+    hub or a local folder; by default SmolLM2-135M-Instruct. `start_steps`: supervised steps, by default the recipe's.
     """
-    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed)
+    steps = {} if start_steps is None else {"steps": start_steps}
+    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed, **steps)
     return evaluate_base(prompt_set, task_dir)
 
 
@@ -187,10 +187,7 @@ def train_and_save(
     micro_batch = min(rows, micro_batch, LONG_MICRO_BATCH if run.prompt_set == LONG_SET else rows)
     options |= {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": rows // micro_batch}
     start = evaluate_base(run.prompt_set, task_dir)
-    trainer = AdaGRPOTrainer
-    if run.method in EXPLORATION:
-        trainer = functools.partial(pass_at_k.PassAtKTrainer, **pass_at_k.METHODS[run.method][1])
-    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start, trainer)
+    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start)
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run
