@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 
 from . import names
-from .common import load_rows
 from .comparisons import ACCURACY, Comparison, as_table, by_seed
 from .learning.graded_rewards import KINDS, WITHOUT_SUCCESS
 from .learning.small_models import EXPERIMENTS
 from .statistics import Interval, comparison, interval
 
 
-STORED, FIRST_STEPS = "graded_rewards", "graded_first_steps"
+STORED = "graded_rewards"
+METHODS = EXPERIMENTS[STORED]
 RETRIES = names.batch_retries(2)
 TITLES = {
     "digits": "fraction of right digits",
@@ -26,28 +26,27 @@ TITLES = {
 }
 SETS = {kind: (f"hard-{kind}", f"easy-{kind}") for kind in KINDS} | {"sorting": ("sorting-graded",)}
 SAME_MEANING = ("digits", "distance", "functions", "length", "sorting", "error")
-CELLS = {(name, method) for method, own in EXPERIMENTS[STORED].items() for name in own.rates}
+CELLS = {(name, method) for method, own in METHODS.items() for name in own.rates}
 PART_B = {
     (name, method)
     for name, method in CELLS
     if method in (names.BATCH_SCALED, RETRIES) or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
 }
-PARTS = (CELLS - PART_B, PART_B)
 
 
 def complete(rows: pd.DataFrame) -> dict[str, Comparison]:
     """The methods on each set, with the seeds of which all runs of their part are finished."""
     ends = rows[rows["step"] > 0]
-    done = {(row.prompt_set, row.method, row.seed) for row in ends.itertuples()}
-    seeds = {
-        cell: {seed for seed in set(ends["seed"]) if all((*own, seed) in done for own in part)}
-        for part in PARTS
-        for cell in part
-    }
+    done = set(zip(ends["prompt_set"], ends["method"], ends["seed"], strict=True))
+    seeds = {}
+    for part in (CELLS - PART_B, PART_B):
+        finished = {seed for seed in set(ends["seed"]) if all((*cell, seed) in done for cell in part)}
+        seeds |= dict.fromkeys(part, finished)
     found = {}
     for name in (name for kind in TITLES for name in SETS[kind]):
-        runs = {method: by_seed(rows, name, method) for method in EXPERIMENTS[STORED] if (name, method) in CELLS}
-        for method, own in runs.items():
+        runs = {}
+        for method in (method for method in METHODS if (name, method) in CELLS):
+            own = by_seed(rows, name, method)
             runs[method] = {seed: run for seed, run in own.items() if seed in seeds[name, method]}
         if any(runs.values()):
             found[name] = Comparison(runs, names.GRPO_4)
@@ -60,8 +59,8 @@ def is_worse(difference: Interval) -> bool:
 
 def recommended(found: Mapping[str, Comparison], kind: str) -> str:
     """
-    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets of those that are not significantly
-    worse than GRPO n=4 on any of them.
+    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those that are not
+    significantly worse than GRPO n=4 on any of them.
     """
     sets = [found[name] for name in SETS[kind] if name in found]
     methods = [method for method in sets[0].runs if all(method in own.runs for own in sets)]
@@ -69,37 +68,53 @@ def recommended(found: Mapping[str, Comparison], kind: str) -> str:
     return max(allowed, key=lambda method: sum(own.mean(method, ACCURACY).mean for own in sets))
 
 
-def worse_sets(found: Mapping[str, Comparison], method: str) -> list[str]:
-    """Sets with a reward that means the same on every prompt on which a method is significantly worse than GRPO n=4."""
-    sets = [name for kind in SAME_MEANING for name in SETS[kind] if name in found]
-    return [name for name in sets if is_worse(found[name].difference(method, ACCURACY))]
+def with_same_meaning(found: Mapping[str, Comparison]) -> dict[str, Comparison]:
+    """The sets with a reward that means the same on every prompt."""
+    return {name: found[name] for kind in SAME_MEANING for name in SETS[kind] if name in found}
 
 
 def pooled(found: Mapping[str, Comparison], method: str) -> Interval:
-    """Difference from GRPO n=4 over all pairs of seed and set whose reward means the same on every prompt."""
+    """Difference from GRPO n=4 over all pairs of a seed and a set whose reward means the same on every prompt."""
     gains: list[float] = []
-    for own in (found[name] for kind in SAME_MEANING for name in SETS[kind] if name in found):
+    for own in with_same_meaning(found).values():
         values, reference = (own.values(m, ACCURACY) for m in (method, names.GRPO_4))
         gains += [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
     return interval(gains)
 
 
+def worse_sets(found: Mapping[str, Comparison], method: str) -> list[str]:
+    """Sets of those on which a method is significantly worse than GRPO n=4."""
+    sets = with_same_meaning(found)
+    return [name for name, own in sets.items() if is_worse(own.difference(method, ACCURACY))]
+
+
+def replace_scaled_rewards(found: Mapping[str, Comparison]) -> bool:
+    """Whether win rates become a value of `scale_rewards`, by the rule of the plan."""
+    return not worse_sets(found, names.WIN_RATES) and not is_worse(pooled(found, names.WIN_RATES))
+
+
 def block(rows: pd.DataFrame) -> str:
     """Table of accuracies, recommendations by kind of reward, and the decision on win rates."""
-    found = complete(rows)
-    lines, methods = [], list(EXPERIMENTS[STORED])
+    found, lines = complete(rows), []
     for kind, title in TITLES.items():
         for name in (name for name in SETS[kind] if name in found):
             own = found[name]
             line = {"Reward": title, "Set": name.partition("-")[0], "Seeds": own.num_seeds(names.GRPO_4)}
             line["Before"] = f"{own.before_training('accuracy'):.3f}"
-            lines.append(line | {method: own.cell(method, ACCURACY) for method in methods})
-    sentences = [f"{TITLES[kind]}: {recommended(found, kind)}" for kind in TITLES if SETS[kind][0] in found]
-    worse = worse_sets(found, names.WIN_RATES)
-    decision = f"significantly worse than {names.GRPO_4} on {', '.join(worse)}" if worse else (
-        f"not significantly worse than {names.GRPO_4} on any set whose reward means the same on every prompt"
-    )
-    sentences.append(f"Win rates are {decision}")
-    for method in methods[1:]:
-        sentences.append(f"Over all seeds and these sets, {method}: {comparison(pooled(found, method))} {names.GRPO_4} ({pooled(found, method).text(sign=True)})")
+            lines.append(line | {method: own.cell(method, ACCURACY) for method in METHODS})
+    if not lines:
+        return "*Not finished.*"
+    sentences = [
+        f"{TITLES[kind]}: by the rule, {recommended(found, kind)}" for kind in TITLES if SETS[kind][0] in found
+    ]
+    for method in (method for method in METHODS if method != names.GRPO_4):
+        gain = pooled(found, method)
+        if not np.isnan(gain.mean):
+            worse = ", ".join(worse_sets(found, method)) or "none"
+            sentences.append(
+                f"{method}, all seeds and sets whose reward means the same on every prompt: {comparison(gain)} {names.GRPO_4} "
+                f"({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
+            )
+    decision = "become" if replace_scaled_rewards(found) else "do not become"
+    sentences.append(f"Win rates {decision} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)

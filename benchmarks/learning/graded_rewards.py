@@ -5,6 +5,7 @@ A set is the hard or the easy set of addition with one kind of reward, such as `
 """
 
 import functools
+import json
 import random
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from scipy.stats import rankdata
 from ada_trl.core import Rollouts
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, imitate, problems, save
 
+from .. import names
+from ..common import save_rows
 from . import prompt_sets
 from .training import Task
 
@@ -25,6 +28,7 @@ SIGN = "="  # the last character of a completion in the required format
 OFFSETS = 4.0
 NO_NUMBER = -100.0  # reward of a completion that is no number, in place of -|error| / 100
 RECORDED_STEPS = 16  # two passes over the training prompts with one rollout per prompt
+FIRST_STEPS, STORED_STEPS = "graded_first_steps", 5
 
 
 def digits_right(completions: list[str], answer: list[str], **kwargs) -> list[float]:
@@ -93,6 +97,22 @@ def recorded(reward: Callable, calls: list[dict]) -> Callable:
         return rewards
 
     return score
+
+
+def store_first_steps(runs_dir: Path) -> None:
+    """Store the rewards of the first steps of the runs with the batch baseline, the weighted sum of all functions."""
+    rows = []
+    for path in sorted(runs_dir.glob("*.json")):
+        record = json.loads(path.read_text())
+        if record["method"] != names.BATCH:
+            continue
+        weights = record["options"].get("reward_weights", [1.0])
+        for step, calls in enumerate(zip(*record["rewards"].values(), strict=True), start=1):
+            total = np.dot(weights, [call["reward"] for call in calls]).astype(np.float32)
+            rows.append(
+                {"prompt_set": record["prompt_set"], "seed": record["seed"], "step": step, "reward": total.tolist()}
+            )
+    save_rows([row for row in rows if row["step"] <= STORED_STEPS], FIRST_STEPS)
 
 
 def read(task_dir: Path, name: str):

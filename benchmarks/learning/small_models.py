@@ -178,8 +178,9 @@ def train_and_save(
     trainer, functions = AdaGRPOTrainer, task.reward if isinstance(task.reward, list) else [task.reward]
     if method.advantage_func is not None:
         trainer = functools.partial(AdaGRPOTrainer, advantage_func=method.advantage_func)
-    rewards: dict[str, list] = {function.__name__: [] for function in functions}
+    rewards: dict[str, list] = {}
     if experiment == "graded_rewards":
+        rewards = {function.__name__: [] for function in functions}
         reward = [graded_rewards.recorded(function, rewards[function.__name__]) for function in functions]
         task = task._replace(reward=reward)
     directory, steps = task_dirs[run.prompt_set], steps or task.steps
@@ -232,6 +233,8 @@ def main() -> None:
     runs_dir = args.output_dir or Path("outputs/learning") / args.experiment
     if args.store:
         store(args.experiment, runs_dir)
+        if args.experiment == "graded_rewards":
+            graded_rewards.store_first_steps(runs_dir)
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
