@@ -9,14 +9,10 @@ The evaluation is exact: an answer is a single string, so one forward pass gives
 pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by sampling
 (`long_answers.py`).
 
-`python -m benchmarks.learning.language_model` writes one file per run to `outputs/learning/language_model/`; a restarted command
-continues with the runs that are missing. `--store` adds the runs to the results in the repository.
+`benchmarks.learning.confirmation` trains them. The runs before the plans are stored as `language_model` and `language_rates`.
 """
 
-import argparse
-import functools
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +31,7 @@ from .. import names
 from ..common import BALANCE, DEFAULT, POS
 from . import long_answers
 from .prompt_sets import by_family, pass_at_k
-from .training import Run, Task, run_missing, store, train_once
+from .training import Run, Task, train_once
 
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
@@ -191,48 +187,3 @@ def train_and_save(
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[names.GRPO_4, names.GRPO_8, names.BATCH])
-    parser.add_argument("--sets", nargs="+", choices=[*SETS, CUT_SET, LONG_SET], default=list(SETS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--eval_every", type=int, default=25, help="Steps between evaluations.")
-    parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument(
-        "--task_dir",
-        type=Path,
-        help=f"Base model and data: outputs/reasoning, or outputs/written-steps for the set {LONG_SET}.",
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
-    parser.add_argument(
-        "--store",
-        nargs="?",
-        const="language_model",
-        choices=("language_model", RATES),
-        help=f"Do not train; add the finished runs to the stored results, or to those of the comparison of rates ({RATES}).",
-    )
-    args = parser.parse_args()
-    if args.store:
-        store(args.store, args.output_dir)
-        return
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    if LONG_SET in args.sets and len(args.sets) > 1:
-        parser.error(f"{LONG_SET} has another base model than {', '.join(SETS)}; run it alone, as --sets {LONG_SET}.")
-    is_long = LONG_SET in args.sets
-    task_dir = args.task_dir or Path("outputs/written-steps" if is_long else "outputs/reasoning")
-    for name in args.sets:
-        prepare_task(name, task_dir)
-    work = functools.partial(
-        train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=args.steps, eval_every=args.eval_every
-    )
-    runs = [Run(method, name, seed, args.rate) for seed in args.seeds for name in args.sets for method in args.methods]
-    run_missing(runs, args.output_dir, work, args.workers)
-
-
-if __name__ == "__main__":
-    main()
