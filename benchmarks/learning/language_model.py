@@ -25,7 +25,7 @@ from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning import task as reasoning
 from recipes.reasoning import written_steps
-from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, solved
+from recipes.reasoning.task import MAX_ANSWER_TOKENS, pass_rates, solved
 
 from .. import names
 from ..common import BALANCE, DEFAULT, POS
