@@ -57,15 +57,19 @@ def is_worse(difference: Interval) -> bool:
     return difference.excludes_zero and difference.mean < 0
 
 
-def recommended(found: Mapping[str, Comparison], kind: str) -> str:
+def recommended(found: Mapping[str, Comparison], kind: str) -> str | None:
     """
     The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those that are not
-    significantly worse than GRPO n=4 on any of them.
+    significantly worse than GRPO n=4 on any of them. As methods may have different seeds, means are compared through the differences from
+    GRPO n=4 with the same seeds. `None` if there are too few seeds for a test.
     """
     sets = [found[name] for name in SETS[kind] if name in found]
-    methods = [method for method in sets[0].runs if all(method in own.runs for own in sets)]
-    allowed = [m for m in methods if not any(is_worse(own.difference(m, ACCURACY)) for own in sets)]
-    return max(allowed, key=lambda method: sum(own.mean(method, ACCURACY).mean for own in sets))
+    gains = {}
+    for method in METHODS:
+        differences = [own.difference(method, ACCURACY) for own in sets]
+        if not any(np.isnan(one.half) or is_worse(one) for one in differences):
+            gains[method] = sum(one.mean for one in differences)
+    return max(gains, key=lambda method: gains[method], default=None)
 
 
 def with_same_meaning(found: Mapping[str, Comparison]) -> dict[str, Comparison]:
@@ -105,7 +109,9 @@ def block(rows: pd.DataFrame) -> str:
     if not lines:
         return "*Not finished.*"
     sentences = [
-        f"{TITLES[kind]}: by the rule, {recommended(found, kind)}" for kind in TITLES if SETS[kind][0] in found
+        f"{TITLES[kind]}: by the rule, {recommended(found, kind) or 'nothing yet'}"
+        for kind in TITLES
+        if SETS[kind][0] in found
     ]
     for method in (method for method in METHODS if method != names.GRPO_4):
         gain = pooled(found, method)
@@ -116,5 +122,5 @@ def block(rows: pd.DataFrame) -> str:
                 f"({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
             )
     decision = "become" if replace_scaled_rewards(found) else "do not become"
-    sentences.append(f"Win rates {decision} a value of `scale_rewards`")
+    sentences.append(f"By the rule, win rates {decision} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)

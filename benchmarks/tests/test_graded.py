@@ -106,6 +106,10 @@ def test_a_method_that_is_significantly_worse_on_one_set_is_not_recommended():
     assert graded.recommended(found, "digits") == win
     gains["easy-digits", batch] = 0.0
     assert graded.recommended(graded.complete(pd.DataFrame(stored(gains))), "digits") == batch
+    rows = stored(gains | {("easy-digits", names.BATCH_SCALED): 0.5})
+    unfinished = [row for row in rows if row["seed"] != 43 or row["method"] != names.BATCH_SCALED]
+    assert graded.recommended(graded.complete(pd.DataFrame(unfinished)), "digits") == batch, "two seeds are no test"
+    assert graded.recommended(graded.complete(pd.DataFrame(stored({}, seeds=(41, 42)))), "digits") is None
     everywhere = {cell: -0.1 for cell in graded.CELLS if cell[1] != names.GRPO_4}
     assert graded.recommended(graded.complete(pd.DataFrame(stored(everywhere))), "offset") == names.GRPO_4
 
@@ -121,7 +125,7 @@ def test_a_method_that_is_significantly_worse_on_one_set_is_not_recommended():
 )
 def test_win_rates_replace_scaled_rewards_by_the_rule(gains, replace):
     text = graded.block(pd.DataFrame(stored(gains)))
-    assert f"- Win rates {'become' if replace else 'do not become'} a value of `scale_rewards`." in text
+    assert f"- By the rule, win rates {'become' if replace else 'do not become'} a value of `scale_rewards`." in text
     assert text.count("| fraction of right digits |") == 2
 
 
