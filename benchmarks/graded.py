@@ -92,9 +92,13 @@ def worse_sets(found: Mapping[str, Comparison], method: str) -> list[str]:
     return [name for name, own in sets.items() if is_worse(own.difference(method, ACCURACY))]
 
 
-def replace_scaled_rewards(found: Mapping[str, Comparison]) -> bool:
+def decision(found: Mapping[str, Comparison]) -> str:
     """Whether win rates become a value of `scale_rewards`, by the rule of the plan."""
-    return not worse_sets(found, names.WIN_RATES) and not is_worse(pooled(found, names.WIN_RATES))
+    own = [one.difference(names.WIN_RATES, ACCURACY) for one in with_same_meaning(found).values()]
+    if any(np.isnan(one.half) for one in own):
+        return "it is not decided yet whether win rates become"
+    is_lower = any(map(is_worse, [*own, pooled(found, names.WIN_RATES)]))
+    return f"win rates {'do not become' if is_lower else 'become'}"
 
 
 def block(rows: pd.DataFrame) -> str:
@@ -121,6 +125,5 @@ def block(rows: pd.DataFrame) -> str:
                 f"{method}, all seeds and sets whose reward means the same on every prompt: {comparison(gain)} {names.GRPO_4} "
                 f"({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
             )
-    decision = "become" if replace_scaled_rewards(found) else "do not become"
-    sentences.append(f"By the rule, win rates {decision} a value of `scale_rewards`")
+    sentences.append(f"By the rule, {decision(found)} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)

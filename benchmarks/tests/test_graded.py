@@ -137,4 +137,6 @@ def test_the_pooled_difference_has_a_say():
         if row["method"] == names.WIN_RATES and row["step"]:
             row["accuracy"] += {41: 0.04, 42: -0.04, 43: 0.0}[row["seed"]]
     found = graded.complete(pd.DataFrame(rows))
-    assert graded.worse_sets(found, names.WIN_RATES) == [] and not graded.replace_scaled_rewards(found)
+    assert graded.worse_sets(found, names.WIN_RATES) == []
+    assert graded.decision(found) == "win rates do not become"
+    assert "not decided" in graded.decision(graded.complete(pd.DataFrame([row for row in rows if row["seed"] != 43])))
