@@ -4,7 +4,7 @@
 # make analyses   compute the figures and tables of docs/reproducing_the_paper.md again
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/benchmarks.md and README.md from the stored results
-# make language-model  train the runs of the plans that are missing, a model of 135 million parameters: hours, files in outputs/learning/
+# make language-model  train the runs of the plans that are missing, a model of 135 million parameters: hours
 # make test-reasoning  install the extra [reasoning], run its recipe and its notebook; needs a C compiler
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 

@@ -59,9 +59,9 @@ def is_worse(difference: Interval) -> bool:
 
 def recommended(found: Mapping[str, Comparison], kind: str) -> str | None:
     """
-    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those that are not
-    significantly worse than GRPO n=4 on any of them. As methods may have different seeds, means are compared through the differences from
-    GRPO n=4 with the same seeds. `None` if there are too few seeds for a test.
+    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those that
+    are not significantly worse than GRPO n=4 on any of them. As methods may have different seeds, means are compared
+    through the differences from GRPO n=4 with the same seeds. `None` if there are too few seeds for a test.
     """
     sets = [found[name] for name in SETS[kind] if name in found]
     gains = {}
@@ -122,8 +122,8 @@ def block(rows: pd.DataFrame) -> str:
         if not np.isnan(gain.mean):
             worse = ", ".join(worse_sets(found, method)) or "none"
             sentences.append(
-                f"{method}, all seeds and sets whose reward means the same on every prompt: {comparison(gain)} {names.GRPO_4} "
-                f"({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
+                f"{method}, all seeds and sets whose reward means the same on every prompt: {comparison(gain)} "
+                f"{names.GRPO_4} ({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
             )
     sentences.append(f"By the rule, {decision(found)} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)

@@ -1,4 +1,4 @@
-"""Results of the three plans of benchmarks/README.md (`benchmarks.learning.confirmation`): tables, endpoints and decisions."""
+"""Results of the plans of benchmarks/README.md (`benchmarks.learning.confirmation`): tables, endpoints and decisions."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -298,8 +298,8 @@ def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> I
 
 def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:
     """
-    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower bound of pass@16
-    against the better GRPO is above -0.01; `None` if there is none.
+    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower bound of
+    pass@16 against the better GRPO is above -0.01; `None` if there is none.
     """
     gains = {}
     for retries in (1, 2, 3):
@@ -328,8 +328,8 @@ def third_plan_block(rows: pd.DataFrame) -> str:
         number = retries_by_lower_bound(parts)
         table.append(row | {"Recommended retries": "none" if number is None else str(number)})
     caption = (
-        "*Accuracy and pass@16 against the better GRPO of each part, over all seeds of the finished parts with short answers, and the "
-        "number of retries by the rule of the third plan.*"
+        "*Accuracy and pass@16 against the better GRPO of each part, over all seeds of the finished parts with short "
+        "answers, and the number of retries by the rule of the third plan.*"
     )
     return f"{plan_block(THIRD_PLAN, rows)}\n\n{as_table(table)}\n\n{caption}"
 

@@ -9,7 +9,8 @@ The evaluation is exact: an answer is a single string, so one forward pass gives
 pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by sampling
 (`long_answers.py`).
 
-`benchmarks.learning.confirmation` trains them. The runs before the plans are stored as `language_model` and `language_rates`.
+`benchmarks.learning.confirmation` trains them. The runs before the plans are stored as `language_model` and
+`language_rates`.
 """
 
 import json

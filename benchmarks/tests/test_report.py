@@ -315,7 +315,7 @@ def test_methods_of_the_plan_exist_and_the_order_is_kept():
 
 
 def retried(part: str, gains: dict[int, tuple[float, float]], noise: float = 0.0) -> list[dict]:
-    """Runs of a part with gains in accuracy and pass@16 by number of retries; the latter varies by ± noise between seeds."""
+    """Runs of a part with gains in accuracy and pass@16 by number of retries; the latter has ± noise between seeds."""
     rows = planned(part, {(names.batch_retries(n), RATE): gain for n, gain in gains.items()}, noise=0)
     varies = [names.batch_retries(n) for n in gains]
     return [
