@@ -59,9 +59,9 @@ def is_worse(difference: Interval) -> bool:
 
 def recommended(found: Mapping[str, Comparison], kind: str) -> str | None:
     """
-    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those that
-    are not significantly worse than GRPO n=4 on any of them. As methods may have different seeds, means are compared
-    through the differences from GRPO n=4 with the same seeds. `None` if there are too few seeds for a test.
+    The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those
+    that are not significantly worse than GRPO n=4 on any of them. As methods may have different seeds, means are
+    compared through the differences from GRPO n=4 with the same seeds. `None` if there are too few seeds for a test.
     """
     sets = [found[name] for name in SETS[kind] if name in found]
     gains = {}

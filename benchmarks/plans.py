@@ -1,4 +1,4 @@
-"""Results of the plans of benchmarks/README.md (`benchmarks.learning.confirmation`): tables, endpoints and decisions."""
+"""Results of the plans of benchmarks/README.md (`learning.confirmation`): tables, endpoints and decisions."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -288,7 +288,7 @@ def second_family_sentences(found: Comparison) -> str:
 
 
 def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> Interval:
-    """Difference from the better GRPO of each part, paired by seed, over the seeds of all parts that have the method."""
+    """Difference from the better GRPO of each part, paired by seed, over the seeds of all parts with the method."""
     gains: list[float] = []
     for found in parts:
         values, reference = (found.values(m, measure) for m in (method, better_grpo(found, measure)))
@@ -298,8 +298,8 @@ def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> I
 
 def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:
     """
-    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower bound of
-    pass@16 against the better GRPO is above -0.01; `None` if there is none.
+    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower bound
+    of pass@16 against the better GRPO is above -0.01; `None` if there is none.
     """
     gains = {}
     for retries in (1, 2, 3):

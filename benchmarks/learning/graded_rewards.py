@@ -74,8 +74,8 @@ def win_rates(rollouts: Rollouts) -> np.ndarray:
     """
     Fraction of the other rollouts of the batch that a rollout beats minus the fraction that beats it, `(N,)`.
 
-    Rewards that are equal in float32 are ties; a rollout without a reward has advantage 0 and is not compared. For rewards
-    of 0 and 1 this is the leave-one-out batch mean as baseline.
+    Rewards that are equal in float32 are ties; a rollout without a reward has advantage 0 and is not compared. For
+    rewards of 0 and 1 this is the leave-one-out batch mean as baseline.
     """
     advantage_N = np.zeros(len(rollouts))
     rewards = rollouts.reward_N[rollouts.has_reward_N].astype(np.float32)
@@ -133,8 +133,8 @@ def load_with_sign(base: Path):
 
 def prepare_base_with_sign(task_dir: Path, steps: int = 150) -> None:
     """
-    Write `base-sign`: the base model after training on its own completions, half of them, at random, with the sign. So it
-    misses the format about half of the time, and its accuracy is about that of the base model.
+    Write `base-sign`: the base model after training on its own completions, half of them, at random, with the sign.
+    So it misses the format about half of the time, and its accuracy is about that of the base model.
     """
     if (task_dir / "base-sign").exists():
         return

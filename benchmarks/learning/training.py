@@ -163,7 +163,7 @@ def train_once(
 
 
 def provenance(device: str) -> dict:
-    """Device ("CPU" or the GPU's name), commit of the repository (empty if there is none), and versions of packages."""
+    """Device ("CPU" or the GPU's name), commit of the repository (empty outside of one), and versions of packages."""
     commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     described = subprocess.run(commit, capture_output=True, text=True)
     versions = (f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "trl"))

@@ -76,7 +76,7 @@ def test_rewards_of_the_first_steps_are_stored(method, task_dir, tmp_path, monke
 
 
 def stored(gains: dict[tuple[str, str], float], seeds=(41, 42, 43)) -> list[dict]:
-    """All runs of both parts, with an accuracy of 0.3 plus the gain of the set and method, and a little noise by seed."""
+    """All runs of both parts, with an accuracy of 0.3 plus the gain of the set and method, and a little noise."""
     rows = []
     for name, method in sorted(graded.CELLS):
         for seed in seeds:
