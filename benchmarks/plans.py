@@ -298,8 +298,8 @@ def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> I
 
 def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:
     """
-    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower bound
-    of pass@16 against the better GRPO is above -0.01; `None` if there is none.
+    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower
+    bound of pass@16 against the better GRPO is above -0.01; `None` if there is none.
     """
     gains = {}
     for retries in (1, 2, 3):
