@@ -9,7 +9,7 @@ from . import names
 from .comparisons import ACCURACY, Comparison, as_table, by_seed
 from .learning.graded_rewards import KINDS, WITHOUT_SUCCESS
 from .learning.small_models import EXPERIMENTS
-from .statistics import Interval, comparison, interval
+from .statistics import NO_VALUE, Interval, comparison, interval
 
 
 STORED = "graded_rewards"
@@ -101,29 +101,31 @@ def decision(found: Mapping[str, Comparison]) -> str:
     return f"win rates {'do not become' if is_lower else 'become'}"
 
 
+SHORT = {method: method.removeprefix(f"{names.BATCH}, ") for method in METHODS} | {names.BATCH: "batch baseline"}
+
+
 def block(rows: pd.DataFrame) -> str:
-    """Table of accuracies, recommendations by kind of reward, and the decision on win rates."""
-    found, lines = complete(rows), []
-    for kind, title in TITLES.items():
-        for name in (name for name in SETS[kind] if name in found):
-            own = found[name]
-            line = {"Reward": title, "Set": name.partition("-")[0], "Seeds": own.num_seeds(names.GRPO_4)}
-            line["Before"] = f"{own.before_training('accuracy'):.3f}"
-            lines.append(line | {method: own.cell(method, ACCURACY) for method in METHODS})
-    if not lines:
+    """Table of accuracies with the recommendation for each kind of reward, and the decision on win rates."""
+    found = complete(rows)
+    if not found:
         return "*Not finished.*"
-    sentences = [
-        f"{TITLES[kind]}: by the rule, {recommended(found, kind) or 'nothing yet'}"
-        for kind in TITLES
-        if SETS[kind][0] in found
-    ]
-    for method in (method for method in METHODS if method != names.GRPO_4):
-        gain = pooled(found, method)
-        if not np.isnan(gain.mean):
-            worse = ", ".join(worse_sets(found, method)) or "none"
-            sentences.append(
-                f"{method}, all seeds and sets whose reward means the same on every prompt: {comparison(gain)} "
-                f"{names.GRPO_4} ({gain.text(sign=True)}); sets on which it is significantly worse: {worse}"
-            )
+    methods = [method for method in METHODS if any(method in own.runs for own in found.values())]
+    lines = []
+    for kind in TITLES:
+        sets = [name for name in SETS[kind] if name in found]
+        for name in sets:
+            own, is_first = found[name], name == sets[0]
+            line = {"Reward": TITLES[kind] if is_first else ""}
+            line["Set (before)"] = f"{name.partition('-')[0]} ({own.before_training('accuracy'):.3f})"
+            line |= {SHORT[method]: own.cell(method, ACCURACY) for method in methods}
+            lines.append(line | {"By the rule": SHORT.get(recommended(found, kind), NO_VALUE) if is_first else ""})
+    sentences = []
+    for method in (method for method in methods if method != names.GRPO_4):
+        gain, seeds = pooled(found, method), max(len(own.runs.get(method, {})) for own in found.values())
+        sentences.append(
+            f"{SHORT[method]} ({seeds} seeds), over all pairs of a seed and a set whose reward means the same on every "
+            f"prompt: {comparison(gain)} {names.GRPO_4} ({gain.text(sign=True)}); significantly worse on "
+            f"{', '.join(worse_sets(found, method)) or 'none'}"
+        )
     sentences.append(f"By the rule, {decision(found)} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)
