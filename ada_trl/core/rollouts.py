@@ -1,6 +1,7 @@
 """All rollouts of a generation batch on arrays."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,15 +24,46 @@ class computed_array(cached_property):
         self.__doc__ = compute.__doc__
 
 
+class Columns(dict[str, np.ndarray]):
+    """Arrays by name, in which a name that is missing is an error that lists the names there are."""
+
+    def __missing__(self, name: Any) -> np.ndarray:
+        raise KeyError(f"no column {name!r}: the columns are {', '.join(map(repr, self)) or 'not recorded'}")
+
+
+def column_array(values: Sequence[Any], is_numeric: bool = False) -> np.ndarray:
+    """
+    Make an array of a column's values, one per prompt: of numbers, booleans or strings if all are such, otherwise of
+    objects. Scalars of NumPy, torch or JAX, as a formatted dataset has them, become values of Python, and missing
+    numbers NaN.
+
+    Args:
+        values (`Sequence[Any]`), is_numeric (`bool`, *optional*, defaults to `False`):
+            The values, and whether the column is known to have numbers, although all of these may be missing.
+    """
+    plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    kinds = {type(value) for value in plain}
+    if kinds <= {int, float, type(None)} and (is_numeric or kinds & {int, float}):
+        return np.array([math.nan if value is None else value for value in plain])
+    if kinds in ({bool}, {str}):
+        return np.array(plain)
+    array = np.empty(len(plain), dtype=object)
+    for i, value in enumerate(plain):  # all at once, lists would become another dimension
+        array[i] = value
+    return array
+
+
 @dataclass(eq=False, frozen=True)
 class Rollouts:
     """
-    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward functions. All
-    arrays are read-only.
+    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward
+    functions. All arrays are read-only.
 
-    The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends on the
-    order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then it is positive
-    or negative. Baselines and advantages need the reward only.
+    The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends
+    on the order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then
+    it is positive or negative. Baselines and advantages need the reward only. A prompt is *abstained* if it has
+    rewards, but the function of the success reward scored no rollout, as one that does not apply to this kind of
+    prompt: neither solved nor unsolved.
 
     Args:
         prompt_N (`np.ndarray` of `int`):
@@ -53,8 +85,9 @@ class Rollouts:
         length_N (`np.ndarray` of `int`):
             Number of completion tokens that the model has generated.
         columns (`dict[str, np.ndarray]`, *optional*):
-            Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty unless an
-            advantage function is used.
+            Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty
+            unless an advantage function is used. Numbers, booleans and strings are arrays of these, with NaN for a
+            missing number; other columns are arrays of objects.
     """
 
     prompt_N: np.ndarray
@@ -73,8 +106,8 @@ class Rollouts:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 object.__setattr__(self, name, read_only(value))
-        for name, value in self.columns.items():
-            self.columns[name] = read_only(value)
+        columns = {name: read_only(values) for name, values in self.columns.items()}
+        object.__setattr__(self, "columns", Columns(columns))
 
     def __len__(self) -> int:
         return len(self.prompt_N)
@@ -109,6 +142,10 @@ class Rollouts:
         return self.scored_P - self.positives_P
 
     @computed_array
+    def is_abstained_P(self) -> np.ndarray:
+        return (self.scored_P == 0) & (self.sum(self.has_reward_N) > 0)
+
+    @computed_array
     def pass_rate_P(self) -> np.ndarray:
         """p̂ = positives / scored rollouts; NaN if nothing was scored."""
         return self.positives_P / np.where(self.scored_P > 0, self.scored_P, np.nan)
@@ -121,7 +158,9 @@ class Rollouts:
 
     @computed_array
     def std_P(self) -> np.ndarray:
-        """Standard deviation of the rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two."""
+        """
+        Standard deviation of the rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two.
+        """
         deviation_N = np.where(self.has_reward_N, self.reward_N - self.mean_P[self.prompt_N], 0.0)
         return np.sqrt(self.sum(deviation_N**2) / np.maximum(self.sum(self.has_reward_N) - 1, 1))
 
@@ -152,6 +191,56 @@ class Rollouts:
             length_N=self.length_N[mask_N],
             columns={name: values[mask_N] for name, values in self.columns.items()},
         )
+
+    @classmethod
+    def of(
+        cls,
+        rewards: Sequence[Sequence],
+        *,
+        columns: Mapping[str, Sequence] | None = None,
+        lengths: Sequence[Sequence[int]] | None = None,
+        attempts: Sequence[int] | None = None,
+        threshold: float = 0.7,
+    ) -> "Rollouts":
+        """
+        Build rollouts by hand, to test an advantage function.
+
+        Args:
+            rewards (`Sequence[Sequence]`):
+                Rewards of each prompt's rollouts, of which prompts may have different numbers, at least one. A reward
+                is a number, `None` if there is none, or a list of those of several reward functions of weight 1.
+            columns (`Mapping[str, Sequence]`, *optional*):
+                Columns of the dataset, with one value per prompt.
+            lengths (`Sequence[Sequence[int]]`, *optional*):
+                Numbers of tokens of the completions, by prompt as the rewards; by default 0.
+            attempts (`Sequence[int]`, *optional*):
+                Earlier steps that sampled each prompt; by default 0.
+            threshold (`float`, *optional*, defaults to `0.7`):
+                A rollout is positive if its reward is strictly greater.
+
+        Example:
+
+        ```python
+        import numpy as np
+        from ada_trl.core import Rollouts
+
+
+        def centered_by_source(rollouts: Rollouts) -> np.ndarray:
+            source_N = np.unique(rollouts.columns["source"], return_inverse=True)[1]
+            mean_S = np.bincount(source_N, rollouts.reward_N) / np.bincount(source_N)
+            return rollouts.reward_N - mean_S[source_N]
+
+
+        rollouts = Rollouts.of([[1, 0], [0, 0], [1, 1]], columns={"source": ["web", "web", "book"]})
+        assert centered_by_source(rollouts).tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0]
+        ```
+        """
+        rewards_by_prompt = [np.asarray(pool, dtype=float).reshape(len(pool), -1) for pool in rewards]
+        scoring = Scoring(weights=(1.0,) * rewards_by_prompt[0].shape[1], threshold=threshold)
+        length_N = None if lengths is None else np.concatenate(lengths)
+        rollouts = cls.score(rewards_by_prompt, scoring, attempt_P=attempts, length_N=length_N)
+        arrays = {name: column_array(values)[rollouts.prompt_N] for name, values in (columns or {}).items()}
+        return replace(rollouts, columns=arrays)
 
     @classmethod
     def score(
@@ -200,8 +289,9 @@ class Scoring:
         success_column (`int`, *optional*):
             Reward function whose reward is the success reward; by default the weighted sum is.
         needs_weight (`bool`, *optional*, defaults to `False`):
-            Whether a rollout that only functions of weight 0 have scored has no reward. As in [`~trl.GRPOTrainer`], its reward is 0 by
-            default, which has no effect on a group that is all like this, but would be compared with the rewards of a batch.
+            Whether a rollout that only functions of weight 0 have scored has no reward. As in [`~trl.GRPOTrainer`],
+            its reward is 0 by default, which has no effect on a group that is all like this, but would be compared
+            with the rewards of a batch.
     """
 
     weights: tuple[float, ...]
@@ -218,8 +308,8 @@ class Scoring:
         """
         Weighted sum and success reward of each rollout, both `(N,)`, from `clean` rewards.
 
-        The sum is computed in float32, as [`~trl.GRPOTrainer`] does, so that equal sums are the same ones here and there. It is
-        NaN if no function scored the rollout, or if it exceeds float32.
+        The sum is computed in float32, as [`~trl.GRPOTrainer`] does, so that equal sums are the same ones here and
+        there. It is NaN if no function scored the rollout, or if it exceeds float32.
         """
         weights_F = np.array(self.weights, dtype=np.float32)
         with np.errstate(over="ignore"):

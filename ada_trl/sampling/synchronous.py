@@ -9,31 +9,31 @@ from accelerate import Accelerator
 
 from ..core import Slot, sample_slots
 from ..utils.distributed import exchange_rows, gather_results
-from .sampler import Completions, RolloutSampler, StepProgress
+from .sampler import Generated, RolloutSampler, StepProgress
 
 
 class SynchronousSampler(RolloutSampler):
     """
     Samples rollouts with the trainer's own generation (transformers, continuous batching, vLLM colocate).
 
-    Rows are split evenly: every rank generates the same number, because generation under FSDP and ZeRO is collective. If the
-    rows do not divide, the last one is repeated and the copies are discarded, so that pools do not depend on the number of
-    ranks and never exceed their cap. A rank receives the dataset rows of other ranks' prompts when it first generates for
-    them. Completions stay on the rank that generated them: a round ends with one collective for rewards and failures, and a
-    step sends the selected completions to where they are trained on.
+    Rows are split evenly: every rank generates the same number, because generation under FSDP and ZeRO is collective.
+    If the rows do not divide, the last one is repeated and the copies are discarded, so that pools do not depend on
+    the number of ranks and never exceed their cap. A rank receives the dataset rows of other ranks' prompts when it
+    first generates for them. Completions stay on the rank that generated them: a round ends with one collective for
+    rewards and failures, and a step sends the selected completions to where they are trained on.
 
     Args:
         rows (`Sequence[dict]`):
             Dataset rows of this rank's prompts or candidates.
         row_ranks (`Sequence[int]`):
             Rank of each prompt or candidate of all ranks, in order.
-        generate_and_score (`Callable[[list[dict], bool], Completions]`):
+        generate_and_score (`Callable[[list[dict], bool], Generated]`):
             Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
         fills_rounds (`bool`):
-            Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a round
-            without speculation, with further rollouts of the prompts that are still active. On a GPU, a round takes as long as
-            its longest completion however many there are, so that this saves rounds. Rollouts that turn out not to be needed are
-            discarded.
+            Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a
+            round without speculation, with further rollouts of the prompts that are still active. On a GPU, a round
+            takes as long as its longest completion however many there are, so that this saves rounds. Rollouts that
+            turn out not to be needed are discarded.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SynchronousSampler(RolloutSampler):
         *,
         rows: Sequence[dict],
         row_ranks: Sequence[int],
-        generate_and_score: Callable[[list[dict], bool], Completions],
+        generate_and_score: Callable[[list[dict], bool], Generated],
         fills_rounds: bool,
         slots: Sequence[Slot],
         accelerator: Accelerator,
@@ -58,7 +58,7 @@ class SynchronousSampler(RolloutSampler):
     def num_shown(self) -> int:
         return len(self.slots)
 
-    def sample(self, progress: StepProgress) -> None:
+    def _fill_slots(self, progress: StepProgress) -> None:
         started = time.perf_counter()
         room = self.requests_in_flight(len(self.slots), self.slots[0].round_size)
         sample_slots(
@@ -75,7 +75,9 @@ class SynchronousSampler(RolloutSampler):
         return max(num_slots, super().requests_in_flight(num_slots, round_size))  # at least a round of all prompts
 
     def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
-        """Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank."""
+        """
+        Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank.
+        """
         requests, self._requests = self._requests, []
         sizes = [self.slots[slot].round_size for slot, _ in requests]
         rollouts = [(slot, first + i) for (slot, first), n in zip(requests, sizes, strict=True) for i in range(n)]
@@ -86,10 +88,10 @@ class SynchronousSampler(RolloutSampler):
         local = slice(self.process_index * per_rank, (self.process_index + 1) * per_rank)
         is_first_round = requests[0][1] == 0
 
-        def generate_local() -> list[list[float]]:
-            completions = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
-            self.store(rollouts[local], completions)
-            return completions.rewards.tolist()
+        def generate_local() -> list[Sequence[float]]:
+            generated = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
+            self.store(rollouts[local], generated)
+            return [completion.rewards for completion in generated[0]]
 
         rewards = np.array(list(itertools.chain(*gather_results(generate_local))))[: len(rollouts)]  # (rollouts, F)
         of_requests = np.split(rewards, np.cumsum(sizes)[:-1])

@@ -1,6 +1,6 @@
 """
-Reports of a run: a sentence at its start that describes the differences from GRPO, warnings about problems that would go
-unnoticed, and the metrics that are logged in each mode.
+Reports of a run: a sentence at its start that describes the differences from GRPO, warnings about problems that would
+go unnoticed, and the metrics that are logged in each mode.
 """
 
 import logging
@@ -12,12 +12,19 @@ from trl import GRPOConfig
 
 from ..core import Rollouts
 from ..core.metrics import threshold_outside_reward_range
+from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
+from .mode import WEIGHTED_SUM, Mode
 
 
 logger = get_logger(__name__)
 
+# Values of GRPO for options that the modes set by default, or with which they differ from it.
+OF_GRPO = {"adaptive_sampling": "uniform", "baseline": "pool", "prompt_weighting": "none"} | {
+    name: GRPOConfig.__dataclass_fields__[name].default
+    for name in ("num_generations", "scale_rewards", "epsilon_high")
+}
 
 # Metrics
 
@@ -32,34 +39,34 @@ OF_ROWS_IN_LOSS = [
 ]
 
 
-def logged_metrics(args: AdaGRPOConfig) -> set[str]:
+def logged_metrics(args: AdaGRPOConfig, mode: Mode) -> set[str]:
     """
-    Names of the metrics under `ada/` that a person reads, in the mode of `args`: at most 20, and 12 with the batch baseline. All
-    others are logged with `log_completions=True` only, and so are those of these that another mode has.
+    Names of the metrics under `ada/` that a person reads, in a mode: at most 20, and 12 with the batch
+    baseline. All others are logged with `log_completions=True` only, and so are those of these that another mode has.
     """
-    is_estimated, n = args.uses_estimated_budgets, args.num_generations
+    is_estimated, n = mode.is_estimated, mode.num_generations
     names = ["samples_per_prompt/mean", "frac_zero_advantage_groups", "pass_rate/mean"]
     names += ["tokens/generated", "time/generate", "time/reward"]
-    if args.is_sequential:
+    if mode.is_sequential:
         names += ["rounds/mean", "frac_exit_condition_met"]
-    if args.is_sequential or is_estimated:
+    if mode.is_sequential or is_estimated:
         names += ["samples_per_prompt/max"]
-    is_adaptive = args.is_sequential or args.resamples_prompts or args.baseline == "batch"
+    is_adaptive = mode.is_sequential or mode.resamples_prompts or mode.baseline == "batch"
     if is_adaptive and n > 1 and not is_estimated:  # GRPO has groups of one size
         names += ["frac_reward_zero_std/first_round"]
         # In all other modes a group that has a gradient has it in the first round.
-        names += ["frac_recovered_groups"] if args.is_sequential or args.baseline == "batch" else []
+        names += ["frac_recovered_groups"] if mode.is_sequential or mode.baseline == "batch" else []
     if is_estimated:
         names += ["estimator/brier", "estimator/brier_constant"]
-    if args.is_multi_round or args.zero_variance_groups == "mask":
+    if mode.is_multi_round or mode.zero_variance_groups == "mask":
         names += ["tokens/discarded"]
-    if args.resamples_prompts:
-        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'sampled'}"]
+    if mode.resamples_prompts:
+        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if mode.retries else 'sampled'}"]
     if args.use_vllm and args.vllm_mode == "server":
         names += ["vllm/retries", "vllm/weight_check_logprob_diff"]
-        if args.is_multi_round:
+        if mode.is_multi_round:
             names += ["vllm/wasted_rounds", "time/idle", "time/reward_overlapped"]
-    if args.max_staleness:
+    if mode.max_staleness:
         names += ["ess_ratio"]
     return set(names)
 
@@ -67,96 +74,73 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
 # The start of training
 
 
-def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
-    """
-    Print [`describe_run`] on the main process, unless warnings are hidden, and log a warning about epochs.
-
-    Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
-        num_prompts (`int`, *optional*):
-            Length of the training dataset; `None` if it is unknown.
-        own_advantages (`str`, *optional*):
-            Name of the user's function that computes the advantages, if there is one.
-    """
-    sentence = describe_run(args, own_advantages)
+def report_start(args: AdaGRPOConfig, mode: Mode, num_prompts: int | None, own_advantages: str | None = None) -> None:
+    """Print [`describe_run`] on the main process, unless warnings are hidden."""
+    sentence = describe_run(args, mode, num_prompts, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
-        print(sentence, flush=True)
-    if warning := _epoch_warning(args, num_prompts):
-        logger.warning(warning)
+        show(sentence)
 
 
-def describe_run(args: AdaGRPOConfig, own_advantages: str | None = None) -> str:
+def describe_run(
+    args: AdaGRPOConfig, mode: Mode, num_prompts: int | None = None, own_advantages: str | None = None
+) -> str:
     """
-    Describe in one sentence how a run differs from [`~trl.GRPOTrainer`] with the defaults of [`~trl.GRPOConfig`]. Empty if it
-    does not.
+    Describe in one sentence how a run on `num_prompts` rows (`None` if unknown) differs from [`~trl.GRPOTrainer`] with
+    the defaults of [`~trl.GRPOConfig`]; empty if it does not. `own_advantages` is the name of the user's function of
+    advantages.
     """
-    values = {"scale_rewards": "none", "epsilon_high": 0.28}
-    if not args.is_set("num_generations"):
-        values["num_generations"] = args.num_generations
-    defaults = [
-        f"{name}={value!r} ({GRPOConfig.__dataclass_fields__[name].default!r})"
-        for name, value in values.items()
-        if getattr(args, name) == value
-    ]
-    sampling, advantages = _describe_sampling(args), _describe_advantages(args)
-    if own_advantages is not None:
-        sampling = sampling.replace("Batch baseline", "Uniform sampling")
-        advantages = f"advantages are those of {own_advantages}"
-    is_vanilla = args.trains_as_grpo and own_advantages is None
+    given = {name: getattr(args, name) for name in OF_GRPO}
+    options = [f"{name}={value!r} ({OF_GRPO[name]!r})" for name, value in given.items() if value != OF_GRPO[name]]
     clauses = [
-        "" if is_vanilla else f"{sampling}; {advantages}",
-        _describe_zero_variance_groups(args),
-        "rollouts come from the weights before the last generation batch was trained on" if args.max_staleness else "",
-        f"{pluralize(args.num_generations_eval, 'rollout')} per prompt in evaluations"
-        if args.eval_strategy != "no" and args.num_generations == 1 and args.num_generations_eval
-        else "",
-        f"defaults that differ from GRPOConfig's (in parentheses): {', '.join(defaults)}" if defaults else "",
+        "" if mode.trains_as_grpo else _describe_sampling(args, mode),
+        f"advantages are those of {own_advantages}" if own_advantages else "",
+        "" if num_prompts is None else _describe_length(args, mode, num_prompts),
+        f"options that differ from GRPO (its values in parentheses): {', '.join(options)}" if options else "",
     ]
-    sentence = "; ".join(clause for clause in clauses if clause)
+    sentence = "; ".join(filter(None, clauses))
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
-def _describe_sampling(args: AdaGRPOConfig) -> str:
-    rule, n = args.slot_rule, args.num_generations
-    name = args.adaptive_sampling.capitalize()
-    if args.uses_estimated_budgets:
-        budgets = f"{args.min_samples} to {args.max_samples} rollouts per prompt, {n} on average"
-        return f"{name}: {budgets}, more where the estimated pass rate is low"
-    if not args.is_sequential:
-        mode = "Batch baseline" if args.baseline == "batch" else "Uniform sampling"
-        text = f"{mode}: {pluralize(args.prompts_per_step, 'prompt')} × {pluralize(n, 'rollout')} per generation batch"
-        hint = " (num_generations=1 is sufficient and gives more prompts)"
-        text += hint if args.baseline == "batch" and n > 1 else ""
-        again = f"in up to {pluralize(args.retries, 'later step')}"
-        return f"{text}, and one without a correct rollout is sampled again {again}" if args.retries else text
-    condition = f"until {rule.min_positives} {'is' if rule.min_positives == 1 else 'are'} correct"
-    if rule.min_negatives:
-        condition += f" and {rule.min_negatives} incorrect"
-    rounds = f"up to {pluralize(args.rounds_per_step, 'round')} of {pluralize(args.round_size, 'rollout')}"
-    return f"{name}: {rounds} per prompt, {condition}; {n} are trained on"
+def _describe_sampling(args: AdaGRPOConfig, mode: Mode) -> str:
+    rule, n = mode.slot_rule, mode.num_generations
+    number = pluralize(n, "rollout")
+    if mode.is_estimated:
+        number = f"{mode.min_samples} to {mode.max_samples} rollouts ({n} on average)"
+    elif mode.is_sequential:
+        condition = f"{rule.min_positives} positive" + f" and {rule.min_negatives} negative" * (rule.min_negatives > 0)
+        number = f"up to {rule.max_rounds} rounds of {mode.round_size} rollouts, until there are {condition}"
+    elif mode.baseline == "batch" and n > 1:
+        number += " (num_generations=1 is sufficient and gives more prompts)"
+    text = f"{pluralize(args.prompts_per_step, 'prompt')} per generation batch, each with {number}"
+    again = f"in up to {pluralize(mode.retries, 'later step')}"
+    return f"{text}, and without a positive one again {again}" if mode.retries else text
 
 
-def _describe_advantages(args: AdaGRPOConfig) -> str:
-    rollouts = "all other rollouts of the batch" if args.baseline == "batch" else "all rollouts of the prompt"
-    text = f"advantages use the mean reward of {rollouts}"
-    if args.prompt_weighting not in ("none", 1.0):
-        weights = {"inverse_sqrt": "1/√p̂", "inverse": "1/p̂"}
-        weight = weights.get(args.prompt_weighting, f"p̂^({args.prompt_weighting} - 1)")
-        text += f" and the weight {weight}, with p̂ its pass rate"
-    elif args.divides_by_group_std and args.adaptive_sampling != "uniform":
-        text += (
-            " and no prompt weight, because the division by the standard deviation of the group is a weight as well"
-        )
-    return text
+def _describe_length(args: AdaGRPOConfig, mode: Mode, num_prompts: int) -> str:
+    """Steps and passes over the dataset of this run and of GRPO, and intervals that are longer than the run."""
+    n, rows = mode.num_generations, args.generation_batch_size
+    of_grpo = n
+    if n == 1 or not args.is_set("num_generations"):
+        of_grpo = next(size for size in range(OF_GRPO["num_generations"], 0, -1) if rows % size == 0)
+    if of_grpo == n and mode.trains_as_grpo:
+        return ""
 
+    def describe(size: int, bound: str = "") -> str:
+        steps = training_steps(args, num_prompts, size)
+        rollouts = steps * rows * args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+        passes = rollouts / size / num_prompts
+        return f"{pluralize(steps, 'step')}, {bound}{passes:.3g} {'pass' if passes == 1 else 'passes'}"
 
-def _describe_zero_variance_groups(args: AdaGRPOConfig) -> str:
-    return {
-        "mask": "zero-variance groups are excluded from the loss",
-        "skip": "rows of zero-variance groups are not computed",
-        "resample": f"zero-variance groups are replaced (up to {args.prompts_per_slot} prompts for each place in the batch)",
-    }.get(args.zero_variance_groups, "")
+    # Retries take the places of new prompts, and dynamic sampling takes more of them.
+    bound = "at most " if mode.retries else "at least " if mode.resamples_prompts else ""
+    text = f"{describe(n, bound)} over the dataset"
+    steps, steps_of_grpo = (training_steps(args, num_prompts, size) for size in (n, of_grpo))
+    if of_grpo != n:
+        advice = f", as many rollouts as with max_steps={steps_of_grpo} here" if steps < steps_of_grpo else ""
+        text += f" (GRPO with num_generations={of_grpo}: {describe(of_grpo)}{advice})"
+    names = [f"{kind}_steps" for kind in ("logging", "eval", "save") if getattr(args, f"{kind}_strategy") == "steps"]
+    late = [f"{name}={getattr(args, name)}" for name in names if getattr(args, name) > steps]
+    return f"{text}; the run ends before {', '.join(late)}" if late else text
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -164,27 +148,13 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _epoch_warning(args: AdaGRPOConfig, num_prompts: int | None) -> str:
-    if args.num_generations > 1 or num_prompts is None or args.max_steps > 0:
-        return ""
-    epochs = args.num_train_epochs
-    per_pass, steps = (pluralize(training_steps(args, num_prompts, number), "step") for number in (1, epochs))
-    if args.retries:
-        per_pass += (
-            ", which with retries cover only a part of it, because retried prompts take the places of new ones,"
-        )
-    return (
-        f"A generation batch has {pluralize(args.prompts_per_step, 'prompt')}, one pass over the dataset ({num_prompts}) takes "
-        f"{per_pass} and num_train_epochs={epochs:g} makes {steps}. A GRPO run with n rollouts per prompt makes n times as many: to "
-        "train on as many rollouts, set max_steps to its number of steps."
-    )
-
-
-def training_steps(args: AdaGRPOConfig, num_prompts: int, epochs: float) -> int:
-    """Return the optimizer steps of `epochs` over `num_prompts` rows, as in TRL."""
-    generations = num_prompts // args.prompts_per_step  # an incomplete one is dropped
+def training_steps(args: AdaGRPOConfig, num_prompts: int, num_generations: int) -> int:
+    """Return the optimizer steps of a run on `num_prompts` rows with `num_generations` rollouts of each, as in TRL."""
+    if args.max_steps > 0:
+        return args.max_steps
+    generations = num_prompts // (args.generation_batch_size // num_generations)  # an incomplete one is dropped
     micro_steps = generations * args.steps_per_generation * args.num_iterations
-    return math.ceil(epochs * math.ceil(micro_steps / args.gradient_accumulation_steps))
+    return math.ceil(args.num_train_epochs * math.ceil(micro_steps / args.gradient_accumulation_steps))
 
 
 # During training
@@ -194,26 +164,30 @@ class TrainingDiagnostics:
     """
     Checks the metrics of every generation batch, and logs each of these warnings at most once:
 
-    - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt weights or
-      recorded pass rates depend on it;
-    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked.
+    - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt
+      weights or recorded pass rates depend on it;
+    - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked;
+    - with retries, for `steps` generation batches, no success, or batches full of retries that hardly ever succeed.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
+            Configuration of the run, and its mode.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, steps: int = 20):
+    def __init__(self, args: AdaGRPOConfig, mode: Mode, steps: int = 20):
         self.steps = steps
-        self._args = args
-        # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once compared.
+        self._args, self._mode = args, mode
+        # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once
+        # compared.
         self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
-        if args.needs_successes or args.tracks_pass_rates:  # anything depends on them
+        if mode.needs_successes or mode.pass_rate_estimator:  # anything depends on them
             self._early = []
         self._last_gradient: int | None = None  # the last step with one
         self._warned = False  # that there is none
+        # Prompts, retries, solved retries and solved prompts of the last generation batches; `None` once reported.
+        self._retries: list[tuple[int, int, int, int]] | None = [] if mode.retries else None
 
     def observe(self, metrics: Mapping[str, float], rollouts: Rollouts, step: int) -> None:
         """
@@ -235,6 +209,8 @@ class TrainingDiagnostics:
                 self._check_threshold(*map(np.concatenate, zip(*self._early, strict=True)))
                 self._early = None
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
+        if self._retries is not None and metrics["frac_zero_advantage_groups"] < 1:
+            self._check_retries(rollouts)
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
         if self._last_gradient is None or step < self._last_gradient:  # the first step of another training
@@ -246,13 +222,39 @@ class TrainingDiagnostics:
             rewards = reward_N[~np.isnan(reward_N)]
             is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
-            longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
+            longer = "max_rounds or max_completion_length" if self._mode.is_sequential else "max_completion_length"
             logger.warning(
-                f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have equal "
-                "rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; if they are all wrong, "
-                f"train on easier prompts or raise {longer}; otherwise check with log_completions=True that the reward functions "
-                "distinguish completions of the same prompt."
+                f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have "
+                "equal rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; "
+                f"if they are all wrong, train on easier prompts or raise {longer}; otherwise check with "
+                "log_completions=True that the reward functions distinguish completions of the same prompt."
             )
+
+    def _check_retries(self, rollouts: Rollouts) -> None:
+        is_retry_P, is_solved_P = rollouts.sum(rollouts.attempt_N) > 0, rollouts.positives_P > 0
+        counts = (len(is_retry_P), is_retry_P.sum(), (is_retry_P & is_solved_P).sum(), is_solved_P.sum())
+        self._retries = [*(self._retries or []), counts][-self.steps :]
+        prompts, retries, solved_retries, solved = np.sum(self._retries, axis=0)
+        # Half of the batch alone is no problem: two retries fill it at a pass rate of 0.38.
+        is_full = retries > prompts / 2 and solved_retries < retries / 10
+        is_futile = retries > 0 and (is_full or not solved)
+        scored = rollouts.success_reward_N[rollouts.is_scored_N]
+        if len(self._retries) < self.steps or not is_futile or not len(scored):
+            return
+        self._retries = None
+        logger.warning(
+            f"In {self.steps} generation batches, {retries / prompts:.0%} of the prompts were retries, and "
+            f"{solved_retries / retries:.0%} of these had a rollout above positive_threshold "
+            f"({self._args.positive_threshold:g}; {self._success} now ranges from {scored.min():.3g} to "
+            f"{scored.max():.3g}). If a good completion gets less, lower positive_threshold, or name another function "
+            "with success_reward. If the prompts are this hard, retries leave little room for new ones: "
+            "set retries=0, or train on easier prompts."
+        )
+
+    @property
+    def _success(self) -> str:
+        name = self._args.success_reward
+        return "the reward" if name in (None, WEIGHTED_SUM) else f"the reward of {name}"
 
     def _check_threshold(self, scored: np.ndarray, is_positive: np.ndarray) -> None:
         args, low, high, mean = self._args, scored.min(), scored.max(), scored.mean()
@@ -260,15 +262,19 @@ class TrainingDiagnostics:
         is_one_sided = low < high and not low <= threshold < high
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
-        reward = f"the reward of {args.success_function}" if args.success_function else "the reward"
         found = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
-        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
+        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad"
+        advice += " completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
-        effect = f"sampling {'is' if args.retries else 'and prompt weights are'} the same for all prompts"
-        if not args.needs_successes:
+        effect = "sampling and prompt weights are the same for all prompts"
+        if self._mode.retries:
+            effect = "no prompt is retried" if pass_rate > 0.5 else "retries=0 keeps retries from filling the batches"
+            self._retries = None
+        elif not self._mode.needs_successes:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
-            f"{found.capitalize()} of the first two generation batches is a success: {reward} ranges from {low:.3g} to "
-            f"{high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. {advice[0].upper()}{advice[1:]}; until then, {effect}."
+            f"{found.capitalize()} of the first two generation batches is a success: {self._success} ranges from "
+            f"{low:.3g} to {high:.3g} (mean {mean:.3g}), and positive_threshold is {threshold:g}. "
+            f"{advice[0].upper()}{advice[1:]}; until then, {effect}."
         )

@@ -14,11 +14,14 @@ Row = tuple[list[int], list | None]  # prompt and images
 
 
 class RequestedBatch(NamedTuple):
-    """Rows whose completions were requested, and the results of the requests of [`split_rows`], in flight or completed."""
+    """
+    Rows whose completions were requested, and the results of the requests of [`split_rows`], in flight or completed.
+    """
 
     rows: list[Row]
     futures: Sequence[Future]
     group: RequestGroup
+    is_verified: bool = False  # whether all have arrived, from the weights that the server had at the request
 
     def results(self) -> tuple[list, list]:
         """Completion ids and log-probabilities, in the order of the rows."""
@@ -43,7 +46,8 @@ def split_rows(rows: list[Row]) -> Iterator[tuple[list[list[int]], int, list | N
     Prompts, completions per prompt and images of each request for `rows`.
 
     Equal neighbors are completions of one prompt. Prompts with equal numbers of completions share a request, up to
-    `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its response.
+    `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its
+    response.
     """
     prompts: list[list[int]] = []
     number = 0

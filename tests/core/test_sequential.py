@@ -1,4 +1,6 @@
-"""Successive elimination: which prompts stay active, and the same rollouts without a barrier in any order of arrival."""
+"""
+Successive elimination: which prompts stay active, and the same rollouts without a barrier in any order of arrival.
+"""
 
 import heapq
 import math
@@ -97,6 +99,40 @@ def test_prompts_with_zero_variance_are_replaced_while_candidates_are_left():
     assert last.done and sampled_prompts([last])[-1].is_trained, "Without another candidate it stays in the batch."
 
 
+# The first function defines a success, and returns NaN where it does not apply.
+SUCCESS_AND_QUALITY = Scoring((1.0, 1.0), 0.7, success_column=0)
+NOTHING = [NAN, NAN]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_abstained"),
+    [
+        ([[[NAN, 0.1], [NAN, 0.2]]], True),
+        ([[[NAN, 0.1], [NAN, 0.1]]], True),
+        ([[[NAN, 0.1], NOTHING]], True),
+        # Without a reward, further rounds may have some.
+        ([[NOTHING, NOTHING]] * 3, False),
+        ([[NOTHING, NOTHING], [[NAN, 0.1], NOTHING]], True),
+        # Scored rollouts decide.
+        ([[[0.0, 0.1], [NAN, 0.2]]] * 3, False),
+        ([[[1.0, 0.1], [NAN, 0.2]], [[NAN, 0.1], [NAN, 0.2]], [[0.0, 0.1], [NAN, 0.2]]], False),
+    ],
+)
+def test_no_round_follows_where_the_function_of_success_abstains(rounds, is_abstained):
+    slot = play(Slot(SlotRule(1, 1, 3), SUCCESS_AND_QUALITY, [Candidate(0)], round_size=2), *rounds)
+    assert slot.done
+    assert collect_rollouts([slot], sampled_prompts([slot])).is_abstained_P.tolist() == [is_abstained]
+
+
+def test_a_prompt_on_which_the_function_of_success_abstains_is_replaced_if_its_rewards_are_equal():
+    differs, equals = [[NAN, 0.1], [NAN, 0.2]], [[NAN, 0.1], [NAN, 0.1]]
+    assert play(resampling(2, SUCCESS_AND_QUALITY), differs).done
+    assert not play(resampling(2, SUCCESS_AND_QUALITY), equals).done
+    # It says nothing about the next candidate.
+    in_rounds = Slot(SlotRule(1, 1, 2), SUCCESS_AND_QUALITY, [Candidate(0), Candidate(1)], round_size=2)
+    assert not play(in_rounds, equals, [NOTHING, NOTHING]).done
+
+
 @pytest.mark.parametrize("compares_each_reward", [False, True])
 def test_equal_sums_of_different_rewards_have_zero_variance_unless_each_reward_is_compared(compares_each_reward):
     """With GDPO, which normalizes each reward before the sum, such a group has advantages."""
@@ -165,7 +201,10 @@ def test_same_rollouts_as_in_rounds_in_any_order_of_arrival(options):
 
 
 def test_a_slow_request_does_not_delay_other_prompts():
-    """Three prompts that need all rounds, each with one slow request in another round: with a barrier they would take 300."""
+    """
+    Three prompts that need all rounds, each with one slow request in another round: with a barrier they would take
+    300.
+    """
 
     def duration(prompt, k):
         return 100.0 if (prompt, k) in {(0, 0), (10, 1), (20, 2)} else 1.0

@@ -13,11 +13,23 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl.trainer.utils import RepeatSampler
 
-from ada_trl.core import Candidate, Rollouts, SampledPrompt, Slot, SlotRule, collect_rollouts, sampled_prompts
+from ada_trl.core import (
+    Candidate,
+    Rollouts,
+    SampledPrompt,
+    Scoring,
+    Slot,
+    SlotRule,
+    collect_rollouts,
+    sampled_prompts,
+)
 from ada_trl.sampling.prompt_stream import PromptStream
 from ada_trl.sampling.prompts import DataLoaderPrompts, PromptQueue
 
 from ..core.simulation import BINARY
+
+
+NAN = math.nan
 
 
 def rows(number):
@@ -153,8 +165,8 @@ def test_the_number_of_retries_follows_the_truncated_log_objective():
     p, slots, attempts = 0.5, 64, RETRIES["retries"] + 1
     queue = make_queue(100_000, slots, **RETRIES)
     visits = Counter()
-    for prompts, metrics in simulate(queue, lambda position: p, 150):
-        assert metrics["prompts/retries_dropped"] == 0  # (1 - p) < the maximum share of retries
+    for prompts, _ in simulate(queue, lambda position: p, 150):
+        assert len(queue.retry_queue) < 0.75 * slots  # as (1 - p) is less than this, none was dropped
         visits.update(positions(prompts))
     active = {candidate.position for candidate in queue.retry_queue}
     finished = np.array([count for position, count in visits.items() if position not in active])
@@ -174,6 +186,14 @@ def test_a_prompt_is_retried_until_it_has_a_positive_rollout_or_no_retry_is_left
     assert queue.retry_queue == [Candidate(0, 1), Candidate(2, 2)]
 
 
+def test_a_prompt_on_which_the_function_of_success_abstains_is_not_retried():
+    queue = make_queue(slots=4, retries=2)
+    prompts = [SampledPrompt(Candidate(i), i) for i in range(4)]
+    pools = [[[NAN, 0.1]], [[NAN, 0.1], [0.0, 0.2]], [[NAN, NAN]], [[NAN, NAN], [NAN, 0.0]]]
+    queue.finish_step(prompts, Rollouts.score(list(map(np.array, pools)), Scoring((1.0, 1.0), 0.7, success_column=0)))
+    assert queue.retry_queue == [Candidate(1, 1), Candidate(2, 1)]
+
+
 @pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
 def test_retries_of_a_hard_dataset_do_not_fill_the_batch(slots, retries):
     """Three quarters of the slots, but at least one; prompts with the fewest attempts first."""
@@ -183,7 +203,6 @@ def test_retries_of_a_hard_dataset_do_not_fill_the_batch(slots, retries):
     for prompts, metrics in steps:
         retried = sum(prompt.candidate.attempts > 0 for prompt in prompts)
         assert retried == slots * metrics["prompts/frac_retried"] == retries
-        assert metrics["prompts/retries_dropped"] == slots - retries
     assert max(candidate.attempts for candidate in queue.retry_queue) < 50
 
 
@@ -246,6 +265,32 @@ def test_a_queue_resumes_exactly(options):
     assert [[c.position for c in slot] for slot in again.next_candidates()] == [
         [c.position for c in slot] for slot in expected
     ]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_retries_after_resuming_are_prompts_that_were_sampled(seed, caplog):
+    """A stream that is shuffled without a seed has other rows at their positions."""
+
+    def build():
+        dataset = rows(1000).to_iterable_dataset().shuffle(seed=seed)
+        return PromptQueue(dataset, Accelerator(cpu=True), list, shuffle=True, seed=3, num_slots=8, retries=3)
+
+    queue, sampled = build(), set()
+
+    def passes(position):
+        sampled.add(queue.stream.row(position)["prompt"])
+        return 0.1
+
+    list(simulate(queue, passes, 4))
+    state, resumed = json.loads(json.dumps(queue.state_dict())), build()
+    resumed.load_state_dict(state)
+    retried = {resumed.stream.row(candidate.position)["prompt"] for candidate in resumed.retry_queue}
+    assert retried <= sampled
+    assert [len(queue.retry_queue), len(resumed.retry_queue)] == ([6, 6] if seed else [6, 0])
+    assert ("6 of 6 queued retries are dropped" in caplog.text) == (not seed)
+    for candidate in state["queue"]["retry_queue"]:  # as in a checkpoint of version 0.2
+        del candidate["row"]
+    build().load_state_dict(state)
 
 
 @pytest.mark.parametrize("where", ["retry_queue", "front"])

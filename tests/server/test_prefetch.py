@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 
@@ -19,7 +20,9 @@ OTHER_ROWS = tokens("7+8=", "7+8=")
 
 
 async def numbered(call):
-    """Each completion names its prompt's first digit, its position among the prompt's copies, and the request's round."""
+    """
+    Each completion names its prompt's first digit, its position among the prompt's copies, and the request's round.
+    """
     return answer(call, [f"{call.prompt[0]}{copy}{call.round}" for copy in range(call.n)])
 
 
@@ -39,7 +42,7 @@ def generation(tmp_path):
 
 
 def take_prefetched(generation, rows=ROWS, images=None):
-    with generation.returning_prefetched():
+    with generation.weights.used_for("returning"):
         return generation.generate(rows, images, 4)
 
 
@@ -89,7 +92,7 @@ def test_prefetched_completions_are_returned_for_their_rows_only(generation):
 def test_a_failed_prefetch_raises_in_generate_only_and_is_discarded(generation):
     generation.server.behave = reject
     generation.prefetch(ROWS)
-    generation.wait_for_prefetch()
+    wait(generation.prefetched.futures)
     with fails("rollouts are missing.*400.*too long"):
         take_prefetched(generation)
     generation.server.behave = numbered

@@ -10,6 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
+from ada_trl.trainer.mode import Mode
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
@@ -36,41 +37,35 @@ MODES = {
 # The sentence at the start
 
 
-WEIGHTED = ("the mean reward of all rollouts of the prompt", "the weight 1/√p̂", "num_generations=4 (8)")
+WEIGHTED = ("prompt_weighting='inverse_sqrt' ('none')", "num_generations=4 (8)")
 SENTENCES = [
-    (
-        BATCH,
-        ("32 prompts × 1 rollout per", "the mean reward of all other rollouts of the batch", "num_generations=1 (8)"),
-    ),
-    (MODES["batch of groups"], ("16 prompts × 2 rollouts per", "num_generations=1 is sufficient")),
-    (MODES["retries"], ("one without a correct rollout is sampled again in up to 3 later steps",)),
-    ({}, ("Seq-balance: up to 8 rounds of 4", "until 1 is correct and 1 incorrect; 4 are trained on", *WEIGHTED)),
-    (MODES["est"], ("Est: 2 to 32 rollouts per prompt, 4 on average", *WEIGHTED)),
-    (MODES["dynamic sampling"], ("8 prompts × 4 rollouts per", "zero-variance groups are replaced (up to 4 prompts")),
-    (UNIFORM, ("scale_rewards='none' ('group'), epsilon_high=0.28 (None), num_generations=4 (8)",)),
-    (
-        BATCH | {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 8},
-        ("8 rollouts per prompt in eval",),
-    ),
-    (
-        {"scale_rewards": "group", "prompt_weighting": "none"},
-        ("no prompt weight, because the division by the standard deviation of the group is",),
-    ),
-    ({"prompt_weighting": 0.25}, ("the weight p̂^(0.25 - 1)",)),
-    ({"zero_variance_groups": "mask"}, ("excluded from the loss",)),
+    (BATCH, ("32 prompts per generation batch, each with 1 rollout;", "baseline='batch'", "num_generations=1 (8)")),
+    (MODES["batch of groups"], ("16 prompts per", "each with 2 rollouts (num_generations=1 is sufficient")),
+    (MODES["retries"], ("each with 1 rollout, and without a positive one again in up to 3 later steps",)),
+    ({}, ("adaptive_sampling='seq-balance' ('uniform')", "8 rounds of 4", "1 positive and 1 negative;", *WEIGHTED)),
+    ({"adaptive_sampling": "seq-pos", "min_positives": 2}, ("until there are 2 positive;",)),
+    (MODES["est"], ("each with 2 to 32 rollouts (4 on average)", *WEIGHTED)),
+    (UNIFORM, ("num_generations=4 (8), scale_rewards='none' ('group'), epsilon_high=0.28 (None)",)),
+    ({"prompt_weighting": 0.25}, ("prompt_weighting=0.25 ('none')",)),
 ]
+
+
+def describe(args, num_prompts=None):
+    return describe_run(args, Mode.of(args), num_prompts)
 
 
 @pytest.mark.parametrize(("options", "fragments"), SENTENCES)
 def test_a_sentence_describes_the_differences_from_grpo(options, fragments):
-    sentence = describe_run(config(**options))
+    sentence = describe(config(**options))
     assert all(fragment in sentence for fragment in fragments), sentence
+    assert sentence.isascii()
 
 
 def test_nothing_is_said_where_nothing_differs():
-    assert describe_run(config(**UNIFORM, num_generations=8, scale_rewards="group", epsilon_high=None)) == ""
-    grpo = {field: GRPOConfig.__dataclass_fields__[field].default for field in ("scale_rewards", "epsilon_high")}
-    assert grpo == {"scale_rewards": "group", "epsilon_high": None}
+    grpo = UNIFORM | {"num_generations": 8, "scale_rewards": "group", "epsilon_high": None}
+    assert describe(config(**grpo, save_steps=500), 200) == ""
+    defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in list(grpo)[1:]}
+    assert defaults == {name: grpo[name] for name in defaults}
 
 
 def test_the_sentence_is_printed_before_the_logs_of_trl(tmp_path, capsys):
@@ -78,7 +73,7 @@ def test_the_sentence_is_printed_before_the_logs_of_trl(tmp_path, capsys):
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if "'grad_norm':" in line)
-    assert describe_run(trainer.args) in lines[:first]
+    assert describe_run(trainer.args, trainer.mode, len(trainer.train_dataset)) in lines[:first]
 
 
 @pytest.mark.parametrize(("log_level", "process"), [("warning", 0), ("error", 0), ("warning", 1)])
@@ -86,38 +81,45 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     log_level, process, monkeypatch, capsys
 ):
     monkeypatch.setattr(AdaGRPOConfig, "process_index", property(lambda self: process))
-    report_start(config(log_level=log_level), num_prompts=None)
+    args = config(log_level=log_level)
+    report_start(args, Mode.of(args), num_prompts=None)
     assert bool(capsys.readouterr().out) == ((log_level, process) == ("warning", 0))
 
 
-# Warnings at the start
+# Steps and passes over the dataset
 
 
-@pytest.fixture
-def start_warnings(caplog):
-    """Warnings about the epochs or the size of the batch."""
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (BATCH, "; 9 steps, 2.88 passes over the dataset (GRPO with num_generations=8: 75 steps, 3 passes, as many"),
+        (MODES["retries"], "; 9 steps, at most 2.88 passes over the dataset (GRPO with num_generations=8: 75"),
+        (
+            MODES["retries"] | {"max_steps": 60},
+            "; 60 steps, at most 19.2 passes over the dataset (GRPO with num_generations=8: 60 steps, 2.4 passes);",
+        ),
+        (BATCH | {"num_iterations": 2}, "; 18 steps, 2.88 passes over the dataset (GRPO with num_generations=8: 150"),
+        # GRPO can have this group, too.
+        (MODES["batch of groups"], "; 18 steps, 2.88 passes over the dataset; "),
+        (MODES["dynamic sampling"], "; 36 steps, at least 2.88 passes over the dataset (GRPO with num_generations=8:"),
+        (
+            MODES["est"] | {"num_train_epochs": 1},
+            "; 12 steps, 0.96 passes over the dataset (GRPO with num_generations=8: 25 steps, 1 pass,",
+        ),
+    ],
+)
+def test_steps_and_passes_are_those_of_this_run_and_of_grpo(options, expected):
+    sentence = describe(config(**{"per_device_train_batch_size": 64, "num_train_epochs": 3} | options), 200)
+    assert expected in sentence
 
-    def collect(num_prompts=1000, rows=64, **options):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "ada_trl.trainer.reporting"):
-            report_start(config(per_device_train_batch_size=rows, **options), num_prompts)
-        return [record.getMessage() for record in caplog.records if record.name == "ada_trl.trainer.reporting"]
 
-    return collect
-
-
-def test_the_steps_of_an_epoch_of_single_rollouts_are_reported(start_warnings):
-    """Without a guess how many rollouts per prompt the script had before."""
-    (warning,) = start_warnings(**BATCH, num_train_epochs=2)
-    assert (
-        "has 64 prompts, one pass over the dataset (1000) takes 15 steps and num_train_epochs=2 makes 30 steps"
-        in warning
-    )
-    assert "num_generations" not in warning and "8" not in warning and "retr" not in warning
-    (warning,) = start_warnings(**MODES["retries"], num_train_epochs=2)
-    assert "takes 15 steps, which with retries cover only a part of it" in warning
-    for mode in (BATCH | {"max_steps": 30}, BATCH | {"num_generations": 2}, {}):
-        assert not start_warnings(**mode)
+@pytest.mark.parametrize("max_steps", [-1, 9])
+def test_intervals_that_are_longer_than_the_run_are_named(max_steps):
+    options = BATCH | {"per_device_train_batch_size": 64, "num_train_epochs": 3, "max_steps": max_steps}
+    given = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 20, "logging_steps": 9}
+    assert "; the run ends before eval_steps=10, save_steps=20; " in describe(config(**options, **given), 200)
+    none = {"eval_strategy": "epoch", "eval_steps": 10, "save_strategy": "no", "save_steps": 20, "logging_steps": 9}
+    assert "the run ends before" not in describe(config(**options, **none), 200)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_training_steps_predicts_the_steps_of_a_run(options, tmp_path):
     trainer = build(tmp_path, dataset=data, per_device_train_batch_size=4, max_completion_length=1, **options)
     trainer.train()
     args = trainer.args
-    assert trainer.state.global_step == training_steps(args, len(data), epochs=2) > 10
+    assert trainer.state.global_step == training_steps(args, len(data), args.num_generations) > 10
 
 
 # Warnings during training
@@ -169,6 +171,19 @@ def one_scored(completions, **kwargs):
 
 def reward_of_prompt(prompts, **kwargs):
     return [float(prompt[0] in "13") for prompt in prompts]
+
+
+def one_success_at_first(completions, trainer_state, **kwargs):
+    rewards = half_reward(completions)
+    return rewards if trainer_state.global_step else [1.0, *rewards[1:]]
+
+
+def never(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def every_fourth(completions, **kwargs):
+    return [float(i % 4 == 0) for i in range(len(completions))]
 
 
 def success_in_step(step):
@@ -270,6 +285,8 @@ def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
             UNIFORM | {"pass_rate_estimator": "ema"},
             ("Every rollout", "the recorded pass rates carry no information; training does not depend on them"),
         ),
+        (half_reward, MODES["retries"], ("No rollout", "retries=0 keeps retries from filling the batches")),
+        (graded, MODES["retries"], ("Every rollout", "until then, no prompt is retried")),
         (
             [format_reward, half_reward],
             {"success_reward": "half_reward"},
@@ -278,7 +295,7 @@ def test_the_effective_sample_size_is_that_of_the_rows_that_are_not_masked():
     ],
 )  # fmt: skip
 def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generations(reward, options, fragments, train):
-    _, (warning,) = train(reward, **options)
+    _, (warning,) = train(reward, steps=WINDOW + 2, **options)
     assert "of the first two generation batches is a success" in warning and "positive_threshold is 0.7" in warning
     assert all(fragment in warning for fragment in fragments), warning
 
@@ -298,6 +315,35 @@ def test_a_threshold_outside_the_range_of_rewards_is_reported_after_two_generati
 )
 def test_no_warning_where_the_threshold_separates_rewards_or_has_no_effect(reward, options, train):
     assert not train(reward, steps=WINDOW + 2, **options)[1]
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "fragments"),
+    [
+        # 8 rows, of which 6 are retries after the first step.
+        (one_success_at_first, {"retries": 50}, ("66% of the prompts were retries, and 0%", "the reward now ranges")),
+        # Of which 6 and 2 are retries in turn.
+        (
+            [half_reward, never],
+            {"retries": 1, "success_reward": "never"},
+            ("47% of the prompts were retries, and 0%", "the reward of never now ranges from 0 to 0"),
+        ),
+    ],
+)
+def test_retries_that_hardly_succeed_are_reported_once(reward, options, fragments, train):
+    _, (warning,) = train(reward, steps=2 * WINDOW, **BATCH | options)
+    assert f"In {WINDOW} generation batches" in warning and "above positive_threshold (0.7;" in warning
+    assert all(fragment in warning for fragment in (*fragments, "success_reward", "set retries=0")), warning
+
+
+@pytest.mark.parametrize("reward", [even_reward, every_fourth, one_success_at_first])
+def test_no_warning_where_retries_succeed_or_for_a_few_steps(reward, train):
+    trainer, warnings = train(
+        reward, steps=WINDOW - 1 if reward is one_success_at_first else 2 * WINDOW, **MODES["retries"]
+    )
+    assert not warnings
+    retried = [logs["ada/prompts/frac_retried"] for logs in logs_of(trainer)]
+    assert reward is even_reward or np.mean(retried) > 0.5
 
 
 # Model cards
