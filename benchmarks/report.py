@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import figures, names, verdicts
+from . import figures, graded, names, verdicts
 from .common import ARCHIVE, FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import ACCURACY, PASS_AT_16, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right, rounds
@@ -19,7 +19,7 @@ from .learning.confirmation import PARTS, SECOND_PLAN, STORED
 from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
-from .plans import BEFORE, both, last_step, plan_block, rate_text, stored_part
+from .plans import BEFORE, both, last_step, plan_block, rate_text, stored_part, third_plan_block
 
 
 DOCS = ROOT / "docs"
@@ -228,6 +228,8 @@ def blocks() -> dict[Path, dict[str, str]]:
         ARCHIVE: {
             "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
             "second-plan": plan_block(SECOND_PLAN, planned, with_tables=False),
+            "third-plan": third_plan_block(planned),
+            "graded-rewards": graded.block(load(graded.STORED)),
             "language-selection": selection_table(),
             "language-sets": other_sets_table(other_sets()),
             "language-paper": paper_table(paper),
@@ -247,6 +249,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "verdict": verdicts.verdict(planned),
             "correction": verdicts.correction(planned),
             "short": verdicts.results_table(verdicts.SHORT, planned),
+            "number": verdicts.numbers_by_rule(planned),
             "repeated": verdicts.results_table(verdicts.REPEATED, planned),
             "longer": verdicts.results_table(verdicts.LONGER, planned),
             "paper": verdicts.paper_sentence(planned),

@@ -12,7 +12,14 @@ from . import names
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, as_table, final
 from .learning.confirmation import PARTS, RETRIES
 from .learning.language_model import CUT_SIZE, EST_EMA, PROMPTS_PER_STEP, ROLLOUTS_PER_STEP, SMALL_ROUNDS_3_PROMPTS
-from .plans import RECOMMENDED, better_grpo, last_step, stored_part
+from .plans import (
+    RECOMMENDED,
+    better_grpo,
+    last_step,
+    recommended_retries,
+    retries_by_lower_bound,
+    stored_part,
+)
 from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, holm, paired_difference
 
 
@@ -276,6 +283,19 @@ def correction(rows: pd.DataFrame) -> str:
     ]
     count = WORDS.get(len(p_values), len(p_values))
     return f"Intervals are not corrected. Of the {count} tests, significant after Holm's correction: {'; '.join(kept) or 'none'}."
+
+
+def numbers_by_rule(rows: pd.DataFrame) -> str:
+    """The number of retries by the rules of the second and of the third plan."""
+    found = stored_part(SHORT, rows)
+    numbers = (recommended_retries(found), retries_by_lower_bound([stored_part("confirmation", rows), found]))
+    second, third = ("none" if number is None else str(number) for number in numbers)
+    if second == third:
+        return f"**The number of retries** is {second} by the rules of the second and of the third plan."
+    return (
+        f"**The number of retries is not settled**: the rule of the second plan picks {second}, that of the "
+        f"[third plan](../benchmarks/README.md#third-plan), with the seeds of the first plan in addition, {third}."
+    )
 
 
 def paper_sentence(rows: pd.DataFrame) -> str:
