@@ -115,7 +115,7 @@ def test_verdict_in_words():
 
 def test_numbers_of_retries_by_two_rules():
     one, three = names.batch_retries(1), names.batch_retries(3)
-    agree = stored(number={one: (0.03, 0), TWO: (0.02, 0)}, noise=0)
+    agree = stored(number={one: (0.05, 0), TWO: (0.02, 0)}, noise=0)
     assert verdicts.numbers_by_rule(agree).endswith("is 1 by the rules of the second and of the third plan.")
     # The first plan has 1 and 3 retries, and its pass@16 with 1 is too low for the second rule.
     differ = stored(number={one: (0.03, 0)}, confirmation={one: (0, -0.1), three: (0.05, 0)}, noise=0)
