@@ -306,11 +306,6 @@ class AdaGRPOConfig(GRPOConfig):
         return {name: getattr(self, name) for name in AdaGRPOConfig.__annotations__ if name not in TAKEN_BY_TRL}
 
     @property
-    def float32_threshold(self) -> float:
-        """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
-        return float(np.float32(self.positive_threshold))
-
-    @property
     def prompts_per_step(self) -> int:
         """Prompts in the batch that is generated at once, of all processes."""
         return self.generation_batch_size // self.num_generations
