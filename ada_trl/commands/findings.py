@@ -25,9 +25,11 @@ class Finding(NamedTuple):
     is_fatal: bool = False
 
 
-def generation(rollouts: Rollouts, seconds: float, reward_seconds: float) -> Iterator[Finding]:
-    """Describe lengths and speed, from the time of generation and scoring together and of scoring alone."""
-    lengths = rollouts.length_N
+def generation(
+    args: "AdaGRPOConfig", rollouts: Rollouts, logs: Mapping[str, float], reward_seconds: float
+) -> Iterator[Finding]:
+    """Describe lengths and speed, from the log of the evaluation and the seconds of its reward functions."""
+    lengths, seconds, truncated = rollouts.length_N, logs["eval_runtime"], logs["eval_completions/clipped_ratio"]
     is_slow = seconds > 1 and reward_seconds > seconds / 2
     yield Finding(
         "generation",
@@ -35,14 +37,10 @@ def generation(rollouts: Rollouts, seconds: float, reward_seconds: float) -> Ite
         f"{lengths.sum() / max(seconds, 1e-9):.0f} tokens/s; reward functions {reward_seconds:.1f} s",
         "Reward functions take most of the time." if is_slow else "",
     )
-
-
-def truncated(args: "AdaGRPOConfig", fraction: float) -> Finding:
-    """Describe how many completions reached the maximum length."""
     advice = (
         f"Raise max_completion_length ({args.max_completion_length}): the answer of a truncated completion is cut off."
     )
-    return Finding("truncated", f"{fraction:.0%} of the completions", advice if fraction > MANY_TRUNCATED else "")
+    yield Finding("truncated", f"{truncated:.0%} of the completions", advice if truncated > MANY_TRUNCATED else "")
 
 
 def rewards(rollouts: Rollouts, names: Sequence[str]) -> Iterator[Finding]:
