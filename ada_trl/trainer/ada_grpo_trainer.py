@@ -256,7 +256,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         if args.tracks_pass_rates:
             self.pass_rates = self._build_tracker()
         self._round_generator = RoundGenerator(self)
-        self._diagnostics = TrainingDiagnostics(args)
+        compares_prompts = args.baseline == "batch" and self.own_advantages is None
+        self._diagnostics = TrainingDiagnostics(args, compares_prompts)
         self._logged_metrics = logged_metrics(args)
         self._evaluated_groups: list[tuple[int, int] | None] = []
         self._reset_position()
