@@ -9,7 +9,8 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -19,6 +20,10 @@ from ..core import Candidate, Rollouts, SampledPrompt
 from ..utils.distributed import synchronized_errors
 from ..utils.logging import get_logger
 from .prompt_stream import PromptStream
+
+
+if TYPE_CHECKING:
+    from ..pass_rates.tracker import PromptEstimates
 
 
 logger = get_logger(__name__)
@@ -55,20 +60,48 @@ def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
     return [PlaceholderRow() for _ in rows]
 
 
-class PromptBatch(NamedTuple):
-    """The prompts of one generation batch, before they are sampled."""
+@dataclass
+class StepPlan:
+    """
+    What a step is to sample: its prompts, which come from a source, and the number of rollouts of each, which the trainer adds.
 
-    local_rows: list[dict]  # dataset rows of the candidates whose slots belong to this rank
-    row_ranks: list[int]  # rank of each candidate of all ranks, in slot order
-    slot_ranks: list[int]  # rank of each slot
-    candidates: list[list[Candidate]]  # of each slot: one, or several that may be sampled one after another
+    Args:
+        local_rows (`list[dict]`):
+            Dataset rows of the candidates whose slots belong to this rank.
+        row_ranks (`list[int]`), slot_ranks (`list[int]`):
+            Rank of each candidate of all ranks, in slot order, and of each slot.
+        candidates (`list[list[Candidate]]`):
+            Prompts of each slot: one, or several that may be sampled one after another.
+        sizes (`list[int]`):
+            Number of rollouts of each prompt, of all ranks; with several rounds, in one of them.
+        estimates ([`~pass_rates.tracker.PromptEstimates`], *optional*):
+            Estimated pass rates of the prompts.
+        global_step (`int`):
+            Number of optimizer steps of the weights that generate the rollouts.
+        rows (`list[dict]`):
+            With one round per step: dataset rows of this rank, one per rollout.
+    """
+
+    local_rows: list[dict]
+    row_ranks: list[int]
+    slot_ranks: list[int]
+    candidates: list[list[Candidate]]
+    sizes: list[int] = field(default_factory=list)
+    estimates: "PromptEstimates | None" = None
+    global_step: int = 0
+    rows: list[dict] = field(default_factory=list)
+
+    def rows_of(self, prompts: Sequence[SampledPrompt]) -> list[int]:
+        """Index of the row of each sampled prompt among those of all candidates of all ranks."""
+        first = list(itertools.accumulate(map(len, self.candidates), initial=0))
+        return [first[prompt.slot] + prompt.candidate_index for prompt in prompts]
 
 
 class PromptSource(ABC):
     """Interface of the sources of prompts. The same object exists on every rank."""
 
     @abstractmethod
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
 
     def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
@@ -103,7 +136,7 @@ class DataLoaderPrompts(PromptSource):
     def __init__(self, accelerator: Accelerator, num_generations: int, *, checks_groups: bool):
         self.accelerator, self.num_generations, self.checks_groups = accelerator, num_generations, checks_groups
 
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         rows, n = len(inputs), self.num_generations
         start = self.accelerator.process_index * rows
         local_rows = []
@@ -118,7 +151,7 @@ class DataLoaderPrompts(PromptSource):
                     "prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
-        return PromptBatch(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
+        return StepPlan(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
 
 
 def _are_different(a: Any, b: Any) -> bool:
@@ -179,7 +212,7 @@ class PromptQueue(PromptSource):
         # Positions that the current step has taken from the stream; `None` between steps.
         self._taken: list[int] | None = None
 
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         candidates = self.next_candidates()
         if not self.stream.indexed:  # each process reads it itself, and retries change between processes
             queues = gather_object([self._before[0]["retry_queue"]])
@@ -195,7 +228,7 @@ class PromptQueue(PromptSource):
             local_rows = self.load_rows(
                 self.stream.row(candidate.position) for owner, candidate in ranked if owner == rank
             )
-        return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates)
+        return StepPlan(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates)
 
     def next_candidates(self) -> list[list[Candidate]]:
         """

@@ -277,7 +277,7 @@ def test_the_effective_sample_size_counts_masked_rows(tmp_path, monkeypatch):
     def nothing(completions, **kwargs):
         return [0.0] * len(completions)
 
-    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.ess_ratio", share)
+    monkeypatch.setattr("ada_trl.trainer.step.ess_ratio", share)
     with FakeServer(half) as server:
         options = MODES["GRPO"] | {"zero_variance_groups": "mask", "reward_funcs": nothing}
         build_ahead(tmp_path, server, **options).train()

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset, Features, Value
 
 from ada_trl.core import batch_advantages, pool_advantages
-from ada_trl.trainer.arguments import check_advantages
+from ada_trl.trainer.own_advantages import check_advantages
 
 from ..helpers import Recorder, assert_same_run, build, logs_of, prompt_dataset, prompts_of, weights_of
 

@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
 from ada_trl.core import pool_advantages
+from ada_trl.trainer.mode import Mode
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
@@ -50,16 +51,20 @@ SENTENCES = [
 ]
 
 
+def describe(args, num_prompts=None):
+    return describe_run(args, Mode.of(args), num_prompts)
+
+
 @pytest.mark.parametrize(("options", "fragments"), SENTENCES)
 def test_a_sentence_describes_the_differences_from_grpo(options, fragments):
-    sentence = describe_run(config(**options))
+    sentence = describe(config(**options))
     assert all(fragment in sentence for fragment in fragments), sentence
     assert sentence.isascii()
 
 
 def test_nothing_is_said_where_nothing_differs():
     grpo = UNIFORM | {"num_generations": 8, "scale_rewards": "group", "epsilon_high": None}
-    assert describe_run(config(**grpo, save_steps=500), 200) == ""
+    assert describe(config(**grpo, save_steps=500), 200) == ""
     defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in list(grpo)[1:]}
     assert defaults == {name: grpo[name] for name in defaults}
 
@@ -69,7 +74,7 @@ def test_the_sentence_is_printed_before_the_logs_of_trl(tmp_path, capsys):
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if "'grad_norm':" in line)
-    assert describe_run(trainer.args, len(trainer.train_dataset)) in lines[:first]
+    assert describe_run(trainer.args, trainer.mode, len(trainer.train_dataset)) in lines[:first]
 
 
 @pytest.mark.parametrize(("log_level", "process"), [("warning", 0), ("error", 0), ("warning", 1)])
@@ -77,7 +82,8 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     log_level, process, monkeypatch, capsys
 ):
     monkeypatch.setattr(AdaGRPOConfig, "process_index", property(lambda self: process))
-    report_start(config(log_level=log_level), num_prompts=None)
+    args = config(log_level=log_level)
+    report_start(args, Mode.of(args), num_prompts=None)
     assert bool(capsys.readouterr().out) == ((log_level, process) == ("warning", 0))
 
 
@@ -104,7 +110,7 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     ],
 )
 def test_steps_and_passes_are_those_of_this_run_and_of_grpo(options, expected):
-    sentence = describe_run(config(**{"per_device_train_batch_size": 64, "num_train_epochs": 3} | options), 200)
+    sentence = describe(config(**{"per_device_train_batch_size": 64, "num_train_epochs": 3} | options), 200)
     assert expected in sentence
 
 
@@ -112,9 +118,9 @@ def test_steps_and_passes_are_those_of_this_run_and_of_grpo(options, expected):
 def test_intervals_that_are_longer_than_the_run_are_named(max_steps):
     options = BATCH | {"per_device_train_batch_size": 64, "num_train_epochs": 3, "max_steps": max_steps}
     given = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 20, "logging_steps": 9}
-    assert "; the run ends before eval_steps=10, save_steps=20; " in describe_run(config(**options, **given), 200)
+    assert "; the run ends before eval_steps=10, save_steps=20; " in describe(config(**options, **given), 200)
     none = {"eval_strategy": "epoch", "eval_steps": 10, "save_strategy": "no", "save_steps": 20, "logging_steps": 9}
-    assert "the run ends before" not in describe_run(config(**options, **none), 200)
+    assert "the run ends before" not in describe(config(**options, **none), 200)
 
 
 @pytest.mark.parametrize(
