@@ -1,4 +1,7 @@
-"""Advantages: the paper's by hand and in expectation; the batch baseline's unbiased for any rewards, by exact enumeration."""
+"""
+Advantages: the paper's by hand and in expectation; the batch baseline's unbiased for any rewards, by exact
+enumeration.
+"""
 
 import itertools
 import math
@@ -102,8 +105,8 @@ def test_the_weight_is_the_derivative_of_the_power_objective(weighting, alpha, p
 @pytest.mark.parametrize("p", [0.3, 0.5, 0.8])
 def test_the_paper_form_has_the_documented_effective_weight(p):
     """
-    Of the gradient of a Bernoulli policy, p = σ(θ): the score of a positive is 1 − p, that of a negative −p, and ∇p = p(1 − p).
-    With 512 rollouts per pool, E[p̂] = p exactly and there are always n/2 of both kinds.
+    Of the gradient of a Bernoulli policy, p = σ(θ): the score of a positive is 1 − p, that of a negative −p, and ∇p =
+    p(1 − p). With 512 rollouts per pool, E[p̂] = p exactly and there are always n/2 of both kinds.
     """
     prompts, options = 500, {"samples_per_round": 512, "max_rounds": 1, "seed": 1}
     rollouts = sample_binary(np.full(prompts, p), min_positives=0, **options)
@@ -206,8 +209,8 @@ def advantages_of(rewards, scale="none"):
 
 def clipped_reward_change(rewards):
     """
-    For each rollout y · (f(1) − f(0)), where f(r) is (r − b) / σ clipped, with b and σ of all other rollouts: as they are
-    independent of y, E[y (y − p) (f(1) − f(0))] is E[f(1) − f(0)] · p (1 − p).
+    For each rollout y · (f(1) − f(0)), where f(r) is (r − b) / σ clipped, with b and σ of all other rollouts: as they
+    are independent of y, E[y (y − p) (f(1) − f(0))] is E[f(1) − f(0)] · p (1 − p).
     """
     changed = []
     for x, own in enumerate(rewards):
