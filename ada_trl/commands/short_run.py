@@ -166,6 +166,7 @@ class ShortRun(TrainerCallback):
         self.findings.append(findings.truncated(trainer.args, logs["eval_completions/clipped_ratio"]))
         self.findings += findings.rewards(rollouts, trainer.reward_func_names)
         self.findings.append(findings.difficulty(trainer.args, rollouts))
+        self.findings.append(findings.across_prompts(trainer.args, rollouts))
 
     def _report_weights(self, checked: str) -> None:
         self.findings.append(
