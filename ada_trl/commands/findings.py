@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..core import Rollouts
-from ..core.metrics import threshold_outside_reward_range
+from ..core.metrics import kind_of_rewards, threshold_outside_reward_range
 from ..core.pass_at_k import pass_at_k
 
 
@@ -85,6 +85,23 @@ def difficulty(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
     found = f"{pass_rate:.2f} of {len(success_rewards)} rollouts; by prompt {per_prompt}"
     is_constant = np.nanmin(rollouts.reward_N) == np.nanmax(rollouts.reward_N)
     return Finding("pass rate", found, advice, bool(is_constant))
+
+
+def across_prompts(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
+    """Describe whether the rewards of different prompts can be compared, as the batch baseline does."""
+    from ..trainer.reporting import advise_on_rewards  # imports torch
+
+    with_reward = rollouts.where(rollouts.has_reward_N)
+    if not len(with_reward):
+        return Finding("rewards across prompts", "unknown, nothing was scored")
+    kind = kind_of_rewards(with_reward.reward_N, with_reward.prompt_N)
+    found = {
+        "comparable": "differences within and between prompts are similar",
+        "outliers": "a few are far below all others",
+        "levels": "their level differs by prompt, which is for baseline='pool' only",
+        "distinct": "most are different, and few prompts have two of them",
+    }[kind]
+    return Finding("rewards across prompts", found, advise_on_rewards(kind) if args.baseline == "batch" else "")
 
 
 def step_cost(

@@ -160,6 +160,7 @@ class ShortRun(TrainerCallback):
         self.findings += findings.generation(trainer.args, rollouts, logs, self._reward_seconds)
         self.findings += findings.rewards(rollouts, trainer.reward_func_names)
         self.findings.append(findings.difficulty(trainer.args, rollouts))
+        self.findings.append(findings.across_prompts(trainer.args, rollouts))
 
     def _report_weights(self, checked: str) -> None:
         self.findings.append(
