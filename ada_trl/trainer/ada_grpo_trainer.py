@@ -222,7 +222,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Build what depends on the mode and was built for another one, but for the queue (`get_train_dataloader`)."""
         before, self._built_for = self._built_for, self.mode
         if before != self.mode:
-            self._diagnostics = TrainingDiagnostics(self.args, self.mode)
+            compares_prompts = self.mode.baseline == "batch" and self.own_advantages is None
+            self._diagnostics = TrainingDiagnostics(self.args, self.mode, compares_prompts)
             self._logged_metrics = logged_metrics(self.args, self.mode)
         if (before and before.pass_rate_estimator) != self.mode.pass_rate_estimator:
             self.pass_rates = self._build_tracker() if self.mode.pass_rate_estimator else None
