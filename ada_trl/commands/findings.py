@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..core import Rollouts
-from ..core.metrics import kind_of_rewards, threshold_outside_reward_range
+from ..core.metrics import RewardKind, kind_of_rewards, threshold_outside_reward_range
 from ..core.pass_at_k import pass_at_k
 
 
@@ -74,7 +74,7 @@ def difficulty(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
             f"({args.positive_threshold:g}) separates almost none of them: set it to the reward of a success, or "
             "check the difficulty of the prompts."
         )
-    elif not args.retries:
+    elif not args.retries and _kind(rollouts) == "comparable":
         once, later = (pass_at_k(rollouts.positives_P, int(rollouts.size_P[0]), k).mean() for k in (1, 3))
         advice = (
             "baseline='batch' with retries=2 samples a prompt in up to 3 steps, until one rollout is correct: this "
@@ -91,10 +91,9 @@ def across_prompts(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
     """Describe whether the rewards of different prompts can be compared, as the batch baseline does."""
     from ..trainer.reporting import advise_on_rewards  # imports torch
 
-    with_reward = rollouts.where(rollouts.has_reward_N)
-    if not len(with_reward):
+    kind = _kind(rollouts)
+    if kind is None:
         return Finding("rewards across prompts", "unknown, nothing was scored")
-    kind = kind_of_rewards(with_reward.reward_N, with_reward.prompt_N)
     found = {
         "comparable": "differences within and between prompts are similar",
         "outliers": "a few are far below all others",
@@ -102,6 +101,13 @@ def across_prompts(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
         "distinct": "most are different, and few prompts have two of them",
     }[kind]
     return Finding("rewards across prompts", found, advise_on_rewards(kind) if args.baseline == "batch" else "")
+
+
+def _kind(rollouts: Rollouts) -> RewardKind | None:
+    has_reward_N = rollouts.has_reward_N
+    if not has_reward_N.any():
+        return None
+    return kind_of_rewards(rollouts.reward_N[has_reward_N], rollouts.prompt_N[has_reward_N])
 
 
 def step_cost(

@@ -199,6 +199,12 @@ def test_rewards_are_compared_across_prompts(baseline, rewards, found, advice):
     assert re.search(advice, finding.advice) if advice else not finding.advice
 
 
+def test_the_batch_baseline_is_not_advised_for_rewards_that_do_not_compare_across_prompts():
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False)
+    assert not difficulty(args, Rollouts.of(LEVELS)).advice
+    assert "baseline='batch'" in difficulty(args, Rollouts.of([[0, 1, 0, 0], [1, 1, 0, 1]] * 4)).advice
+
+
 def test_nothing_is_advised_to_a_run_with_retries():
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, baseline="batch", retries=2)
     assert not difficulty(args, Rollouts.of([[0, 1] * 4])).advice
